@@ -1,13 +1,11 @@
-"""What the machine has, and how much of it pods get.
+"""Node capacity, reservations and allocatable resources, and the spellings of huge page sizes.
 
-Two numbers are often mixed up. What cgroups *enforce* on all pods together is the capacity without
-the reservations for the system; what the scheduler may *allocate* is that without what is kept free
-by hard eviction thresholds, so that pods are evicted before the kernel's limit kills them.
+Reads /proc, /sys and the configuration; keeps no state. Two amounts are easily confused: cgroups *enforce* on
+all pods together the capacity minus the reservations for the system; the scheduler may *allocate* that minus
+the hard eviction thresholds, so that pods are evicted before the kernel kills them at the cgroup limit.
 
-Sizes of huge pages, in the API's words and in the kernel's.
-
-The API has a resource per size (`hugepages-2Mi`), the kernel's cgroup files have another spelling
-(`hugetlb.2MB.max`), its folders a third (`hugepages-2048kB`).
+A huge page size has three spellings: a resource of the API (`hugepages-2Mi`), a part of cgroup file names
+(`hugetlb.2MB.max`), and a directory of the kernel (`hugepages-2048kB`).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _FOLDERS = Path("/sys/kernel/mm/hugepages")
 
 
 def kernel_size(size: int) -> str | None:
-    """Write a page size in bytes as cgroup files do: `2MB`; None for a size that no page has."""
+    """Return a page size in bytes as spelled in cgroup file names (`2MB`), or None for an impossible size."""
     unit = 0
     while size > 0 and size % 1024 == 0 and unit < len(_UNITS) - 1:
         size, unit = size // 1024, unit + 1
@@ -39,7 +37,7 @@ def kernel_size(size: int) -> str | None:
 
 
 def page_size(resource: str) -> int | None:
-    """Give the bytes of a page of this resource; None when it is not about huge pages."""
+    """Return the page size in bytes of a huge page resource, or None for any other resource."""
     if not resource.startswith(HUGE_PAGES_PREFIX):
         return None
     try:
@@ -49,7 +47,7 @@ def page_size(resource: str) -> int | None:
 
 
 def page_limits(amounts: Resources, sizes: tuple[str, ...]) -> dict[str, int]:
-    """Give bytes for every size that the machine has: what is not asked for is not to be used."""
+    """Return a limit in bytes for every page size of the host; 0 for sizes that are not requested."""
     limits = dict.fromkeys(sizes, 0)
     for resource, amount in amounts.items():
         size = page_size(resource)
@@ -60,12 +58,12 @@ def page_limits(amounts: Resources, sizes: tuple[str, ...]) -> dict[str, int]:
 
 
 def read_page_sizes(folders: Path = _FOLDERS) -> tuple[str, ...]:
-    """Give the sizes that this machine has, as cgroup files write them, smallest first."""
+    """Return the huge page sizes of the host as spelled in cgroup file names, smallest first."""
     return tuple(name for size, _ in _read(folders) if (name := kernel_size(size)) is not None)
 
 
 def read_huge_pages(folders: Path = _FOLDERS) -> Resources:
-    """Give the bytes that are set aside for huge pages of each size."""
+    """Return the bytes set aside for huge pages, by resource."""
     return {
         f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}": Quantity.of(size * pages, "binary")
         for size, pages in _read(folders)
@@ -88,7 +86,7 @@ _EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemera
 
 
 def read_capacity(proc: Path = Path("/proc")) -> Resources:
-    """Give cpu, memory, huge pages and process ids (`pid`) of this machine.
+    """Return the CPUs, memory, huge pages and process IDs (`pid`) of the host.
 
     Raises OSError when /proc cannot be read.
     """
@@ -100,9 +98,9 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
 
 
 def machine_amounts(config: KubeletConfiguration, root_dir: Path) -> Resources:
-    """Read what this machine gives to its node; raises OSError."""
+    """Return the node's capacity for its status, without process IDs. Raises OSError."""
     capacity = read_capacity()
-    # Process ids are limited, but nobody can ask for them.
+    # Process IDs are limited, but pods cannot request them.
     capacity.pop("pid", None)
     capacity |= pod_capacity(int(capacity["cpu"]), config)
     if config.local_storage_capacity_isolation:
@@ -111,16 +109,16 @@ def machine_amounts(config: KubeletConfiguration, root_dir: Path) -> Resources:
 
 
 def storage_capacity(root_dir: Path) -> Resources:
-    """Give the `ephemeral-storage` that pods share: the file system below the agent's root directory.
+    """Return the `ephemeral-storage` of pods: the file system of the kubelet's root directory.
 
-    Raises OSError when it cannot be asked.
+    Raises OSError when statvfs fails.
     """
     found = os.statvfs(root_dir)
     return {"ephemeral-storage": Quantity.of(found.f_frsize * found.f_blocks, "binary")}
 
 
 def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
-    """Give how many `pods` may run: `maxPods`, or fewer where `podsPerCore` says so."""
+    """Return the number of `pods` that may run: `maxPods`, or less if `podsPerCore` limits it."""
     most = config.max_pods
     if config.pods_per_core > 0:
         most = min(cores * config.pods_per_core, most)
@@ -128,9 +126,9 @@ def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
 
 
 def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
-    """Give what all pods together may use: the capacity without what is reserved.
+    """Return the amounts that all pods together may use: the capacity minus the reservations.
 
-    Where `enforceNodeAllocatable` does not name `pods`, that is all there is.
+    The whole capacity if `enforceNodeAllocatable` does not contain `pods`.
     """
     if "pods" not in config.enforce_node_allocatable:
         return dict(capacity)
@@ -138,16 +136,16 @@ def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
 
 
 def unreserved(capacity: Resources, config: KubeletConfiguration) -> Resources:
-    """Give what is left for pods when the system has its share."""
+    """Return the capacity minus the reservations for the system."""
     return _without(capacity, _reserved(config))
 
 
 def allocatable(
     capacity: Resources, config: KubeletConfiguration, *, ignore_eviction: bool = False
 ) -> Resources:
-    """Give what pods may ask for: also without what hard eviction keeps free.
+    """Return the allocatable amounts: the capacity minus reservations and hard eviction thresholds.
 
-    Huge pages are memory that was set aside, so plain memory is less by them. `ignore_eviction` is
+    Memory is also reduced by all huge pages, which are set aside from it. `ignore_eviction` is
     `--experimental-allocatable-ignore-eviction`.
     """
     kept = _kept(capacity, config, {} if ignore_eviction else config.eviction_hard)
@@ -159,9 +157,9 @@ def allocatable(
 
 
 def reserved_amounts(capacity: Resources, config: KubeletConfiguration) -> Resources:
-    """Give what pods do not get of the machine's `capacity`: reserved for the system, or kept free.
+    """Return the amounts of `capacity` that are reserved or kept free by hard eviction thresholds.
 
-    Resources of which nothing is kept are left out, as are those that the machine does not have.
+    Resources without a reservation, and resources that the node does not have, are omitted.
     """
     kept = _kept(capacity, config, config.eviction_hard)
     return {
@@ -172,7 +170,7 @@ def reserved_amounts(capacity: Resources, config: KubeletConfiguration) -> Resou
 
 
 def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | None:
-    """Say what is wrong when more is reserved than the machine has; None when all is well."""
+    """Return an error message if more is reserved than the capacity, else None."""
     kept = _kept(capacity, config, config.eviction_hard)
     for resource, nanos in kept.items():
         if resource in capacity and nanos > capacity[resource].nanos:
@@ -196,7 +194,7 @@ def _reserved(config: KubeletConfiguration) -> dict[str, int]:
         for resource, text in amounts.items():
             kept[resource] = kept.get(resource, 0) + Quantity.parse(text).nanos
     if cpus := cpuset.parse(config.reserved_system_cpus):
-        # CPUs that are kept by name are all that is kept, whatever the two say in numbers.
+        # CPUs reserved by number replace the amounts of kubeReserved and systemReserved.
         kept["cpu"] = Quantity.of(len(cpus)).nanos
     return kept
 
@@ -208,7 +206,7 @@ def _kept_free(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, 
         if text in IGNORED_THRESHOLDS:
             continue
         if text.endswith("%"):
-            # In single precision like the reference, so that both give the same byte.
+            # Single precision like upstream, so that both compute the same number of bytes.
             share = _single(_single(float(text.removesuffix("%"))) / 100)
             kept[resource] = Quantity.of(int(int(capacity.get(resource, _NOTHING)) * share)).nanos
         else:

@@ -1,12 +1,11 @@
-"""What a pod is promised and allowed as a whole, and what that means to the kernel.
+"""QoS class, aggregated requests and limits of a pod, and the kernel values derived from them.
 
-Requests and limits are written per container; cgroups, admission, eviction and the OOM killer want
-them per pod. The sums follow the API's own rules (`pods/defaults.py` adds up the containers), so
-that the scheduler's account of a node and the node's own agree; values set for the whole pod
-replace the sums. Everything here is a pure function of the pod.
+Requests and limits are specified per container; cgroups, admission, eviction and the OOM killer need them per
+pod. The sums follow the API's rules (`podconfig/defaults.py` sums the containers), so that the scheduler and
+the node account for the same amounts; pod-level resources replace the sums. All functions are pure functions
+of the pod.
 
-`pod_level` says whether values of the whole pod (`spec.resources`) count: the gate
-`PodLevelResources`.
+`pod_level` is whether pod-level resources (`spec.resources`) count: feature gate `PodLevelResources`.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ MIN_SHARES = 2
 MAX_SHARES = 262144
 SHARES_PER_CPU = 1024
 DEFAULT_PERIOD = 100_000
-"""Microseconds over which a cpu quota is measured."""
+"""Microseconds over which a CPU quota is measured."""
 MIN_QUOTA = 1_000
-"""The kernel takes no quota below a millisecond."""
+"""Microseconds; the kernel rejects a quota below one millisecond."""
 GUARANTEED_OOM_SCORE_ADJ = -997
 BEST_EFFORT_OOM_SCORE_ADJ = 1000
 
-# A burstable container stays above a guaranteed one that uses all of the machine's memory.
+# A Burstable container never scores below a Guaranteed one that uses all memory of the host.
 _LOWEST_BURSTABLE = 1000 + GUARANTEED_OOM_SCORE_ADJ
 _COMPUTE = ("cpu", "memory")
 _NOTHING = Quantity.of(0)
 
 
 def qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
-    """Give the pod's class: the one its status already has, for that never changes, or the computed one."""
+    """Return the QoS class in the pod's status, which never changes, or else the computed one."""
     match pod.status.qos_class:
         case "Guaranteed" | "Burstable" | "BestEffort" as known:
             return known
@@ -46,7 +45,7 @@ def qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
 
 
 def compute_qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
-    """Derive the class from cpu and memory of the whole pod, or else of its containers.
+    """Compute the QoS class from pod-level CPU and memory, or else from those of the containers.
 
     Ephemeral containers do not count: they have no resources.
     """
@@ -63,7 +62,7 @@ def compute_qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
 
 
 def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Resources:
-    """Give what the pod is promised, with the runtime's overhead unless told otherwise."""
+    """Return the total requests of a pod, by default including the runtime's overhead."""
     total = container_total(pod.spec, "requests")
     if pod_level and pod.spec.resources is not None:
         total |= _pod_level(pod.spec.resources.requests)
@@ -74,9 +73,10 @@ def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> 
 
 
 def pod_limits(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Resources:
-    """Give the sum of what the pod's containers may use; what none of them bounds is absent.
+    """Return the total limits of a pod; resources that no container limits are absent.
 
-    A container without a limit does not unbound the sum: where it matters, see whether each has one.
+    A container without a limit does not make the sum unlimited: callers that need an upper bound must check
+    that every container has a limit.
     """
     total = container_total(pod.spec, "limits")
     if pod_level and pod.spec.resources is not None:
@@ -89,16 +89,16 @@ def pod_limits(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Re
 
 
 def has_pod_level_resources(pod: Pod) -> bool:
-    """Whether anything was written for the whole pod that the node knows how to enforce."""
+    """Return whether the pod sets pod-level resources that the node can enforce."""
     resources = pod.spec.resources
     return resources is not None and bool(_pod_level(resources.requests) or _pod_level(resources.limits))
 
 
 def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_level: bool = True) -> int:
-    """Say how soon the kernel shall kill a container's processes when memory (bytes) runs out.
+    """Return the oom_score_adj of a container's processes; `memory_capacity` is in bytes.
 
-    A burstable container that stays within its request is spared before others: the request, as
-    thousandths of the machine's memory, lowers the score by what using it raises it.
+    The memory request of a Burstable container, in thousandths of the host's memory, lowers the score by as
+    much as using that memory raises it, so that containers within their request are killed last.
     """
     if is_critical_pod(pod) and pod.spec.priority_class_name == "system-node-critical":
         return GUARANTEED_OOM_SCORE_ADJ
@@ -109,7 +109,7 @@ def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_l
             return BEST_EFFORT_OOM_SCORE_ADJ
     request = _memory(container)
     if _is_sidecar_of(pod, container) and pod.spec.containers:
-        # A sidecar must not die before the containers that it serves.
+        # A sidecar must not be killed before the containers that it serves.
         request = max(request, min(_memory(served) for served in pod.spec.containers))
     if pod_level:
         request += _unassigned_memory(pod)
@@ -118,22 +118,22 @@ def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_l
 
 
 def shares_of(milli_cpu: int) -> int:
-    """Give the cpu shares of a request in thousandths of a cpu, within the kernel's bounds."""
+    """Return the CPU shares for a request in millicores, clamped to the kernel's bounds."""
     return max(MIN_SHARES, min(milli_cpu * SHARES_PER_CPU // 1000, MAX_SHARES))
 
 
 def quota_of(milli_cpu: int, period: int = DEFAULT_PERIOD) -> int:
-    """Give the microseconds of cpu per period of a limit in thousandths of a cpu; 0 means unbounded."""
+    """Return the quota in microseconds per period for a limit in millicores; 0 is unlimited."""
     return max(MIN_QUOTA, milli_cpu * period // 1000) if milli_cpu else 0
 
 
 def milli_cpu_of_shares(shares: int) -> int:
-    """Give the request that these shares stand for, rounded up; shares below the minimum are none."""
+    """Return the request in millicores for CPU shares, rounded up; 0 for shares below the minimum."""
     return -(-shares * 1000 // SHARES_PER_CPU) if shares >= MIN_SHARES else 0
 
 
 def milli_cpu_of_quota(quota: int, period: int) -> int:
-    """Give the limit that a quota and its period stand for; 0 when unbounded."""
+    """Return the limit in millicores for a quota and its period; 0 is unlimited."""
     return quota * 1000 // period if quota > 0 and period > 0 else 0
 
 
@@ -146,7 +146,7 @@ def _totals(parts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def _pod_level(amounts: Resources) -> Resources:
-    """Keep what may be written for a whole pod."""
+    """Return only the resources that are supported at pod level."""
     return {
         name: amount
         for name, amount in amounts.items()
@@ -169,7 +169,7 @@ def _memory(container: Container) -> int:
 
 
 def _unassigned_memory(pod: Pod) -> int:
-    """Give each container's part of the memory that the pod asked for beyond its containers."""
+    """Return each container's equal part, in bytes, of the pod-level request that exceeds the containers'."""
     resources = pod.spec.resources
     whole = int(resources.requests.get("memory", _NOTHING)) if resources is not None else 0
     if not whole:

@@ -1,25 +1,24 @@
-"""What has to be done so that running containers have what their pod was promised. Pure.
+"""In-place pod resize: checkpoints of allocated and actuated resources, and plans for running containers.
 
-Containers that shrink come before those that grow, and the pod's own cgroup grows before its containers and
-shrinks after them: at no moment do the containers have more than their pod, and none is refused its new
-limit because another has not given back yet. Memory and cpu are two rounds, memory first.
+Used by pod admission, the allocation manager (`resize/`) and the runtime manager (`kuberuntime/`).
 
-What pods have, apart from what their authors wish: two small books that outlive the agent.
+Two checkpoints survive kubelet restarts: `allocated_pods_state` has the resources that the node has allocated
+to each pod, `actuated_pods_state` those that its containers were last set to. Without a resize in progress,
+both equal the pods' specs; otherwise they show how far the resize got, also after a crash. The files have
+upstream's format and checksum, so that a node can be handed over in either direction; a damaged file is an
+error, never repaired.
 
-`allocated_pods_state` says what the node has promised to each pod, `actuated_pods_state` what its containers
-were last set to. While all is quiet both say what the pods' specs say; after a resize they tell how far it
-got, whoever was killed in between. The files are the reference's, checksum and all, so that a node can be
-handed over in either direction, and a damaged file is never guessed about.
+Pod starts do not wait for the disk: new entries are written WRITE_SECONDS later, many pods in one write. If
+the kubelet is killed before, the pod's spec applies. Entries that must not be lost (a new allocation, a
+container set to new sizes) are written by `put_for_good`.
 
-Starting pods must not wait for the disk: new entries are written some moments later, those of many pods
-together. If the agent is killed before that, a pod is taken as its spec says. What must not be forgotten (a
-new promise, a container set anew) is `put_for_good`.
+A changed spec has no effect until the node has allocated it: until then all components use a pod with the old
+resources (`with_resources`), which is the same object if nothing differs, so that results cached for it stay
+valid.
 
-The pod as the node has promised it to be, and the sizes of its containers. Pure.
-
-An author may wish for other resources while the pod runs; until the node has promised them, everybody here
-works with a pod that has the old ones: the very object when there is no difference, so that what was
-computed for it stays known.
+Plans are pure. Containers that shrink come before those that grow, and the pod's cgroup grows before its
+containers and shrinks after them: the containers never have more than their pod, and no new limit is rejected
+because another container has not released memory yet. Memory and CPU are two rounds, memory first.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ from pykubelet.util.text import fnv1a_32
 log = get_logger(__name__)
 ALLOCATED, ACTUATED = "allocated_pods_state", "actuated_pods_state"
 WRITE_SECONDS = 10.0
-"""How long new entries wait for others to be written with them."""
+"""Seconds that new entries wait to be written together with others."""
 AGAIN_SECONDS = 30.0
-"""When to try again to write what could not be written."""
+"""Seconds until a failed write is retried."""
 _PRIVATE = 0o600
 
 
 class PodResources(msgspec.Struct, frozen=True):
-    """Resources of a pod's containers by name, and of the pod as a whole where it has some."""
+    """Resources of a pod's containers by name, and its pod-level resources if it has any."""
 
     containers: Mapping[str, ResourceRequirements] = {}
     whole: ResourceRequirements | None = None
 
 
 class ResourceCheckpoint:
-    """Pods' resources by uid, in memory and in a file; without a file in memory only."""
+    """Resources of pods by UID, in memory and in a checkpoint file; without a file in memory only."""
 
     def __init__(self, file: Path | None = None, entries: Mapping[str, PodResources] | None = None) -> None:
         self._file = file
@@ -70,29 +69,29 @@ class ResourceCheckpoint:
         self._written = 0
         self._lock = threading.Lock()
         self.changed = asyncio.Event()
-        """Set while something is to be written."""
+        """Set while entries wait to be written."""
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the uid of each pod whose resources changed; it must not block."""
+        """Call `listener` with the UID of each pod whose resources changed; it must not block."""
         self._listeners.append(listener)
 
     def of(self, uid: str) -> PodResources | None:
-        """Give a pod's resources, if they are known."""
+        """Return a pod's resources, or None if unknown."""
         return self._entries.get(uid)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, uid: str, resources: PodResources) -> None:
-        """Take a pod's resources; the file follows later."""
+        """Set a pod's resources in memory; `write_behind` updates the file."""
         if self._entries.get(uid) != resources:
             self._entries[uid] = resources
             self.changed.set()
             self._notify(uid)
 
     def put_for_good(self, uid: str, resources: PodResources) -> None:
-        """Take a pod's resources and have them on the disk; raises OSError, and then nothing has changed."""
+        """Set a pod's resources and write the file. Raises OSError, after restoring the old entry."""
         known = self._entries.get(uid)
         self.put(uid, resources)
         try:
@@ -102,16 +101,16 @@ class ResourceCheckpoint:
             if known is not None:
                 self._entries[uid] = known
             self._notify(uid)
-            self.changed.set()  # entries of others may have waited for this
+            self.changed.set()  # entries of other pods may be pending
             raise
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone; the file forgets it with the next change."""
+        """Remove a pod; the file is updated with the next change."""
         self._entries.pop(uid, None)
         self._notify(uid)
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Drop all pods but these."""
+        """Remove all pods except these."""
         for uid in self._entries.keys() - uids:
             self.forget(uid)
 
@@ -120,11 +119,11 @@ class ResourceCheckpoint:
             listener(uid)
 
     def write(self) -> None:
-        """Have the file say what is known now; raises OSError."""
+        """Write the current entries to the file. Raises OSError."""
         self._save(*self._version())
 
     async def write_behind(self) -> None:
-        """Keep the file up to date, without haste and without holding others up."""
+        """Write changes to the file, delayed and in a thread, until cancelled."""
         while True:
             await self.changed.wait()
             await asyncio.sleep(WRITE_SECONDS)
@@ -132,18 +131,18 @@ class ResourceCheckpoint:
             try:
                 await finish_in_thread(functools.partial(self._save, number, content))
             except OSError as err:
-                log.error(err, "Could not write what pods have, will be tried again", file=str(self._file))
+                log.error(err, "Failed to write pod resources checkpoint, will retry", path=str(self._file))
                 self.changed.set()
                 await asyncio.sleep(AGAIN_SECONDS)
 
     def close(self) -> None:
-        """Write what is still to be written; a failure is only told: nothing is lost but what is new."""
+        """Write pending entries; a failure is only logged, because no other entries are lost."""
         if not self.changed.is_set():
             return
         try:
             self.write()
         except OSError as err:
-            log.error(err, "Could not write what pods have", file=str(self._file))
+            log.error(err, "Failed to write pod resources checkpoint", path=str(self._file))
 
     def _version(self) -> tuple[int, bytes]:
         self.changed.clear()
@@ -153,19 +152,19 @@ class ResourceCheckpoint:
     def _save(self, number: int, content: bytes) -> None:
         with self._lock:
             if self._file is None or number < self._written:
-                return  # somebody else has written a newer one meanwhile
+                return  # a newer version was written concurrently
             write_atomically(self._file, content, _PRIVATE)
             self._written = number
 
 
 class AllocationState(msgspec.Struct, frozen=True):
-    """Both books of a node."""
+    """The allocated and the actuated checkpoint of a node."""
 
     allocated: ResourceCheckpoint
     actuated: ResourceCheckpoint
 
     async def write_behind(self) -> None:
-        """Keep both files up to date until cancelled; what is new is written at last."""
+        """Keep both files up to date until cancelled, then write pending entries."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.allocated.write_behind())
@@ -176,12 +175,12 @@ class AllocationState(msgspec.Struct, frozen=True):
 
 
 def no_books() -> AllocationState:
-    """Give books that nobody writes down."""
+    """Return checkpoints that exist in memory only."""
     return AllocationState(ResourceCheckpoint(), ResourceCheckpoint())
 
 
 def read_books(folder: Path) -> AllocationState:
-    """Open the books of a node; raises PolicyError when one is there and not sound."""
+    """Open the checkpoints of a node. Raises PolicyError when a file exists and is invalid."""
     return AllocationState(_open(folder / ALLOCATED), _open(folder / ACTUATED))
 
 
@@ -201,7 +200,7 @@ def _open(file: Path) -> ResourceCheckpoint:
 
 
 def encode(entries: Mapping[str, PodResources]) -> bytes:
-    """Give a file's content; the same entries give the same bytes."""
+    """Return the content of a checkpoint file; equal entries yield equal bytes."""
     document = {
         uid: {
             "ContainerResources": _sorted({name: _document(one) for name, one in pod.containers.items()}),
@@ -214,7 +213,7 @@ def encode(entries: Mapping[str, PodResources]) -> bytes:
 
 
 def decode(content: bytes) -> dict[str, PodResources]:
-    """Read a file's content; raises ValueError saying what is wrong."""
+    """Parse the content of a checkpoint file. Raises ValueError with the cause."""
     try:
         found = msgspec.json.decode(content, type=_File)
         data = msgspec.json.decode(found.data, type=_Data)
@@ -260,7 +259,7 @@ def _sorted(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checksum(data: str) -> int:
-    # What the reference hashes is how Go's debugging printer shows the text.
+    # Upstream hashes the output of Go's debugging printer for the text.
     return fnv1a_32(f"(string){data}".encode())
 
 
@@ -270,16 +269,16 @@ _NANOS_PER_MILLI = 10**6
 
 
 class Scope(NamedTuple):
-    """What may be resized beside containers and sidecars: gates of the same meaning."""
+    """Resizable parts of a pod besides containers and sidecars, each with its feature gate."""
 
     whole: bool = True
-    """Resources of whole pods (`InPlacePodLevelResourcesVerticalScaling`)."""
+    """Pod-level resources (`InPlacePodLevelResourcesVerticalScaling`)."""
     init: bool = True
-    """Init containers that end (`InPlacePodVerticalScalingInitContainers`)."""
+    """Init containers other than sidecars (`InPlacePodVerticalScalingInitContainers`)."""
 
 
 class ContainerSizes(NamedTuple):
-    """What the kernel is told of a container: bytes and thousandths of cpus, 0 for nothing said."""
+    """Enforced sizes of a container in bytes and millicores; 0 if unset."""
 
     memory_limit: int = 0
     memory_request: int = 0
@@ -288,7 +287,7 @@ class ContainerSizes(NamedTuple):
 
 
 def resizable(pod: Pod, scope: Scope) -> Iterator[Container]:
-    """Give the containers that can be resized."""
+    """Yield the containers that can be resized."""
     for container in pod.spec.init_containers:
         if scope.init or is_sidecar(container):
             yield container
@@ -296,7 +295,7 @@ def resizable(pod: Pod, scope: Scope) -> Iterator[Container]:
 
 
 def resources_of(pod: Pod, scope: Scope) -> PodResources:
-    """Give what a pod's spec says, as the books keep it."""
+    """Return the resources in a pod's spec as a checkpoint entry."""
     return PodResources(
         {container.name: container.resources for container in resizable(pod, scope)},
         pod.spec.resources if scope.whole else None,
@@ -304,7 +303,7 @@ def resources_of(pod: Pod, scope: Scope) -> PodResources:
 
 
 def with_resources(pod: Pod, resources: PodResources, scope: Scope) -> Pod:
-    """Give the pod with these resources; the pod itself when it has them already."""
+    """Return the pod with these resources; the same object if it already has them."""
 
     def changed(containers: Iterable[Container]) -> list[Container] | None:
         found = [_with(container, resources.containers.get(container.name)) for container in containers]
@@ -321,7 +320,7 @@ def with_resources(pod: Pod, resources: PodResources, scope: Scope) -> Pod:
 
 
 def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None) -> ContainerSizes:
-    """Give a container's sizes; the pod's own limits bound containers that have none."""
+    """Return a container's sizes; pod-level limits apply to containers without a limit."""
     limits = effective_limits(resources, whole)
     return ContainerSizes(
         memory_limit=int(limits.get("memory", _NOTHING)),
@@ -332,7 +331,7 @@ def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None
 
 
 def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
-    """Give a container of these sizes."""
+    """Return the container with these sizes."""
     own = container.resources
     limits, requests = dict(own.limits), dict(own.requests)
     for amounts, name, size in (
@@ -341,8 +340,8 @@ def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
         (requests, "memory", Quantity.of(sizes.memory_request, "binary")),
         (requests, "cpu", Quantity(sizes.cpu_request * _NANOS_PER_MILLI)),
     ):
-        # A request of nothing stays: without it, the limit would count as one. An equal amount keeps the
-        # words of its author.
+        # A request of 0 stays: without it, the limit would be the default request. An equal amount keeps
+        # its notation.
         if (size.nanos or name in amounts) and amounts.get(name) != size:
             amounts[name] = size
     return msgspec.structs.replace(
@@ -351,7 +350,7 @@ def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
 
 
 def effective_limits(resources: ResourceRequirements, whole: ResourceRequirements | None) -> Resources:
-    """Give a container's limits as they are enforced."""
+    """Return a container's limits as enforced: pod-level limits apply where it has none."""
     limits = dict(resources.limits)
     for name in RESIZABLE:
         bound = whole.limits.get(name, _NOTHING) if whole is not None else _NOTHING
@@ -361,7 +360,7 @@ def effective_limits(resources: ResourceRequirements, whole: ResourceRequirement
 
 
 def in_effect(container: Container, pod: Pod, scope: Scope) -> ResourceRequirements:
-    """Give what a container that is started now is set to, as the books keep it."""
+    """Return the resources that a container started now is set to, as a checkpoint entry."""
     whole = pod.spec.resources if scope.whole else None
     if whole is None or not whole.limits:
         return container.resources
@@ -369,9 +368,9 @@ def in_effect(container: Container, pod: Pod, scope: Scope) -> ResourceRequireme
 
 
 def at_most(pod: Pod, actual: PodResources, scope: Scope) -> Pod:
-    """Give the pod with the larger of what it was promised and what it still has.
+    """Return the pod with the larger of its allocated and its actuated requests.
 
-    What a pod is to give back is not free before it has done so.
+    Resources that a pod is about to release are not free before it has released them.
     """
 
     def larger(one: ResourceRequirements, other: ResourceRequirements | None) -> ResourceRequirements:
@@ -402,17 +401,17 @@ Part = Literal["memory", "quota", "shares"]
 
 @dataclass(frozen=True, slots=True)
 class ContainerResize:
-    """A running container that does not have what it was promised."""
+    """Pending resize of a running container."""
 
     name: str
     wanted: ContainerSizes
     current: ContainerSizes | None = None
-    """None when nobody knows: it is set anew, and never restarted for that."""
+    """None if unknown: the container is then set again, and never restarted for it."""
     restart: bool = False
-    """Whether its author wants it restarted for this."""
+    """Whether the container's resize policy requires a restart."""
 
     def change(self, resource: Resource) -> int:
-        """Say whether it grows (positive) or shrinks (negative) in this resource; a limit counts first."""
+        """Return by how much a resource's limit, or else its request, grows; negative if it shrinks."""
         now = self.current or ContainerSizes()
         if resource == "memory":
             return self.wanted.memory_limit - now.memory_limit or (
@@ -421,7 +420,7 @@ class ContainerResize:
         return self.wanted.cpu_limit - now.cpu_limit or self.wanted.cpu_request - now.cpu_request
 
     def after(self, resource: Resource) -> ContainerSizes:
-        """Give its sizes after a round; that of memory leaves the cpus as they are."""
+        """Return the sizes after a resource's round; the memory round leaves CPU unchanged."""
         now, new = self.current, self.wanted
         if now is None or resource == "cpu":
             return new
@@ -430,14 +429,14 @@ class ContainerResize:
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """What differs between a pod's promise and what it was set to."""
+    """Difference between a pod's allocated and actuated resources."""
 
     containers: Mapping[str, ContainerResize] = field(default_factory=dict)
-    """By name; only those that run."""
+    """Resizes by container name; running containers only."""
     whole: bool = False
-    """Whether what is written for the whole pod differs."""
+    """Whether pod-level resources differ."""
     pod: bool = False
-    """Whether the pod's own cgroup was last set to another promise: some of the containers may not run."""
+    """Whether the pod's cgroup was last set for another allocation: some containers may not run."""
 
     def __bool__(self) -> bool:
         return self.whole or self.pod or bool(self.containers)
@@ -447,7 +446,7 @@ NOTHING = ResizePlan()
 
 
 class PodLimits(NamedTuple):
-    """What a pod's cgroup is set to; larger is more, but -1 of quota is no bound at all."""
+    """Settings of a pod's cgroup: bytes, microseconds per period, CPU shares; a quota of -1 is unlimited."""
 
     memory: int
     quota: int
@@ -457,7 +456,7 @@ class PodLimits(NamedTuple):
 def plan_resize(
     pod: Pod, running: Collection[str], actuated: PodResources | None, scope: Scope
 ) -> ResizePlan:
-    """Compare a pod, as it was promised, with what its running containers were set to."""
+    """Compare the allocated resources of a pod with the actuated ones of its running containers."""
     known = actuated or PodResources()
     whole = pod.spec.resources if scope.whole else None
     found = {}
@@ -465,7 +464,7 @@ def plan_resize(
         if container.name in running:
             has = known.containers.get(container.name)
             if has is container.resources and whole is None and known.whole is None:
-                continue  # as of nearly all pods, and at every step
+                continue  # the common case, in every sync of nearly all pods
             current = sizes_of(has, known.whole if scope.whole else None) if has is not None else None
             wanted = sizes_of(container.resources, whole)
             if wanted != current:
@@ -476,16 +475,16 @@ def plan_resize(
 
 
 def in_order(resizes: Sequence[ContainerResize], resource: Resource) -> list[ContainerResize]:
-    """Give those that are set in the round of a resource, the shrinking ones first.
+    """Return the containers to set in a resource's round, shrinking ones first.
 
-    Of one that was set to nobody knows what, all is set at once in the last round: the pod has room by then.
+    A container of unknown sizes is set completely in the last round: the pod's cgroup has capacity by then.
     """
     due = [one for one in resizes if (one.change(resource) if one.current is not None else resource == "cpu")]
     return sorted(due, key=lambda one: one.change(resource) > 0)
 
 
 def pod_steps(current: PodLimits, wanted: PodLimits, resource: Resource) -> tuple[list[Part], list[Part]]:
-    """Say what to set of the pod's cgroup before its containers are resized, and what after.
+    """Return the settings of the pod's cgroup to write before and after its containers are resized.
 
     Limits grow before requests and shrink after them: a request is never above its limit.
     """
@@ -503,10 +502,10 @@ def shrink_problem(
     resizes: Sequence[ContainerResize],
     usages: Mapping[str, int],
 ) -> str:
-    """Say why memory cannot shrink now; empty when it can.
+    """Return the reason why memory limits cannot be lowered now, or an empty string.
 
-    `limit` is what the pod's cgroup shall have, None for no change, `now` what it has, `usage` what it uses;
-    `usages` are those of containers by name.
+    `limit` is the desired limit of the pod's cgroup in bytes, None for no change, `now` its current limit,
+    `usage` its usage; `usages` are those of containers by name.
     """
     problems = []
     if limit is not None and limit < now:
@@ -532,7 +531,7 @@ def shrink_problem(
 
 
 def shrinks(one: ContainerResize) -> bool:
-    """Whether a container gets less memory than it could use until now."""
+    """Return whether a container's memory limit is lowered or newly set."""
     if one.current is None or not one.wanted.memory_limit:
         return False
     return not one.current.memory_limit or one.wanted.memory_limit < one.current.memory_limit
@@ -549,7 +548,7 @@ def _restarts(container: Container, current: ContainerSizes, wanted: ContainerSi
 
 
 def _bound(quota: int) -> float:
-    """Give a quota as it compares: a first bound takes something away, so it comes after the containers'."""
+    """Return a quota for comparison: a first limit shrinks the pod, so it is set after the containers'."""
     return quota if quota >= 0 else math.inf
 
 

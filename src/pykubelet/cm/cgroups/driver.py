@@ -1,25 +1,18 @@
-"""The two ways to make and set cgroups, as one: through the kernel's files alone, or systemd's units first.
+"""Cgroup driver: creates, sets, reads and removes cgroups, through cgroupfs alone or systemd and cgroupfs.
 
-Which one a node uses must be the runtime's, too (`cgroupDriver`; containerd: `SystemdCgroup`): two
-managers of one tree undo each other's work. With `systemd` each change is told to systemd before the
-files are written, which then carry also what systemd has no word for.
+The node must use the same driver as the runtime (`cgroupDriver`; containerd: `SystemdCgroup`): two managers
+of one tree revert each other's changes.
 
-Making cgroups and setting them, through the kernel's files.
+`CgroupFiles` uses the kernel's files. On v1 a cgroup is a directory in each mounted hierarchy; on v2 it is
+one directory, and a controller is active in it only if every ancestor enables it (`cgroup.subtree_control`).
+All operations are idempotent: an existing cgroup is kept and set again, so that a kubelet killed between
+creating and setting leaves no pod without limits. A few small writes are faster than a thread, so only
+killing and removal are asynchronous.
 
-On v1 a cgroup is a folder in each of the mounted hierarchies; on v2 it is one folder, and a
-controller works in it only when every folder above hands it down (`cgroup.subtree_control`).
-Everything may be repeated: what exists is kept and set again, so that an agent that died between
-making and setting leaves no unlimited pod behind. A handful of small writes is quicker than a
-thread, so nothing here is asynchronous but waiting for a cgroup to die.
-
-Cgroups as systemd's slices: one unit per level, with the settings as its properties.
-
-systemd must know of every cgroup that is to last, and of every limit that it has a property for: at
-its next look it sets each of them to what it believes. So a slice is started before its folder is
-used, and told its values before the files are written. The properties are those that container
-runtimes set on the same slices.
-
-How long the agent's work on cgroups takes, and which kind of cgroups the machine has.
+`SystemdSlices` has one slice unit per level, with the settings as properties. systemd must know every cgroup
+that is to last, and every limit that it has a property for: later it resets each to the value it knows. So a
+slice is started before its directory is used, and its properties are set before the files, which also carry
+the settings without a property. The properties are those that container runtimes set on the same slices.
 """
 
 from __future__ import annotations
@@ -58,42 +51,42 @@ from pykubelet.util.metrics import SECONDS
 
 log = get_logger(__name__)
 REMOVE_SECONDS = 5.0
-"""How long to wait for the processes of a cgroup to end after they were killed."""
+"""Seconds to wait for killed processes of a cgroup to exit."""
 _NEEDED_V1 = frozenset({"cpu", "cpuacct", "cpuset", "memory", "hugetlb", "pids", "name=systemd"})
 _NEEDED_V2 = frozenset({"cpu", "cpuset", "memory", "hugetlb", "pids"})
 _V1_UNBOUNDED = 2**62
-"""What v1 says of a cgroup without a limit is larger than this, by how much depends on the page size."""
+"""Lower bound of the value that v1 reports without a limit; the exact value depends on the page size."""
 
 
 class CgroupError(OSError):
-    """A cgroup cannot be made, set or removed; the text is one line with the cause."""
+    """Raised when a cgroup cannot be created, set or removed; the text is one line with the cause."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 class CgroupFiles:
-    """The cgroups of one machine, by name."""
+    """Cgroups of the host by name, through the cgroup file system."""
 
     def __init__(self, cgroups: Cgroups, driver: str = "cgroupfs") -> None:
         self._cgroups = cgroups
         self._unified = cgroups.unified
         self._driver = driver
         self._points = [cgroups.root] if self._unified else list(dict.fromkeys(cgroups.mounts.values()))
-        # Asked for with every step of a pod, hence not as paths.
+        # Used in every pod sync, hence strings instead of paths.
         self._needed = {str(point) for name, point in cgroups.mounts.items() if name in _NEEDED_V1}
         # systemd's own hierarchy holds no limits, but a runtime may have put processes there.
         self._others = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
 
     def exists(self, name: CgroupName) -> bool:
-        """Whether the cgroup is there with all controllers that matter."""
+        """Return whether the cgroup exists with all required controllers."""
         if self._unified:
             return not self._lacking(*self._folders(name, self._points))
         below = self._path(name)
         return all(os.access(point + below, os.F_OK) for point in self._needed)
 
     def make(self, name: CgroupName, values: CgroupValues) -> None:
-        """Make a cgroup, and those above it, and set it; raises CgroupError."""
+        """Create a cgroup and its ancestors, and set it. Raises CgroupError."""
         try:
             self._make(name)
         except OSError as err:
@@ -101,10 +94,10 @@ class CgroupFiles:
         self.write(name, values)
 
     def check(self, name: CgroupName, values: CgroupValues) -> None:
-        """Raise CgroupError (EBUSY) when more memory is in use than may be from now on.
+        """Raise CgroupError (EBUSY) if more memory is in use than the new limit.
 
-        v1 refuses such a limit by itself. v2 takes it and kills processes until it is kept, which is
-        not what lowering the limit of all pods is meant to do.
+        v1 rejects such a limit itself. v2 accepts it and kills processes until the limit is met, which must
+        not happen when the limit of all pods is lowered.
         """
         if (
             not self._unified
@@ -120,9 +113,9 @@ class CgroupFiles:
             )
 
     def write(self, name: CgroupName, values: CgroupValues) -> None:
-        """Set a cgroup that exists; raises CgroupError with the file that refused its value.
+        """Set an existing cgroup. Raises CgroupError with the file that rejected its value.
 
-        Limits of controllers that the machine does not have are left out.
+        Limits of controllers that the host does not have are skipped.
         """
         self.check(name, values)
         path = self._path(name)
@@ -131,7 +124,10 @@ class CgroupFiles:
                 _set(self._cgroups.path(write.controller, path) / write.file, write)
 
     def read(self, name: CgroupName) -> CgroupValues:
-        """Give what a cgroup is set to in cpu and memory; None where there is no bound. Raises OSError."""
+        """Return the CPU and memory settings of a cgroup. Raises OSError.
+
+        Unlimited is None, except the quota of v1, which is -1.
+        """
 
         def words(controller: str, file: str) -> list[str]:
             return (self._cgroups.path(controller, self._path(name)) / file).read_text().split()
@@ -155,12 +151,12 @@ class CgroupFiles:
         )
 
     def memory_usage(self, name: CgroupName) -> int:
-        """Give the bytes that are in use; raises OSError."""
+        """Return the memory usage in bytes. Raises OSError."""
         file = "memory.current" if self._unified else "memory.usage_in_bytes"
         return int((self._cgroups.path("memory", self._path(name)) / file).read_text())
 
     def children(self, name: CgroupName) -> set[str]:
-        """Give the folders below a cgroup that exist in any hierarchy."""
+        """Return the names of the child directories of a cgroup in any hierarchy."""
         found: set[str] = set()
         for folder in self._folders(name, (*self._points, *self._others)):
             try:
@@ -171,9 +167,9 @@ class CgroupFiles:
         return found
 
     async def remove(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
-        """Remove a cgroup with everything below it, and kill what is still inside.
+        """Remove a cgroup with everything below it, killing processes inside.
 
-        Raises CgroupError when it is still there after `seconds`.
+        Raises CgroupError when it still exists after `seconds`.
         """
         folders = self._folders(name, (*self._points, *self._others))
         busy = [folder for folder in folders if not _rmdir(folder)]
@@ -189,16 +185,16 @@ class CgroupFiles:
                 raise CgroupError(errno.EBUSY, f"cgroup {folder} does not go away; processes in it: {inside}")
 
     async def kill(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
-        """Kill what is in a cgroup and below it; what does not die within `seconds` is left."""
+        """Kill the processes in a cgroup and below it; those still alive after `seconds` are left."""
         folders = self._folders(name, (*self._points, *self._others))
         await self._kill(name, [folder for folder in folders if folder.is_dir()], seconds)
 
     async def _kill(self, name: CgroupName, folders: Iterable[Path], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        # In a thread: a privileged container may have made any number of cgroups below its own.
+        # In a thread: a privileged container may have created any number of cgroups below its own.
         if left := await asyncio.to_thread(lambda: set[int]().union(*map(members, folders))):
-            log.info("Killing processes that are left in a cgroup", cgroup=self._path(name), pids=len(left))
+            log.info("Killing processes left in cgroup", cgroup=self._path(name), pids=len(left))
         for folder in folders:
             await kill_members(folder, timeout=max(0.0, deadline - loop.time()))
 
@@ -231,7 +227,7 @@ class CgroupFiles:
             self._hand_down(name)
 
     def _hand_down(self, name: CgroupName) -> None:
-        """Have every folder above a v2 cgroup hand its controllers down."""
+        """Enable the controllers of a v2 cgroup in every ancestor."""
         for depth in range(len(name)):
             (above,) = self._folders(name[:depth], self._points)
             _enable(above / "cgroup.subtree_control", sorted(self._cgroups.controllers))
@@ -243,7 +239,7 @@ class CgroupFiles:
             )
 
     def _lacking(self, folder: Path) -> set[str]:
-        """Give the controllers that do not work in a v2 cgroup; all of them when it does not exist."""
+        """Return the controllers that are not active in a v2 cgroup; all of them if it does not exist."""
         wanted = set(_NEEDED_V2 & self._cgroups.controllers)
         try:
             return wanted - set((folder / "cgroup.controllers").read_text().split())
@@ -259,16 +255,18 @@ def _enable(file: Path, controllers: Iterable[str]) -> None:
     try:
         _put(file, " ".join(f"+{name}" for name in missing))
     except OSError:
-        # One that cannot be had (realtime processes hold cpu back) must not cost us the others.
+        # A controller that cannot be enabled (cpu, with realtime processes) must not prevent the others.
         for name in missing:
             try:
                 _put(file, f"+{name}")
             except OSError as err:
-                log.v(4).info("Controller is not handed down", file=str(file), controller=name, why=str(err))
+                log.v(4).info(
+                    "Failed to enable cgroup controller", path=str(file), controller=name, err=str(err)
+                )
 
 
 def _held_memory(folder: Path) -> int:
-    """Give the bytes in use that the kernel cannot take back by dropping caches; 0 when it does not say."""
+    """Return the bytes in use that the kernel cannot reclaim by dropping caches; 0 if unknown."""
     try:
         used = int((folder / "memory.current").read_text())
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -278,7 +276,7 @@ def _held_memory(folder: Path) -> int:
 
 
 def _inherit_cpuset(folder: Path) -> None:
-    """Let a new v1 cpuset have what its parent has: an empty one takes no processes."""
+    """Copy the parent's cpuset to a new v1 cgroup: an empty cpuset accepts no processes."""
     for file in ("cpuset.cpus", "cpuset.mems"):
         if not (folder / file).read_text().strip():
             _put(folder / file, (folder.parent / file).read_text().strip())
@@ -291,7 +289,7 @@ def _set(path: Path, write: Write) -> None:
         if not path.parent.is_dir():
             raise CgroupError(errno.ENOENT, f"cgroup {path.parent} is gone") from err
         if not write.optional:
-            log.warning("This kernel does not know a limit", file=str(path), value=write.text)
+            log.warning("Kernel does not support cgroup limit", path=str(path), value=write.text)
     except OSError as err:
         raise CgroupError(err.errno, f"cannot set {path} to {write.text}: {err.strerror}") from err
 
@@ -301,7 +299,7 @@ def _mkdir(folder: Path) -> None:
 
 
 def _rmdir(folder: Path) -> bool:
-    """Remove a cgroup that is empty; returns whether it is gone."""
+    """Remove a cgroup if it is empty; return whether it no longer exists."""
     try:
         folder.rmdir()
     except OSError as err:
@@ -312,7 +310,7 @@ def _rmdir(folder: Path) -> bool:
 
 
 def _put(path: Path, text: str) -> None:
-    # Never creates: a file that is not there is a limit that the kernel does not have.
+    # Without O_CREAT: a missing file is a limit that the kernel does not support.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
@@ -335,35 +333,35 @@ _UNIFIED = {
 
 
 class SystemdSlices:
-    """The slices of one machine, by the name of their cgroup."""
+    """Systemd slices of the host, by the name of their cgroup."""
 
     def __init__(self, systemd: Systemd, *, unified: bool) -> None:
         self._systemd = systemd
         self._unified = unified
 
     async def start(self, name: CgroupName) -> None:
-        """Have the slice, and those above it; raises SystemdError."""
+        """Start the slice and its ancestors. Raises SystemdError."""
         if name:
             await self._systemd.start(unit_of(name), start_properties(name, unified=self._unified))
 
     async def set(self, name: CgroupName, values: CgroupValues) -> None:
-        """Tell systemd what the slice is set to; raises SystemdError."""
+        """Set the slice's properties. Raises SystemdError."""
         version = await self._systemd.version()
         if properties := [*value_properties(values, unified=self._unified, version=version)]:
             await self._systemd.set(unit_of(name), properties)
 
     async def stop(self, name: CgroupName) -> None:
-        """Have the slice no more, with everything in it; raises SystemdError."""
+        """Stop the slice with everything in it. Raises SystemdError."""
         await self._systemd.stop(unit_of(name))
 
 
 def unit_of(name: CgroupName) -> str:
-    """Give the unit of a cgroup; raises ValueError for a name that no unit can have."""
+    """Return the unit name of a cgroup. Raises ValueError for a name that is invalid for a unit."""
     return systemd_path(name).rpartition("/")[2] or _ROOT_SLICE
 
 
 def start_properties(name: CgroupName, *, unified: bool) -> list[Property]:
-    """Say what a new slice is: below its parent, counted in every way, and with no values yet."""
+    """Return the properties of a new slice: its parent, all accounting, no limits yet."""
     counted = ("Memory", "CPU", "IO" if unified else "BlockIO", "Tasks")
     return [
         ("Description", Variant("s", f"libcontainer container {unit_of(name)}")),
@@ -374,7 +372,7 @@ def start_properties(name: CgroupName, *, unified: bool) -> list[Property]:
 
 
 def value_properties(values: CgroupValues, *, unified: bool, version: int) -> Iterator[Property]:
-    """Say a cgroup's settings in systemd's words; what it has none for is left to the files."""
+    """Yield a cgroup's settings as systemd properties; those without a property are set in files only."""
     if values.memory:
         yield _number("MemoryMax" if unified else "MemoryLimit", values.memory)
     if values.shares:
@@ -389,7 +387,7 @@ def value_properties(values: CgroupValues, *, unified: bool, version: int) -> It
         per_second = values.quota * _MICROS // values.period if values.quota > 0 else INFINITY
         yield _number("CPUQuotaPerSecUSec", per_second)
     if values.pids is not None:
-        # None at all is not something that systemd can be told.
+        # systemd has no value for a limit of 0 processes.
         yield _number("TasksMax", max(values.pids, 1) if values.pids >= 0 else INFINITY)
     if values.cpus and version >= _CPUSET_SINCE:
         yield "AllowedCPUs", Variant("ay", cpu_bits(values.cpus))
@@ -400,10 +398,10 @@ def value_properties(values: CgroupValues, *, unified: bool, version: int) -> It
 
 
 def in_whole_percent(values: CgroupValues) -> CgroupValues:
-    """Round a quota up to what systemd can say: whole hundredths of a cpu.
+    """Round a quota up to systemd's resolution of 1% of a CPU.
 
-    The files get the same, or the two would never agree; and less than asked for would bound the
-    containers inside more than they were promised.
+    The files get the same value, or the two would never agree; rounding down would limit the containers to
+    less than their limits.
     """
     if not values.quota or values.quota < 0:
         return values
@@ -415,7 +413,7 @@ def in_whole_percent(values: CgroupValues) -> CgroupValues:
 
 
 def cpu_bits(cpus: frozenset[int]) -> bytes:
-    """Write a set of cpus as systemd takes it: a bit for each, the lowest first."""
+    """Return a set of CPUs as systemd's bit mask, lowest CPU first."""
     return bytes(
         sum(1 << bit for bit in range(8) if 8 * byte + bit in cpus) for byte in range(max(cpus) // 8 + 1)
     )
@@ -426,14 +424,14 @@ def _number(name: str, value: int) -> Property:
 
 
 class CgroupMetrics:
-    """The cgroups of one agent."""
+    """Metrics of cgroup operations, the cgroup version and protected memory."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, *, unified: bool = False, memory_qos: bool = False
     ) -> None:
-        """Take whether the machine has cgroups v2, and whether the gate `MemoryQoS` is on.
+        """Initialize; `unified` is cgroup v2, `memory_qos` the feature gate `MemoryQoS`.
 
-        Without a registry nobody sees the numbers.
+        Without a registry the metrics are not exported.
         """
         self._duration = Histogram(
             "kubelet_cgroup_manager_duration_seconds",
@@ -457,13 +455,13 @@ class CgroupMetrics:
         )
 
     def protected(self, guaranteed: int, burstable: int) -> None:
-        """Note the bytes that are kept for pods of the two classes."""
+        """Record the bytes protected for Guaranteed and Burstable pods."""
         self._minimum.set(guaranteed)
         self._low.set(burstable)
 
     @contextmanager
     def timed(self, operation: Literal["create", "update", "destroy"]) -> Iterator[None]:
-        """Count an operation from here to the end of the block, however it ends."""
+        """Observe the duration of the block as an operation, also if it fails."""
         began = perf_counter()
         try:
             yield
@@ -472,7 +470,7 @@ class CgroupMetrics:
 
 
 class CgroupDriver:
-    """The cgroups of one machine, by name, through the driver that the node is set to."""
+    """Cgroups of the host by name, through the configured cgroup driver."""
 
     def __init__(
         self,
@@ -483,13 +481,13 @@ class CgroupDriver:
     ) -> None:
         self._metrics = metrics or CgroupMetrics()
         self.files = CgroupFiles(cgroups, driver)
-        """For looking: what exists, and what is used."""
+        """For queries only: existence, settings and usage."""
         self._slices: SystemdSlices | None = None
         if driver == "systemd":
             self._slices = SystemdSlices(manager or Systemd(), unified=cgroups.unified)
 
     def check(self) -> None:
-        """Raise CgroupError with a remedy when the machine does not have what the driver needs."""
+        """Raise CgroupError with a remedy if the host lacks what the driver requires."""
         if self._slices is not None and not systemd.is_running():
             raise CgroupError(
                 errno.ENOSYS,
@@ -498,15 +496,15 @@ class CgroupDriver:
             )
 
     def parse(self, text: str) -> CgroupName:
-        """Take the name of an existing cgroup apart: a path, or a slice (`/system.slice`)."""
+        """Parse the name of an existing cgroup: a path, or a slice (`/system.slice`)."""
         return parse_path(text) if self._slices is None else parse_systemd_path(text)
 
     def granted(self, values: CgroupValues) -> CgroupValues:
-        """Give what a cgroup gets of these values: systemd is coarser."""
+        """Return the values that a cgroup is actually set to: systemd's are coarser."""
         return values if self._slices is None else in_whole_percent(values)
 
     async def make(self, name: CgroupName, values: CgroupValues) -> None:
-        """Make a cgroup, and those above it, and set it; raises CgroupError."""
+        """Create a cgroup and its ancestors, and set it. Raises CgroupError."""
         with self._metrics.timed("create"):
             if self._slices is not None:
                 with _told("make"):
@@ -515,16 +513,16 @@ class CgroupDriver:
             await self._set(name, values)
 
     async def write(self, name: CgroupName, values: CgroupValues) -> None:
-        """Set a cgroup that exists; raises CgroupError with what refused its value."""
+        """Set an existing cgroup. Raises CgroupError with the rejected value."""
         with self._metrics.timed("update"):
             await self._set(name, values)
 
     async def remove(self, name: CgroupName) -> None:
-        """Remove a cgroup with everything below it, and kill what is still inside; raises CgroupError."""
+        """Remove a cgroup with everything below it, killing processes inside. Raises CgroupError."""
         if self._slices is None:
             await self.files.remove(name)
             return
-        # systemd would ask the processes politely first, and wait for a minute and a half.
+        # systemd would send SIGTERM first and wait for 90 seconds.
         await self.files.kill(name)
         try:
             with _told("stop"):
@@ -548,5 +546,5 @@ def _told(doing: str) -> Iterator[None]:
     except SystemdError as err:
         raise CgroupError(err.errno, f"cannot {doing} a slice: {err}") from err
     except ValueError as err:
-        # A name that no unit can have.
+        # The name is invalid for a unit.
         raise CgroupError(errno.EINVAL, f"cannot {doing} a slice: {err}") from err

@@ -1,19 +1,15 @@
-"""What all pods together may use, and what the system's own daemons may: `enforceNodeAllocatable`.
+"""Node-level cgroups: `enforceNodeAllocatable`, `kubeletCgroups` and `systemCgroups`.
 
-The limit of all pods keeps the machine alive for its daemons. Where it cannot be had yet, because pods
-use more (the node was not drained before something was reserved), the node starts nevertheless and tries
-again until there is room. The cgroups of the system and of Kubernetes' own daemons are somebody else's:
-they must exist, and are touched only where the configuration says so; a node that cannot do what was
-asked there does not start.
+`NodeAllocatableEnforcer` limits all pods together, so that the node's daemons keep their resources. If pods
+already use more (the node was not drained before resources were reserved), the node starts nevertheless and
+retries until the limit can be set. The cgroups of the system and of Kubernetes' daemons are not the
+kubelet's: they must exist, and are set only where the configuration requires it; if that fails, the node does
+not start. Both outcomes are events of the node, which explain why a daemon was throttled or killed.
 
-Both are told as events of the node, which people look for when a daemon was slowed down or killed.
-
-Cgroups for what runs beside pods: the agent itself (`kubeletCgroups`), and all the rest (`systemCgroups`).
-
-They are for accounting and for limits of somebody else's setting. Where a service manager has put the agent
-into its cgroup already, naming that one changes nothing. Processes that sit in the root of the hierarchies
-belong to nobody; they are moved to the system's cgroup again and again, because new ones keep coming. Kernel
-threads and the first process stay where they are.
+`keep_daemons` moves the kubelet to `kubeletCgroups`, and the processes in the root cgroup to `systemCgroups`.
+These cgroups are for accounting and for limits set by other tools. Nothing changes if a service manager has
+already put the kubelet into the named cgroup. New processes keep appearing in the root cgroup, so they are
+moved every EVERY_SECONDS; kernel threads and PID 1 stay there.
 """
 
 from __future__ import annotations
@@ -38,18 +34,18 @@ from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 Record = Callable[[Literal["Normal", "Warning"], str, str], None]
-"""Takes an event about the node: its type, reason and message."""
+"""Callback that records an event about the node: type, reason and message."""
 RETRY_SECONDS = 60.0
-"""How long to leave pods in peace that use too much: with each try the kernel takes all caches from them."""
+"""Seconds until a limit below the pods' usage is retried: each attempt reclaims all their page cache."""
 ENFORCED, FAILED = "NodeAllocatableEnforced", "FailedNodeAllocatableEnforcement"
 
 
 def no_record(kind: str, reason: str, message: str) -> None:
-    """Tell nobody: a node without a cluster has no events of its own."""
+    """Discard the event: a node without a cluster has no events."""
 
 
 class NodeAllocatableEnforcer:
-    """Sets the limits of one node as a whole."""
+    """Enforcer of the node's limits: all pods together, and reserved cgroups."""
 
     def __init__(
         self,
@@ -61,9 +57,10 @@ class NodeAllocatableEnforcer:
         *,
         protect_memory: bool = False,
     ) -> None:
-        """Take the settings, the cgroups, what the machine has, and whoever hears of it.
+        """Initialize with the configuration, the cgroup driver, the capacity and the event recorder.
 
-        `protect_memory`: whether what is reserved is shielded from reclaim, too (v2, gate `MemoryQoS`).
+        `protect_memory`: whether reserved memory is also protected from reclaim (v2, feature gate
+        `MemoryQoS`).
         """
         self._config = config
         self._groups = groups
@@ -75,7 +72,7 @@ class NodeAllocatableEnforcer:
         self._next = 0.0
 
     async def limit_pods(self, name: CgroupName) -> None:
-        """Set what all pods may use together; raises CgroupError, but not when they use more already."""
+        """Set the limit of all pods together. Raises CgroupError, except if they already use more."""
         try:
             await self._groups.write(name, self._pods)
         except CgroupError as err:
@@ -85,7 +82,7 @@ class NodeAllocatableEnforcer:
             if err.errno != errno.EBUSY:
                 raise
             if not self._unmet:
-                log.error(err, "Pods use more than they may together, the limit will be tried again")
+                log.error(err, "Failed to set limit of all pods below their usage, will retry")
             self._unmet = True
             self._next = asyncio.get_running_loop().time() + RETRY_SECONDS
             return
@@ -93,12 +90,12 @@ class NodeAllocatableEnforcer:
         self._record("Normal", ENFORCED, "Updated Node Allocatable limit across pods")
 
     async def retry(self, name: CgroupName) -> None:
-        """Try again what pods were in the way of, once in a while; raises CgroupError."""
+        """Retry a limit below the pods' usage, at most every RETRY_SECONDS. Raises CgroupError."""
         if self._unmet and asyncio.get_running_loop().time() >= self._next:
             await self.limit_pods(name)
 
     async def enforce_reservations(self) -> None:
-        """Limit the cgroups of the system and of Kubernetes' daemons, as configured; raises CgroupError."""
+        """Limit the cgroups of the system and of Kubernetes' daemons as configured. Raises CgroupError."""
         config = self._config
         kinds = (
             ("system", config.system_reserved_cgroup, config.system_reserved),
@@ -144,7 +141,7 @@ EVERY_SECONDS = 60.0
 
 
 async def keep_daemons(cgroups: Cgroups, *, agent: str = "", system: str = "") -> None:
-    """Have this process in one cgroup and processes that are nowhere in another; for ever."""
+    """Keep this process in one cgroup and processes of the root cgroup in another, until cancelled."""
     async with asyncio.TaskGroup() as group:
         if agent:
             group.create_task(_keep(cgroups, agent, lambda: [os.getpid()]))
@@ -153,10 +150,10 @@ async def keep_daemons(cgroups: Cgroups, *, agent: str = "", system: str = "") -
 
 
 def join(cgroups: Cgroups, path: str, pids: Iterable[int]) -> None:
-    """Move processes into a cgroup, in every hierarchy; makes it if need be. Raises OSError.
+    """Move processes into a cgroup in every hierarchy, creating it if needed. Raises OSError.
 
-    A process that has ended meanwhile, or is there already, is left alone. One that cannot be moved is no
-    reason to leave the others.
+    Processes that have exited, or are already there, are skipped. If one cannot be moved, the others are
+    moved nevertheless.
     """
     name = parse_path(path)
     moving = [pid for pid in pids if cgroup_of(cgroups, pid) not in (None, cgroupfs_path(name))]
@@ -172,14 +169,14 @@ def join(cgroups: Cgroups, path: str, pids: Iterable[int]) -> None:
             except ProcessLookupError:
                 continue
             except OSError as err:
-                # Realtime processes, for one, cannot be moved everywhere; all others can.
+                # Realtime processes, for example, cannot be moved to every cgroup.
                 refused = OSError(err.errno, f"cannot move process {pid} to {folder}: {err.strerror}")
     if refused is not None:
         raise refused
 
 
 def cgroup_of(cgroups: Cgroups, pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Give the cgroup in which a process is accounted for; None when there is no such process."""
+    """Return the cgroup in which a process is accounted, or None if the process does not exist."""
     try:
         found = parse_own_cgroups((proc / str(pid) / "cgroup").read_text())
     except (FileNotFoundError, ProcessLookupError):
@@ -188,7 +185,7 @@ def cgroup_of(cgroups: Cgroups, pid: int, proc: Path = Path("/proc")) -> str | N
 
 
 def strays(cgroups: Cgroups, root: str = "/") -> set[int]:
-    """Give the processes that sit in the root, without the kernel's own and the first one."""
+    """Return the processes in the root cgroup, without kernel threads and PID 1."""
     folder = cgroups.root if cgroups.unified else cgroups.path("cpu", root)
     pids = {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
     return {pid for pid in pids - {0, 1} if not _is_kernels(pid)}
@@ -208,7 +205,7 @@ async def _keep(cgroups: Cgroups, path: str, pids: Callable[[], Iterable[int]]) 
 
 
 def _is_kernels(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process is one of the kernel's: it runs no program."""
+    """Return whether a process is a kernel thread: it has no executable."""
     try:
         (proc / str(pid) / "exe").readlink()
     except OSError:

@@ -1,31 +1,25 @@
-"""The tree that holds all pods: `kubepods`, its tiers, and a cgroup per pod.
+"""Cgroup tree of pods: `kubepods`, the QoS cgroups, and a cgroup per pod.
 
-    /kubepods                  all pods together: the machine without what is reserved
-    ├─ pod<uid>                guaranteed pods
+    /kubepods                  all pods together: the capacity without reservations
+    ├─ pod<uid>                Guaranteed pods
     ├─ burstable/pod<uid>
     └─ besteffort/pod<uid>
 
-below `cgroupRoot`, at the paths and with the values of the reference, so that tools that look there
-find what they expect and a node can be handed over between agents. Containers' own cgroups, one
-level deeper, are the runtime's. Nothing outside of the tree is touched, but what `node_cgroups.py`
-is asked to enforce.
+The tree is below `cgroupRoot`, with upstream's paths and values, so that other tools find it and a node can
+be handed over between kubelets. Containers' cgroups, one level deeper, belong to the runtime. Nothing outside
+the tree is changed, except what `node_cgroups.py` is configured to enforce. After a restart, existing cgroups
+are set again.
 
-The tiers between the node and its pods: `burstable` and `besteffort`.
+The burstable cgroup has the CPU shares of its pods' requests together, the best-effort cgroup the minimum, so
+that pods without requests get only CPU time that no other pod uses.
 
-Guaranteed pods live directly below `kubepods`; the others share a tier each. The burstable tier
-weighs as much as its pods have asked for together, the best-effort tier next to nothing, so that
-who asked for nothing gets only what nobody else wants.
+`PodCgroup` is a pod's cgroup during a resize: current and desired settings, written one at a time in the
+order of `cm/resize.py`. A limit that the pod no longer has stays: Kubernetes does not remove limits in place.
 
-A pod's own cgroup while the pod is resized: what it is set to, what it shall be, one setting at a time.
-
-Which setting comes when is decided elsewhere (`resize_plan.py`). A limit that the pod no longer wishes for
-stays: taking limits away in place is not something that Kubernetes does.
-
-What a pod as a whole has got, read back from what its cgroup is set to.
-
-Once a pod runs, its status tells this instead of what was asked for. The two differ where the kernel
-counts otherwise: shares are coarser than millicores, cgroup v1 has a number even for no limit at all,
-and what no cgroup bounds (`ephemeral-storage`) is not told.
+`resources_in_force` derives a pod's resources from its cgroup settings. The status of a running pod shows
+them instead of the spec's. The two differ where the kernel counts otherwise: shares are coarser than
+millicores, cgroup v1 has a number even without a limit, and resources that no cgroup limits
+(`ephemeral-storage`) are omitted.
 """
 
 from __future__ import annotations
@@ -82,28 +76,28 @@ TIERS: Mapping[QOSClass, tuple[str, ...]] = {
     "Burstable": ("burstable",),
     "BestEffort": ("besteffort",),
 }
-"""Where pods of a class live, below `kubepods`."""
+"""Parent cgroup of pods below `kubepods`, by QoS class."""
 _NOTHING = Quantity.of(0)
 _LEAST_MEMORY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QosPolicy:
-    """The node's settings that the tiers depend on."""
+    """Node settings that determine the QoS cgroups."""
 
     page_sizes: tuple[str, ...] = ()
     pod_level: bool = True
     memory_reserved: int | None = None
-    """Percent of requested memory that lower tiers cannot have (`qosReserved`, gate `QOSReserved`)."""
+    """Percent of requested memory withheld from lower QoS classes (`qosReserved`, gate `QOSReserved`)."""
     allocatable_memory: int = 0
     """Bytes."""
     protect_memory: bool | None = None
-    """Whether v2 shields requested memory from reclaim; None where that is not ours to say."""
+    """Whether v2 protects requested memory from reclaim; None leaves the setting alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class QosDemand:
-    """What one pod asked for."""
+    """QoS class and requests of a pod, in millicores and bytes."""
 
     qos: QOSClass
     milli_cpu: int
@@ -111,7 +105,7 @@ class QosDemand:
 
 
 def demand_of(pod: Pod, *, pod_level: bool = True) -> QosDemand:
-    """Give what a pod asked for."""
+    """Return the QoS class and requests of a pod."""
     requests = pod_requests(pod, pod_level=pod_level)
     return QosDemand(
         qos_class(pod, pod_level=pod_level),
@@ -121,19 +115,19 @@ def demand_of(pod: Pod, *, pod_level: bool = True) -> QosDemand:
 
 
 class Demands:
-    """Demands of all pods by uid, with their sums by QoS class."""
+    """Demands of all pods by UID, with their sums by QoS class."""
 
     def __init__(self, demands: Mapping[str, QosDemand] | None = None) -> None:
         self._by_uid: dict[str, QosDemand] = {}
         self.milli_cpu: Counter[QOSClass] = Counter()
-        """Thousandths of CPUs that the pods of a class request together."""
+        """Total CPU requests of the pods of a class, in millicores."""
         self.memory: Counter[QOSClass] = Counter()
-        """Bytes that the pods of a class request together."""
+        """Total memory requests of the pods of a class, in bytes."""
         for uid, demand in (demands or {}).items():
             self.put(uid, demand)
 
     def put(self, uid: str, demand: QosDemand | None) -> QosDemand | None:
-        """Set or remove the demand of a pod; return the one before."""
+        """Set or remove the demand of a pod; return the previous one."""
         before = self._by_uid.pop(uid, None)
         if before is not None:
             self.milli_cpu[before.qos] -= before.milli_cpu
@@ -145,16 +139,16 @@ class Demands:
         return before
 
     def equals(self, demands: Mapping[str, QosDemand]) -> bool:
-        """Return whether these are exactly the demands by uid."""
+        """Return whether these are exactly the demands by UID."""
         return self._by_uid == demands
 
 
 def tier_values(demands: Demands, policy: QosPolicy) -> dict[QOSClass, CgroupValues]:
-    """Give the settings of the tiers, and those that pods add to `kubepods` itself (`Guaranteed`)."""
+    """Return the settings of the QoS cgroups; those of `Guaranteed` are for `kubepods` itself."""
     cpu, memory = demands.milli_cpu, demands.memory
     burstable, best_effort = _memory_left(memory["Guaranteed"], memory["Burstable"], policy)
     minimum, low = _protection(memory["Guaranteed"], memory["Burstable"], policy)
-    # Every tier is unbounded in huge pages: pods have their own limits, and nodes their supply.
+    # Huge pages are unlimited in every QoS cgroup: each pod has its own limit, and the node its supply.
     pages = dict.fromkeys(policy.page_sizes, UNBOUNDED)
     return {
         "Guaranteed": CgroupValues(huge_pages=pages, unified=minimum),
@@ -171,7 +165,7 @@ def _memory_left(guaranteed: int, burstable: int, policy: QosPolicy) -> tuple[in
         return None, None
     first = policy.allocatable_memory - guaranteed * percent // 100
     second = first - burstable * percent // 100
-    # Nothing left must not read as no limit at all.
+    # A remainder of 0 must not mean unlimited.
     return max(first, _LEAST_MEMORY), max(second, _LEAST_MEMORY)
 
 
@@ -180,19 +174,19 @@ def _protection(guaranteed: int, burstable: int, policy: QosPolicy) -> tuple[dic
         return {}, {}
     if not policy.protect_memory:
         return {"memory.min": "0"}, {"memory.low": "0"}
-    # A parent must cover its children's protection, or theirs does not count.
+    # A parent must cover its children's protection, or theirs has no effect.
     return {"memory.min": str(guaranteed + burstable)}, {"memory.low": str(burstable)}
 
 
 _MILLI = 10**6
 _LEAST_LIMIT = MIN_QUOTA * 1000 // DEFAULT_PERIOD
-"""The smallest limit of cpu that the kernel knows, in millicores."""
+"""Smallest CPU limit that the kernel supports, in millicores."""
 
 
 def resources_in_force(
     pod: Pod, values: CgroupValues, *, unified: bool, pod_level: bool = True
 ) -> tuple[Resources, Resources]:
-    """Give the limits and the requests of a pod whose cgroup is set to `values`."""
+    """Return the limits and the requests of a pod whose cgroup has these settings."""
     limits, requests = dict[str, Quantity](), dict[str, Quantity]()
     if (whole := pod.spec.resources) is not None:
         limits, requests = dict(whole.limits), dict(whole.requests)
@@ -213,13 +207,13 @@ def resources_in_force(
 
 
 def whole_pages(size: int) -> int:
-    """Give the bytes that the kernel makes of a limit: it bounds memory by whole pages."""
+    """Return a memory limit in bytes as the kernel applies it: rounded down to whole pages."""
     page = os.sysconf("SC_PAGE_SIZE")
     return size // page * page
 
 
 def _tells_more(milli: int, asked: Resources, least: int) -> bool:
-    """Whether an amount is more than the kernel's least, which stands for anything up to that."""
+    """Return whether an amount is above the kernel's minimum, which stands for all smaller amounts."""
     known = asked.get("cpu")
     return milli > least or (known is not None and known.milli > least)
 
@@ -228,46 +222,46 @@ _NO_BOUND = 2**63 - 1
 
 
 class PodCgroup:
-    """The cgroup of one pod; everything here may raise OSError."""
+    """Cgroup of a pod during a resize; all methods may raise OSError."""
 
     def __init__(
         self, groups: CgroupDriver, name: CgroupName, values: CgroupValues, *, unified: bool
     ) -> None:
-        """Take where it is and what the pod was promised."""
+        """Initialize with the cgroup's name and the settings for the allocated resources."""
         self._groups = groups
         self._name = name
         self._values = groups.granted(values)
         self._unified = unified
 
     def settings(self) -> CgroupValues:
-        """Give what it is set to in cpu and memory."""
+        """Return the current CPU and memory settings."""
         return self._groups.files.read(self._name)
 
     def now(self) -> PodLimits:
-        """Give what it is set to, in numbers that can be compared."""
+        """Return the current settings as comparable numbers."""
         return _limits(self.settings())
 
     def wanted(self, now: PodLimits) -> PodLimits:
-        """Give what it shall be set to; what the pod does not say stays."""
+        """Return the desired settings; what the pod does not specify stays unchanged."""
         shares = self._values.shares or now.shares
         if self._unified:
-            # The kernel's weights are coarser; the same weight is no change.
+            # The weights of v2 are coarser; an equal weight is not a change.
             shares = shares_of_weight(weight_of_shares(shares))
         memory = whole_pages(self._values.memory) if self._values.memory else now.memory
         return PodLimits(memory, self._values.quota or now.quota, shares)
 
     @property
     def period(self) -> int:
-        """The microseconds over which the quota of cpu is measured."""
+        """Microseconds over which the CPU quota is measured."""
         return self._values.period
 
     @property
     def memory_limit(self) -> int | None:
-        """Give the bytes that the pod shall have, None when it says nothing."""
+        """Desired memory limit in bytes, or None if the pod does not specify one."""
         return self._values.memory
 
     async def set(self, part: Part) -> None:
-        """Make one setting what it shall be."""
+        """Write the desired value of one setting."""
         values = self._values
         await self._groups.write(
             self._name,
@@ -280,7 +274,7 @@ class PodCgroup:
         )
 
     def memory_usage(self) -> int:
-        """Give the bytes that are in use."""
+        """Return the memory usage in bytes."""
         return self._groups.files.memory_usage(self._name)
 
 
@@ -290,12 +284,12 @@ def _limits(values: CgroupValues) -> PodLimits:
 
 ALL_PODS = "kubepods"
 REWRITE_SECONDS = 60.0
-"""How often the tiers are set although nothing has changed: others can write there, too."""
+"""Seconds until the QoS cgroups are written again without a change: other processes can write them too."""
 _ONLINE = Path("/sys/devices/system/cpu/online")
 
 
 class PodCgroups:
-    """Makes, updates and removes pods' cgroups; with `cgroupsPerQOS: false` it does nothing."""
+    """Manager of pods' cgroups; it does nothing with `cgroupsPerQOS: false`."""
 
     def __init__(
         self,
@@ -307,9 +301,9 @@ class PodCgroups:
         metrics: CgroupMetrics | None = None,
         record: Record = no_record,
     ) -> None:
-        """Take the node's settings, its cgroups, its capacity (`read_capacity`) and its huge page sizes.
+        """Initialize with the node's settings, cgroups, capacity (`read_capacity`) and huge page sizes.
 
-        `record` hears of the node's limits, as events.
+        `record` records events about the node's limits.
         """
         pod_level = gates.enabled("PodLevelResources")
         protects = gates.enabled("MemoryQoS") and cgroups.unified
@@ -342,7 +336,7 @@ class PodCgroups:
             protect_memory=tiered if protects else None,
         )
         self._made: dict[str, QOSClass] = {}
-        """In which tier a pod's cgroup is, of pods that have one by us."""
+        """QoS class of each pod whose cgroup this process has created, by UID."""
         self._demands: Demands | None = None
         self._read: dict[str, tuple[Pod, QosDemand]] = {}
         self._settled = False
@@ -351,14 +345,14 @@ class PodCgroups:
         self._weighing = asyncio.Lock()
 
     def leave_unbound(self, owns_cpus: Callable[[str], bool]) -> None:
-        """Set no quota for pods that have CPUs of their own, by uid: it would protect nobody."""
+        """Set no CPU quota for pods with exclusive CPUs, by UID: a quota would protect no other pod."""
         self._owns_cpus = owns_cpus
 
     async def setup(self) -> None:
-        """Make the tree and set what all pods together may use; raises CgroupError with a remedy.
+        """Create the tree and set the limit of all pods together. Raises CgroupError with a remedy.
 
-        Pods that use more than they may now (the node was not drained before the limit was
-        lowered) do not fail it: `update_qos` tries again until eviction has made room.
+        Pods that already use more than the limit (the node was not drained before it was lowered) are not an
+        error: `update_qos` retries until eviction has freed memory.
         """
         if problem := overcommitment(self._capacity, self._config):
             raise CgroupError(errno.EINVAL, problem)
@@ -370,7 +364,7 @@ class PodCgroups:
         await self._limits.enforce_reservations()
 
     async def ensure(self, pod: Pod) -> str:
-        """Have the pod's cgroup with its limits; gives the name that the runtime takes, "" for none.
+        """Ensure that the pod's cgroup exists with its limits; return its name for the runtime, or "".
 
         Raises CgroupError, which is an OSError.
         """
@@ -386,15 +380,15 @@ class PodCgroups:
         return runtime_parent(name, self._driver)
 
     def exists(self, pod: Pod) -> bool:
-        """Whether the pod has its cgroup, whole; true of every pod where there are none."""
+        """Return whether the pod's cgroup exists with all controllers; True if pods have no cgroups."""
         if not self._enabled:
             return True
         return self._files.exists(self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid))
 
     def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
-        """Give the limits and requests that the pod's cgroup enforces; None when it has none.
+        """Return the limits and requests that the pod's cgroup enforces, or None if pods have no cgroups.
 
-        `settings`: what was read from it, while it may be something else than what the pod was promised.
+        `settings`: the settings read from the cgroup, if they may differ from the allocated resources.
         """
         if not self._enabled:
             return None
@@ -404,16 +398,16 @@ class PodCgroups:
         )
 
     def group(self, pod: Pod) -> PodCgroup | None:
-        """Give the pod's own cgroup, to be resized; None where pods have none."""
+        """Return the pod's cgroup for a resize, or None if pods have no cgroups."""
         if not self._enabled:
             return None
         name = self._name(qos_class(pod, pod_level=self._policy.pod_level), pod.uid)
         return PodCgroup(self._groups, name, self._values(pod), unified=self._cgroups.unified)
 
     async def remove(self, uid: str) -> None:
-        """Remove the pod's cgroups and kill what is still in them; raises CgroupError if that fails.
+        """Remove the pod's cgroup and kill processes inside. Raises CgroupError.
 
-        Needs no memory of the pod: where its cgroup is not known, it looks in every tier.
+        Works without a record of the pod: if its QoS class is unknown, all are tried.
         """
         if not self._enabled:
             return
@@ -425,7 +419,7 @@ class PodCgroups:
         await self._weigh(uid, None)
 
     def uids(self) -> set[str]:
-        """Pods that have a cgroup, in whatever tier and hierarchy."""
+        """Return the UIDs of pods that have a cgroup, in any QoS class and hierarchy."""
         if not self._enabled:
             return set()
         folders = {folder for tier in TIERS.values() for folder in self._files.children(self._root + tier)}
@@ -433,11 +427,11 @@ class PodCgroups:
         return {uid for part in parts if (uid := uid_of_part(part)) is not None}
 
     async def update_qos(self, pods: Iterable[Pod]) -> None:
-        """Weigh the tiers by all pods that are to run here; raises CgroupError.
+        """Update the QoS cgroups for all pods that are to run here. Raises CgroupError.
 
-        To be called when the sources have told of their pods, and often: between the calls `ensure`
-        and `remove` keep the weights right, and a call with the same pods costs nothing, but once a
-        minute. While one waits for systemd others return at once.
+        To be called when the pod sources are synced, and often: between the calls `ensure` and `remove` keep
+        the shares correct, and a call with the same pods writes nothing, except every REWRITE_SECONDS. While
+        one call waits for systemd, others return immediately.
         """
         if not self._enabled or self._weighing.locked():
             return
@@ -467,21 +461,21 @@ class PodCgroups:
 
     async def _make_tiers(self) -> None:
         for qos, tier in tier_values(self._demands or Demands(), self._tier_policy).items():
-            # What pods want together is known when the sources have told of them; until then what an
-            # earlier life of the agent has set is better than nothing.
+            # The total requests are known when the pod sources are synced; until then the values set by
+            # the previous kubelet process stay.
             known = self._demands is not None or qos == "BestEffort"
             first = CgroupValues(shares=tier.shares if known else None, huge_pages=tier.huge_pages)
             await self._groups.make(self._root + TIERS[qos], first)
         self._settled = False
 
     async def _restore(self, above: CgroupName) -> None:
-        """Have what is above a pod's cgroup as it shall be: somebody may have removed it while it was empty.
+        """Recreate the parents of a pod's cgroup: another process may have removed them while empty.
 
-        The kernel's own values would give those who asked for nothing as much as those who asked for a cpu.
+        With the kernel's default of 1024 shares, BestEffort pods would weigh as much as a request of one CPU.
         """
         if self._files.exists(above):
             return
-        log.info("Cgroups of all pods were removed; making them again", cgroup=cgroupfs_path(above))
+        log.info("Recreating removed cgroups of all pods", cgroup=cgroupfs_path(above))
         if not self._files.exists(self._root):
             await self._make_root()
         await self._make_tiers()
@@ -492,8 +486,8 @@ class PodCgroups:
         except CgroupError as err:
             if err.errno not in (errno.EBUSY, errno.EINVAL) or not self._files.children(name):
                 raise
-            # Its containers have more than the pod shall have: they shrink first, which is a resize's work.
-            log.info("A pod keeps what its cgroup is set to for now", podUID=pod.uid, why=str(err))
+            # Its containers have more than the pod's new limits: a resize shrinks them first.
+            log.info("Left pod cgroup unchanged until resize", podUID=pod.uid, err=str(err))
 
     def _values(self, pod: Pod) -> CgroupValues:
         unbound = self._policy.quota and self._owns_cpus(pod.uid)
@@ -515,7 +509,7 @@ class PodCgroups:
             )
 
     def _all_cpus(self) -> frozenset[int]:
-        """Give the cpus of all pods if nobody assigns them: systemd keeps cpusets where it knows of one."""
+        """Return all online CPUs if no CPU manager assigns them: systemd keeps a cpuset that it knows."""
         if not self._cgroups.unified or self._config.cpu_manager_policy != "none":
             return frozenset()
         return cpuset.parse(_ONLINE.read_text().strip())
@@ -527,7 +521,7 @@ class PodCgroups:
         return demand_of(pod, pod_level=self._policy.pod_level)
 
     async def _weigh(self, uid: str, demand: QosDemand | None) -> None:
-        """Take one pod in or out of the weights, once they are known at all."""
+        """Add, replace or remove one pod's requests in the burstable shares, once all pods are known."""
         if self._demands is None:
             return
         before = self._demands.put(uid, demand)
@@ -545,7 +539,7 @@ class PodCgroups:
             if err.errno != errno.EBUSY or values.memory is None:
                 self._settled = False
                 raise
-            # Already above its limit: at least it shall not grow, until all is set again in a while.
+            # Usage is above the limit: limit it to the current usage until the next rewrite.
             usage = max(values.memory, self._files.memory_usage(name))
             await self._groups.write(name, CgroupValues(memory=usage))
 

@@ -1,15 +1,13 @@
-"""What a cgroup is set to: computed from pods and the node, then written in the kernel's words.
+"""Settings of cgroups, computed from pods and the node, and names of cgroups. Pure functions.
 
-Everything here is a pure function. The numbers are those of the reference kubelet v1.36, because
-two agents that share a node's history must agree on what its pods get; cgroup v1 and v2 name the
-same limits differently, and `v1_writes` and `v2_writes` are the only places that know how.
+The numbers are those of upstream kubelet v1.36, because two kubelets that take over a node from each other
+must agree on the limits of its pods. cgroup v1 and v2 name the same limits differently; only `v1_writes` and
+`v2_writes` know the names.
 
-Names of cgroups, in the two spellings of the two cgroup drivers.
-
-A cgroup is known here by its parts, `("kubepods", "burstable", "pod4f…")`. The cgroupfs driver
-writes them as a path. systemd wants one unit per level, whose name repeats those above it:
-`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod4f….slice`. There a dash means one
-level deeper, so dashes inside of a part become underscores, and parts must have none of their own.
+A cgroup name is a tuple of its parts, `("kubepods", "burstable", "pod4f…")`. The cgroupfs driver joins them
+to a path. systemd requires one unit per level, whose name repeats those above it:
+`/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod4f….slice`. A dash means one level deeper
+there, so dashes inside a part become underscores, and parts must not contain underscores.
 """
 
 from __future__ import annotations
@@ -42,54 +40,54 @@ _NOTHING = Quantity.of(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupValues:
-    """Settings of one cgroup; what is None is left as it is."""
+    """Settings of a cgroup; None leaves a setting unchanged."""
 
     shares: int | None = None
-    """Cpu shares of v1; v2's weight is derived from them."""
+    """CPU shares of v1; the weight of v2 is derived from them."""
     quota: int | None = None
-    """Microseconds of cpu per period; -1 is no limit."""
+    """Microseconds of CPU time per period; -1 is unlimited."""
     period: int = DEFAULT_PERIOD
     memory: int | None = None
     """Bytes."""
     pids: int | None = None
     huge_pages: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by page size as the kernel writes it (`2MB`)."""
+    """Bytes by page size as the kernel spells it (`2MB`)."""
     unified: Mapping[str, str] = field(default_factory=dict)
-    """Files of v2 that v1 has no counterpart of."""
+    """Files of v2 without a counterpart in v1, with their content."""
     cpus: frozenset[int] = frozenset()
-    """The cpus that may be used, on v2; none is left as it is."""
+    """Allowed CPUs, v2 only; empty leaves them unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPolicy:
-    """The node's settings that a pod's cgroup depends on."""
+    """Node settings that determine a pod's cgroup."""
 
     quota: bool = True
-    """Whether cpu limits are enforced (`cpuCFSQuota`)."""
+    """Whether CPU limits are enforced (`cpuCFSQuota`)."""
     period: int = DEFAULT_PERIOD
     """Microseconds (`cpuCFSQuotaPeriod`)."""
     pids: int = UNLIMITED
-    """Processes of one pod (`podPidsLimit`); not positive: no limit."""
+    """Maximum number of processes of a pod (`podPidsLimit`); unlimited if not positive."""
     page_sizes: tuple[str, ...] = ()
-    """The machine's sizes of huge pages, as the kernel writes them."""
+    """Huge page sizes of the host, as the kernel spells them."""
     pod_level: bool = True
-    """Whether resources of the whole pod count: the gate `PodLevelResources`."""
+    """Whether pod-level resources count: feature gate `PodLevelResources`."""
     protect_memory: bool = False
-    """Whether v2 shields requested memory from reclaim: `TieredReservation` with the gate `MemoryQoS`."""
+    """Whether v2 protects requested memory from reclaim: `TieredReservation`, feature gate `MemoryQoS`."""
 
 
 class Write(NamedTuple):
-    """One value for one file of a cgroup."""
+    """A value for one file of a cgroup."""
 
     controller: str
     file: str
     text: str
     optional: bool = False
-    """Older kernels do not have the file."""
+    """Whether older kernels lack the file."""
 
 
 def pod_values(pod: Pod, policy: PodPolicy) -> CgroupValues:
-    """Give the settings of a pod's cgroup."""
+    """Return the settings of a pod's cgroup."""
     requests = pod_requests(pod, pod_level=policy.pod_level)
     shares, quota = MIN_SHARES, None
     qos = qos_class(pod, pod_level=policy.pod_level)
@@ -113,7 +111,7 @@ def pod_values(pod: Pod, policy: PodPolicy) -> CgroupValues:
 
 
 def memory_limit(pod: Pod, *, pod_level: bool = True) -> int | None:
-    """Give the bytes that a pod as a whole may use; None when a container of it has no limit."""
+    """Return the memory limit of a whole pod in bytes, or None if one of its containers has no limit."""
     if qos_class(pod, pod_level=pod_level) == "BestEffort":
         return None
     limit = _declared_limit(pod, "memory", pod_level)
@@ -121,9 +119,9 @@ def memory_limit(pod: Pod, *, pod_level: bool = True) -> int | None:
 
 
 def node_values(amounts: Resources, page_sizes: tuple[str, ...], *, only_cpu: bool = False) -> CgroupValues:
-    """Give the settings of a cgroup that may use these amounts as a whole, such as all pods.
+    """Return the settings of a cgroup that may use these amounts in total, such as all pods.
 
-    `only_cpu` leaves out what cannot be given back by slowing down.
+    `only_cpu` omits resources that are not compressible.
     """
     shares = shares_of(amounts["cpu"].milli) if "cpu" in amounts else None
     if only_cpu:
@@ -137,18 +135,18 @@ def node_values(amounts: Resources, page_sizes: tuple[str, ...], *, only_cpu: bo
 
 
 def weight_of_shares(shares: int) -> int:
-    """Give v2's cpu weight (1 to 10000) for v1's shares (2 to 262144)."""
+    """Return the CPU weight of v2 (1 to 10000) for the CPU shares of v1 (2 to 262144)."""
     shares = max(MIN_SHARES, min(shares, MAX_SHARES))
     return 1 + (shares - MIN_SHARES) * 9999 // (MAX_SHARES - MIN_SHARES)
 
 
 def shares_of_weight(weight: int) -> int:
-    """Give the fewest shares of v1 that make this weight of v2."""
+    """Return the smallest CPU shares of v1 that convert to this weight of v2."""
     return MIN_SHARES + bisect_left(range(MIN_SHARES, MAX_SHARES + 1), weight, key=weight_of_shares)
 
 
 def v1_writes(values: CgroupValues) -> Iterator[Write]:
-    """Say what to write in the v1 hierarchies, in this order."""
+    """Yield the writes for the v1 hierarchies, in order."""
     if values.shares:
         yield Write("cpu", "cpu.shares", str(values.shares))
     if values.quota:
@@ -164,7 +162,7 @@ def v1_writes(values: CgroupValues) -> Iterator[Write]:
 
 
 def v2_writes(values: CgroupValues) -> Iterator[Write]:
-    """Say what to write in the unified hierarchy, in this order."""
+    """Yield the writes for the unified hierarchy, in order."""
     if values.shares:
         yield Write("cpu", "cpu.weight", str(weight_of_shares(values.shares)))
     if values.quota:
@@ -183,9 +181,9 @@ def v2_writes(values: CgroupValues) -> Iterator[Write]:
 
 
 def _declared_limit(pod: Pod, resource: str, pod_level: bool) -> Quantity | None:
-    """Give the pod's limit if the whole pod, or else each of its containers, has one.
+    """Return the pod's limit if it is set at pod level or for every container, else None.
 
-    A sum over containers of which one is unbounded would bound that one too.
+    A sum over containers would also limit a container that has no limit.
     """
     whole = pod.spec.resources if pod_level and has_pod_level_resources(pod) else None
     if whole is None or not whole.limits.get(resource, _NOTHING).nanos:
@@ -206,19 +204,19 @@ _POD = "pod"
 
 
 def parse_path(path: str) -> CgroupName:
-    """Take a cgroupfs path apart; `/` and the empty text are the root."""
+    """Parse a cgroupfs path; `/` and the empty string are the root."""
     return tuple(part for part in path.split("/") if part)
 
 
 def cgroupfs_path(name: CgroupName) -> str:
-    """Write a name as the cgroupfs driver does: `/kubepods/burstable`."""
+    """Return the path of a cgroup with the cgroupfs driver: `/kubepods/burstable`."""
     return "/" + "/".join(name)
 
 
 def systemd_path(name: CgroupName) -> str:
-    """Write a name as systemd lays it out: `/kubepods.slice/kubepods-burstable.slice`.
+    """Return the path of a cgroup with the systemd driver: `/kubepods.slice/kubepods-burstable.slice`.
 
-    Raises ValueError for a part that could not be read back.
+    Raises ValueError for a part that could not be parsed back.
     """
     for part in name:
         if not part or "/" in part or "_" in part:
@@ -228,34 +226,34 @@ def systemd_path(name: CgroupName) -> str:
 
 
 def parse_systemd_path(path: str) -> CgroupName:
-    """Take a slice's path, or just its unit name, apart."""
+    """Parse the path of a slice, or its unit name alone."""
     unit = path.rpartition("/")[2].removesuffix(_SLICE)
     return tuple(part.replace("_", "-") for part in unit.split("-")) if unit else ()
 
 
 def driver_path(name: CgroupName, driver: str) -> str:
-    """Give the path of a cgroup below each hierarchy."""
+    """Return the path of a cgroup below each hierarchy."""
     return systemd_path(name) if driver == "systemd" else cgroupfs_path(name)
 
 
 def runtime_parent(name: CgroupName, driver: str) -> str:
-    """Give what the runtime takes as a sandbox's cgroup parent: a path, or the name of a slice."""
+    """Return the cgroup parent of a sandbox for the runtime: a path, or the unit name of a slice."""
     return systemd_path(name).rpartition("/")[2] if driver == "systemd" else cgroupfs_path(name)
 
 
 def last_part(folder: str, driver: str) -> str:
-    """Give the last part of the cgroup that a folder, given by its own name, is for."""
+    """Return the last part of the cgroup name for a directory's name."""
     return (parse_systemd_path(folder) or ("",))[-1] if driver == "systemd" else folder
 
 
 def pod_part(uid: str) -> str:
-    """Give the last part of a pod's cgroup; raises ValueError for a uid that is no plain name."""
+    """Return the last part of a pod's cgroup name. Raises ValueError for an invalid UID."""
     if not uid or "/" in uid or "\0" in uid or "\n" in uid:
         raise ValueError(f"{uid!r} cannot be a pod's uid")
     return _POD + uid
 
 
 def uid_of_part(part: str) -> str | None:
-    """Give the pod that a part was made for; None when it is something else's."""
+    """Return the UID of the pod that a part belongs to, or None if it is not a pod's."""
     uid = part.removeprefix(_POD)
     return uid if uid and uid != part else None

@@ -1,17 +1,16 @@
-"""The node's CPUs: who gives some of them to containers for themselves, and keeps all others off.
+"""CPU manager: allocates exclusive CPUs to containers and keeps all other containers off them.
 
-What is given is decided by `cpu_policy`, remembered in `cpu_manager_state`, and brought to the containers
-in two ways: a container is created with its set of CPUs, and whenever the shared pool changes, all that
-run on it are updated. Until then a container that just got CPUs may still see others on them; what could not
-be updated is tried again every `cpuManagerReconcilePeriod`.
+The topology manager calls it at admission, pod workers when containers start and in periodic reconciliation.
+The allocation is decided by `cpu/policy.py`, stored in `cpu_manager_state`, and applied in two ways: a
+container is created with its cpuset, and when the shared pool changes, all running containers on it are
+updated. Until then other containers may still run on newly allocated CPUs; failed updates are retried every
+`cpuManagerReconcilePeriod`.
 
-With the policy `none` containers run wherever the kernel puts them, and nothing here does anything.
+With the policy `none` containers run on any CPU, and this module does nothing.
 
-CPUs may go offline while the agent runs. They are not given out then, and containers are told only of
-those that are left: the kernel would refuse the others. What a container was given stays its own, for
-when they come back. After a restart without them the state does not fit the machine, which is said.
-
-How many CPUs are given to containers for themselves, from where, and how often that failed.
+CPUs may go offline while the kubelet runs. They are not allocated then, and cpusets contain only online CPUs,
+because the kernel would reject the others. A container keeps its allocation for when they are online again.
+After a restart without them, the state does not match the host, which is a PolicyError.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ log = get_logger(__name__)
 
 
 class CpuMetrics:
-    """The CPUs of one agent."""
+    """Metrics of the CPU manager."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, alignment: AlignmentMetrics | None = None
     ) -> None:
-        """Without a registry nobody sees the numbers."""
+        """Initialize; without a registry the metrics are not exported."""
         self._alignment = alignment or AlignmentMetrics()
         self.requests = Counter(
             "kubelet_cpu_manager_pinning_requests_total",
@@ -73,12 +72,12 @@ class CpuMetrics:
         )
 
     def expect(self) -> None:
-        """Show what a static policy counts, before it does."""
+        """Export the counters of the static policy before anything is counted."""
         self._alignment.expect("physical_cpu")
         self._alignment.expect("uncore_cache", failures=False)
 
     def given(self, policy: StaticPolicy, cpus: frozenset[int]) -> None:
-        """Count a container that was to get CPUs and has them; `cpus` are those that are new to it."""
+        """Count a container that has its exclusive CPUs; `cpus` are the newly allocated ones."""
         self.requests.inc()
         if policy.options.whole_cores:
             self._alignment.aligned("physical_cpu")
@@ -86,14 +85,14 @@ class CpuMetrics:
             self._alignment.aligned("uncore_cache")
 
     def failed(self, policy: StaticPolicy) -> None:
-        """Count a container that could not get its CPUs."""
+        """Count a container whose exclusive CPUs could not be allocated."""
         self.requests.inc()
         self.errors.inc()
         if policy.options.whole_cores:
             self._alignment.failed("physical_cpu")
 
     def show(self, policy: StaticPolicy, state: CpuState) -> None:
-        """Tell of a new state."""
+        """Update the gauges from a new state."""
         self._shared.set(1000 * len(state.shared - policy.reserved))
         exclusive = state.exclusive
         self._exclusive.set(len(exclusive))
@@ -104,26 +103,26 @@ class CpuMetrics:
 
 @dataclass(frozen=True)
 class RunningContainer:
-    """A container that runs, or is about to."""
+    """A container that runs or is about to start."""
 
     uid: str
-    """The pod's."""
+    """UID of the pod."""
     name: str
     container_id: str
 
 
 @dataclass(frozen=True)
 class CpusetUpdate:
-    """A set of CPUs (`0-3,5`) that the runtime is to be told for a container."""
+    """A cpuset (`0-3,5`) that the runtime must set for a container."""
 
     container_id: str
     cpus: str
 
 
 class CpuManager:
-    """The CPUs of one node: a provider of hints for the topology manager, and what the engine asks.
+    """CPU manager of a node: a hint provider for the topology manager, and the cpusets of containers.
 
-    All calls are quick and must come from one thread; those that change something write a small file.
+    All methods are fast and must be called from one thread; those that change the state write a small file.
     """
 
     def __init__(
@@ -134,9 +133,10 @@ class CpuManager:
         online: Callable[[], frozenset[int]] = read_online,
         metrics: CpuMetrics | None = None,
     ) -> None:
-        """Take up what an earlier agent left in the file; without a policy nobody gets CPUs.
+        """Restore the state from the file; without a policy no container gets exclusive CPUs.
 
-        Raises PolicyError when the file is damaged, another policy's, or does not fit the machine.
+        Raises PolicyError when the file is damaged, belongs to another policy, does not match the host, or
+        cannot be written.
         """
         self._file = file
         self._policy = policy
@@ -165,38 +165,38 @@ class CpuManager:
 
     @property
     def allocatable(self) -> frozenset[int]:
-        """The CPUs that containers may get for themselves, given or not; for the pod-resources API."""
+        """CPUs that can be exclusive, allocated or not; for the pod-resources API."""
         return self._policy.allocatable if self._policy else frozenset()
 
     @property
     def is_static(self) -> bool:
-        """Whether containers can get CPUs for themselves here."""
+        """Whether containers can get exclusive CPUs."""
         return self._policy is not None
 
     @property
     def holders(self) -> AbstractSet[str]:
-        """The uids of pods that have CPUs for themselves."""
+        """UIDs of pods with exclusive CPUs."""
         return self._state.assigned.keys()
 
     @property
     def shared(self) -> frozenset[int]:
-        """The pool of all containers that have no CPUs for themselves; empty with the policy `none`."""
+        """Shared pool of all containers without exclusive CPUs; empty with the policy `none`."""
         return self._state.shared
 
     def hints(self, pod: Pod, container: Container) -> Hints:
-        """Say from which NUMA nodes a container's CPUs could come."""
+        """Return the topology hints for a container's CPUs."""
         if self._policy is None:
             return {}
         return self._policy.hints(self._state, pod, container, self._offline())
 
     def pod_hints(self, pod: Pod) -> Hints:
-        """Say from which NUMA nodes the CPUs of all containers of a pod could come."""
+        """Return the topology hints for the CPUs of all containers of a pod."""
         if self._policy is None:
             return {}
         return self._policy.pod_hints(self._state, pod, self._offline())
 
     def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
-        """Give a container CPUs for itself, when it is to have some and has none; raises AllocationError."""
+        """Allocate the container's exclusive CPUs, if it needs some and has none. Raises AllocationError."""
         if self._policy is None or not self._policy.wanted(pod, container):
             return
         try:
@@ -211,7 +211,7 @@ class CpuManager:
         cpus = self.exclusive_of(pod.uid, container.name)
         self._metrics.given(self._policy, cpus)
         log.info(
-            "Gave CPUs to a container for itself",
+            "Allocated exclusive CPUs",
             pod=pod.full_name,
             podUID=pod.uid,
             containerName=container.name,
@@ -220,38 +220,38 @@ class CpuManager:
         )
 
     def exclusive_of(self, uid: str, container: str) -> frozenset[int]:
-        """Give the CPUs that a container has for itself; mostly none."""
+        """Return a container's exclusive CPUs; empty for most containers."""
         return self._state.of(uid, container) or frozenset()
 
     def has_exclusive(self, uid: str) -> bool:
-        """Whether a container of this pod has CPUs for itself: then its quota would only slow it down."""
+        """Return whether a container of the pod has exclusive CPUs: a CPU quota would only throttle it."""
         return uid in self._state.assigned
 
     def cpuset_of(self, uid: str, container: str) -> str:
-        """Give the set of CPUs that a container is to run on; empty: do not say any."""
+        """Return the cpuset that a container must run on; empty if none is to be set."""
         return cpuset.format(self._usable(uid, container, self._offline()))
 
     def forget(self, uid: str) -> None:
-        """Take back all CPUs of a pod that has ended: none of its containers runs, none will again."""
+        """Release all CPUs of a terminated pod: none of its containers runs or will run again."""
         state = self._state
         for name in state.assigned.get(uid, {}):
             state = state.without(uid, name)
         if state is not self._state:
             self._take(state)
-            log.info("Took back the CPUs of a pod", podUID=uid, shared=cpuset.format(state.shared))
+            log.info("Released exclusive CPUs", podUID=uid, shared=cpuset.format(state.shared))
 
     def keep_only(self, uids: AbstractSet[str]) -> None:
-        """Take back the CPUs of all pods but these.
+        """Release the CPUs of all pods except these.
 
-        To be called only when all sources of pods have been heard: a pod that is not known yet is not gone.
+        To be called only when all pod sources are synced: a pod that is not known yet is not gone.
         """
         for uid in self.holders - uids:
             self.forget(uid)
 
     def reconcile(self, running: Iterable[RunningContainer]) -> list[CpusetUpdate]:
-        """Say which containers have to be told other CPUs than they were last; `told` says that it is done.
+        """Return the cpuset updates that running containers need; `told` records an applied one.
 
-        `running` is all containers that run. Where there is nothing to tell, the list is empty.
+        `running` must contain all running containers. Empty if all have their cpuset.
         """
         if self._policy is None:
             return []
@@ -266,29 +266,29 @@ class CpuManager:
                 told[each.container_id] = self._told[each.container_id]
             if cpus and told.get(each.container_id) != cpus:
                 updates.append(CpusetUpdate(each.container_id, cpus))
-        # What does not run any more need not be remembered.
+        # Drop the records of containers that no longer run.
         self._told = told
         return updates
 
     def told(self, update: CpusetUpdate) -> None:
-        """Note that the runtime has taken an update, or has created a container with these CPUs."""
+        """Record that the runtime has applied an update, or created a container with these CPUs."""
         self._told[update.container_id] = update.cpus
 
     def _offline(self) -> frozenset[int]:
         online = self._online() if self._policy else frozenset()
-        # Where the kernel tells nothing, all are.
+        # All CPUs are online if the kernel does not list them.
         return self._policy.topology.all - online if self._policy and online else frozenset()
 
     def _usable(self, uid: str, container: str, offline: frozenset[int]) -> frozenset[int]:
         own = self._state.of(uid, container) or frozenset()
-        # When all of its own are offline, a container must run somewhere; and a set that has none left
-        # is told as it is rather than not at all.
+        # A container whose exclusive CPUs are all offline runs on the shared pool; if that is offline too,
+        # the unfiltered set is used rather than no set.
         return own - offline or self._state.shared - offline or own or self._state.shared
 
     def _speak_of(self, offline: frozenset[int]) -> None:
         lost = offline & self._state.exclusive
         if lost and lost != self._lost:
-            log.error(None, "CPUs that containers have for themselves are offline", cpus=cpuset.format(lost))
+            log.error(None, "Exclusive CPUs are offline", cpus=cpuset.format(lost))
         self._lost = lost
 
     def _take(self, state: CpuState) -> None:
@@ -298,12 +298,12 @@ class CpuManager:
         self._save()
 
     def _save(self) -> None:
-        """Write the state down; if that fails, containers keep their CPUs, and it is tried again."""
+        """Write the state; after a failure containers keep their CPUs, and `reconcile` retries the write."""
         try:
             write_state(self._file, self._name, self._state)
         except OSError as err:
             if not self._unsaved:
-                log.error(err, "Cannot remember who has which CPUs", file=str(self._file))
+                log.error(err, "Failed to write CPU manager state", path=str(self._file))
             self._unsaved = True
         else:
             self._unsaved = False
@@ -317,9 +317,9 @@ def open_cpu_manager(
     metrics: CpuMetrics | None = None,
     system: Path = SYSTEM,
 ) -> CpuManager:
-    """Make the CPU manager that the configuration asks for; raises PolicyError.
+    """Create the configured CPU manager. Raises PolicyError.
 
-    `pod_level` is the gate PodLevelResources; `system` is where the kernel tells of its CPUs.
+    `pod_level` is the feature gate PodLevelResources; `system` is /sys/devices/system.
     """
     file = root_dir / FILE_NAME
     if config.cpu_manager_policy != "static":
@@ -328,7 +328,7 @@ def open_cpu_manager(
     check_machine(topology, options)
     reserved = reserve(topology, config, options)
     log.info(
-        "CPUs can be given to containers for themselves",
+        "Enabled static CPU manager policy",
         all=cpuset.format(topology.all),
         reserved=cpuset.format(reserved),
         nodes=len(topology.nodes),

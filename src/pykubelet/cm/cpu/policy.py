@@ -1,31 +1,21 @@
-"""The static policy: which containers get CPUs for themselves, and which ones. Pure functions of the state.
+"""Static CPU manager policy: which containers get exclusive CPUs, and which ones. Pure functions.
 
-A container gets CPUs of its own when its pod is Guaranteed and it asks for a whole number of them. All
-others run on what is left, the shared pool. CPUs reserved for the system are part of that pool but never
-given to one container; with strict-cpu-reservation they are not in the pool either.
+A container gets exclusive CPUs if its pod is Guaranteed and it requests a whole number of CPUs. All others
+run on the remaining CPUs, the shared pool. CPUs reserved for the system are part of that pool but never
+exclusive; with strict-cpu-reservation they are not in the pool either. Init containers end before the others
+start, so their CPUs are reused first for later containers; those of sidecars are not. Pods with pod-level
+resources get no exclusive CPUs (that is upstream's alpha gate PodLevelResourceManagers).
 
-Init containers end before the others start, so what they had is given first to those that come after
-them; sidecars stay, so theirs is not. Pods with resources as a whole get no CPUs of their own (that is the
-reference's alpha gate PodLevelResourceManagers).
+CPUs close to each other work together best, and the fewer groups are broken up, the more stay complete for
+others. So whole sockets and NUMA nodes are taken first, then whole cores, then single threads; among
+candidates, the one with the fewest free CPUs. Ties go to the lower number: the same host in the same state
+always yields the same CPUs, which are upstream's.
 
-Which CPUs to take for a container that gets some for itself: a pure function.
-
-The nearer CPUs are to each other, the better they work together, and the fewer pieces are broken, the
-more is left whole for others. So whole sockets and NUMA nodes are taken first, then whole cores, then
-single threads; and of several that would do, always from what has the least left free. Ties go to the
-lower number: the same machine in the same state always gives the same CPUs, the ones that the reference
-gives.
-
-Options bend this: `spread` (distribute-cpus-across-cores) takes threads of different cores, `by_cache`
-(prefer-align-cpus-by-uncorecache) fills caches before cores, and `across_nodes`
-(distribute-cpus-across-numa) takes equally from several NUMA nodes, see `cpu_distribute`.
-
-Taking CPUs equally from several NUMA nodes, for the option `distribute-cpus-across-numa`.
-
-A program that runs on two NUMA nodes is as slow as the one with fewer CPUs. So when a request does not
-fit into one node, it is split evenly among the fewest nodes that can give equal parts; what cannot be
-divided goes where it leaves the machine most balanced: where the numbers of CPUs left free on the nodes
-deviate least from each other.
+Options change this: `spread` (distribute-cpus-across-cores) takes threads of different cores, `by_cache`
+(prefer-align-cpus-by-uncorecache) fills caches before cores, and `across_nodes` (distribute-cpus-across-numa)
+takes equally from several NUMA nodes. A process on two NUMA nodes is as slow as the node with fewer CPUs, so
+a request that does not fit into one node is split evenly among the fewest nodes that have equal parts; the
+remainder is taken where the numbers of free CPUs per node then deviate least from each other.
 """
 
 from __future__ import annotations
@@ -47,18 +37,18 @@ from pykubelet.config.types import KubeletConfiguration
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
-    """The options of the static policy (`cpuManagerPolicyOptions`), by what they do."""
+    """Options of the static policy (`cpuManagerPolicyOptions`)."""
 
     whole_cores: bool = False
-    """full-pcpus-only: refuse what would share a core with others."""
+    """full-pcpus-only: reject requests that would share a core with others."""
     across_nodes: bool = False
     """distribute-cpus-across-numa."""
     by_socket: bool = False
-    """align-by-socket: NUMA nodes of one socket count as near enough."""
+    """align-by-socket: NUMA nodes of one socket count as aligned."""
     spread: bool = False
     """distribute-cpus-across-cores."""
     strict_reservation: bool = False
-    """strict-cpu-reservation: reserved CPUs are not for pods at all."""
+    """strict-cpu-reservation: pods do not use reserved CPUs at all."""
     by_cache: bool = False
     """prefer-align-cpus-by-uncorecache."""
 
@@ -71,7 +61,7 @@ def take_packed(
     spread: bool = False,
     by_cache: bool = False,
 ) -> frozenset[int]:
-    """Take this many of the available CPUs, as close together as can be; raises AllocationError."""
+    """Return `count` of the available CPUs, as close together as possible. Raises AllocationError."""
     search = _Search(topology, available, count)
     search.take_whole(search.outer)
     search.take_whole(search.inner)
@@ -84,19 +74,19 @@ def take_packed(
 
 
 def order_nodes(topology: CpuTopology, available: frozenset[int]) -> list[int]:
-    """Give the NUMA nodes that have CPUs available: those with the fewest first."""
+    """Return the NUMA nodes with available CPUs, those with the fewest first."""
     return _Search(topology, available, 0).order("node")
 
 
 class _Search:
-    """What is still free and needed while CPUs are being taken."""
+    """Search for CPUs: those still free, those taken, and the number still needed."""
 
     def __init__(self, topology: CpuTopology, available: frozenset[int], count: int) -> None:
         self.topology = topology
         self.free = set(available & topology.all)
         self.needed = max(0, count)
         self.taken: set[int] = set()
-        # Usually a socket has one or several NUMA nodes; on some machines it is the other way round.
+        # Usually a socket has one or several NUMA nodes; on some hosts a node has several sockets.
         nodes_contain_sockets = len(topology.sockets) >= len(topology.nodes)
         self.outer: Level = "node" if nodes_contain_sockets else "socket"
         self.inner: Level = "socket" if nodes_contain_sockets else "node"
@@ -111,14 +101,14 @@ class _Search:
         self.needed -= len(cpus)
 
     def take_whole(self, level: Level) -> None:
-        """Take all of a socket, node, cache or core, as long as that much is needed."""
+        """Select whole sockets, nodes, caches or cores, as long as that many CPUs are needed."""
         whole, free = self.topology.groups(level), self.topology.groups(level, self.free)
         for group in self.order(level):
             if free[group] == whole[group] and self.needed >= len(whole[group]):
                 self.take(whole[group])
 
     def take_caches(self) -> None:
-        """Take whole caches, and the rest from one cache if one has it."""
+        """Select whole caches, and the remainder from one cache if it has enough."""
         for cache in self.order("cache"):
             if self.needed >= self.topology.cpus_per_cache:
                 self.take_whole("cache")
@@ -126,14 +116,14 @@ class _Search:
                 self._take_from_cache(cache)
 
     def take_threads(self, *, spread: bool) -> None:
-        """Take single CPUs: those of broken cores first, or one core after the other when they are spread."""
+        """Select single CPUs: of partly used cores first, or if `spread`, in numeric order per socket."""
         level: Level = "socket" if spread else "core"
         groups = self.topology.groups(level, self.free)
         threads = [cpu for group in self.order(level) for cpu in sorted(groups[group])]
         self.take(frozenset(threads[: self.needed]))
 
     def order(self, level: Level) -> list[int]:
-        """Give all groups of a level that have free CPUs: by what is free around them, then in them."""
+        """Return the groups with free CPUs, ordered by the free CPUs around them, then those in them."""
         match level:
             case self.outer:
                 return self._fewest_first(level, self.free)
@@ -158,14 +148,14 @@ class _Search:
         chosen = sorted(cores)[: -(-self.needed // threads)]
         cpus = sorted(cpu for core in chosen for cpu in cores[core])
         if threads > 1 and self.needed % 2 and len(cpus) > self.needed:
-            # An odd number leaves one thread of the last core to others.
+            # An odd number leaves one thread of the last core free.
             cpus.pop()
         if len(cpus) == self.needed:
             self.take(frozenset(cpus))
 
 
 def take(topology: CpuTopology, available: frozenset[int], count: int, options: CpuOptions) -> frozenset[int]:
-    """Take this many of the available CPUs, the way the options want it; raises AllocationError."""
+    """Return `count` of the available CPUs, selected as the options require. Raises AllocationError."""
     if not options.across_nodes:
         return take_packed(topology, available, count, spread=options.spread, by_cache=options.by_cache)
     unit = topology.cpus_per_core if options.whole_cores else 1
@@ -183,10 +173,10 @@ def take(topology: CpuTopology, available: frozenset[int], count: int, options: 
 
 @dataclass(frozen=True)
 class _Split:
-    """A way to divide a request, and how unbalanced it would leave the machine."""
+    """A division of a request among NUMA nodes, and the imbalance that it would leave."""
 
     parts: list[tuple[int, int]]
-    """NUMA nodes, each with the number of CPUs to take at once; nodes may repeat."""
+    """NUMA nodes, each with the number of CPUs to take in one step; nodes may repeat."""
     imbalance: float
 
 
@@ -203,14 +193,14 @@ def _best_split(topology: CpuTopology, available: frozenset[int], count: int, un
             for nodes in combinations(ordered, size)
             if (split := _split_among(nodes, free, count, unit)) is not None
         )
-        # The first of the best: the order of nodes decides between equals.
+        # The first of the best: the order of nodes breaks ties.
         if (best := min(splits, key=lambda split: split.imbalance, default=None)) is not None:
             return best
     return None
 
 
 def _split_among(nodes: tuple[int, ...], free: dict[int, int], count: int, unit: int) -> _Split | None:
-    """Divide a request evenly among these nodes; None when they cannot give their parts."""
+    """Divide a request evenly among these nodes; None if they do not have their parts free."""
     share = count // len(nodes) // unit * unit
     whole_units = sum(free[node] // unit * unit for node in nodes)
     if whole_units < count or any(free[node] < share for node in nodes):
@@ -223,7 +213,7 @@ def _split_among(nodes: tuple[int, ...], free: dict[int, int], count: int, unit:
     givers = [node for node in nodes if left[node] >= unit]
     splits = (
         _Split(parts + extra, _deviation(after))
-        # As many nodes as possible share the rest, among equals.
+        # Ties go to as many nodes as possible sharing the remainder.
         for size in range(len(givers), 0, -1)
         for subset in combinations(givers, size)
         for extra, after in _deal(subset, left, rest, unit)
@@ -234,7 +224,7 @@ def _split_among(nodes: tuple[int, ...], free: dict[int, int], count: int, unit:
 def _deal(
     nodes: tuple[int, ...], left: dict[int, int], rest: int, unit: int
 ) -> Iterator[tuple[list[tuple[int, int]], dict[int, int]]]:
-    """Take the rest from these nodes in turn, one unit at a time; nothing when they have not enough."""
+    """Yield the remainder, taken from these nodes in turn by one unit; nothing if they have too few."""
     if sum(left[node] // unit * unit for node in nodes) < rest:
         return
     after, extra = dict(left), []
@@ -248,7 +238,7 @@ def _deal(
 
 
 def _deviation(left: dict[int, int]) -> float:
-    """The standard deviation, rounded like the reference's so that the same splits are equally good."""
+    """Return the standard deviation, rounded like upstream's so that the same splits are ties."""
     mean = _thousandths(sum(left.values()) / len(left))
     return _thousandths(math.sqrt(sum((amount - mean) ** 2 for amount in left.values()) / len(left)))
 
@@ -275,27 +265,27 @@ _OPTIONS = {
 
 
 def read_options(texts: Mapping[str, str]) -> CpuOptions:
-    """Read `cpuManagerPolicyOptions`, which `config` has checked: names, gates, values and conflicts."""
+    """Parse `cpuManagerPolicyOptions`; `config` has validated names, gates, values and conflicts."""
     return CpuOptions(**{_OPTIONS[name]: text in _TRUE for name, text in texts.items()})
 
 
 @dataclass(frozen=True)
 class StaticPolicy:
-    """What the policy knows of the machine and the configuration; neither changes while the agent runs."""
+    """Static policy for a host and a configuration, neither of which changes while the kubelet runs."""
 
     topology: CpuTopology
     reserved: frozenset[int]
     options: CpuOptions = field(default_factory=CpuOptions)
     pod_level: bool = True
-    """The gate PodLevelResources."""
+    """Feature gate PodLevelResources."""
 
     @property
     def allocatable(self) -> frozenset[int]:
-        """The CPUs that containers may get for themselves, when nobody has any."""
+        """CPUs that can be exclusive, allocated or not."""
         return self.topology.all - self.reserved
 
     def start(self, found: CpuState | None) -> CpuState:
-        """Check what an earlier agent left behind, or begin anew; raises PolicyError (without the file)."""
+        """Return the restored state, or an initial one. Raises PolicyError (without the path) if invalid."""
         pool = self.allocatable if self.options.strict_reservation else self.topology.all
         if found is None or found == CpuState():
             return CpuState(pool)
@@ -304,14 +294,14 @@ class StaticPolicy:
         return found
 
     def wanted(self, pod: Pod, container: Container) -> int:
-        """Give how many CPUs a container is to have for itself; mostly none."""
+        """Return the number of exclusive CPUs that a container needs; 0 for most containers."""
         if has_pod_level_resources(pod) or qos_class(pod, pod_level=self.pod_level) != "Guaranteed":
             return 0
         request = container.resources.requests.get("cpu", _NOTHING)
         return int(request) if int(request) * 1000 == request.milli else 0
 
     def wanted_by_pod(self, pod: Pod) -> int:
-        """Give how many CPUs the pod's containers need at the same time, at most."""
+        """Return the maximum number of exclusive CPUs that the pod's containers need at the same time."""
         sidecars = most = 0
         for container in pod.spec.init_containers:
             count = self.wanted(pod, container)
@@ -329,7 +319,10 @@ class StaticPolicy:
         chosen: TopologyHint,
         offline: frozenset[int] = frozenset(),
     ) -> CpuState:
-        """Give a container its CPUs, from the chosen NUMA nodes first; raises AllocationError."""
+        """Return the state with the container's CPUs, from the chosen NUMA nodes first.
+
+        Raises AllocationError.
+        """
         count = self.wanted(pod, container)
         if not count:
             return state
@@ -345,14 +338,14 @@ class StaticPolicy:
         whole = self._whole_cores(free, count) if self.options.whole_cores else free
         taken = self._choose(free, count, chosen)
         if self.options.whole_cores and self.topology.cores_of(taken) != taken:
-            # Single threads, such as those next to reserved ones, were in the way.
+            # Single threads, such as siblings of reserved CPUs, were selected: use whole cores only.
             taken = self._choose(whole, count, chosen)
         return state.with_assigned(pod.uid, container.name, taken)
 
     def hints(
         self, state: CpuState, pod: Pod, container: Container, offline: frozenset[int] = frozenset()
     ) -> Hints:
-        """Say from which NUMA nodes a container's CPUs could come."""
+        """Return the topology hints for a container's CPUs."""
         count = self.wanted(pod, container)
         if not count:
             return {}
@@ -362,7 +355,7 @@ class StaticPolicy:
         return {"cpu": self._hints(self._available(state, offline), again, count)}
 
     def pod_hints(self, state: CpuState, pod: Pod, offline: frozenset[int] = frozenset()) -> Hints:
-        """Say from which NUMA nodes the CPUs of all the pod's containers could come together."""
+        """Return the topology hints for the CPUs of all the pod's containers together."""
         count = self.wanted_by_pod(pod)
         if not count:
             return {}
@@ -393,7 +386,7 @@ class StaticPolicy:
         return taken | take(self.topology, free - taken, count - len(taken), self.options)
 
     def _whole_cores(self, free: frozenset[int], count: int) -> frozenset[int]:
-        """Give the CPUs of cores that are free as a whole; raises AllocationError when there are too few."""
+        """Return the CPUs of completely free cores. Raises AllocationError if there are too few."""
         cores = self.topology.groups("core").values()
         whole = frozenset(cpu for core in cores if core <= free for cpu in core)
         if count > len(whole):
@@ -405,7 +398,7 @@ class StaticPolicy:
         return whole
 
     def _hints(self, available: frozenset[int], needed: frozenset[int], count: int) -> list[TopologyHint]:
-        """Give all sets of nodes that have enough; those with CPUs that are `needed` must be in each."""
+        """Return a hint for each node set with enough CPUs that includes the nodes of all `needed` CPUs."""
         of_node = self.topology.groups("node")
         must = frozenset(self.topology.groups("node", needed))
         usable = self.topology.groups("node", available | needed)
@@ -426,7 +419,7 @@ class StaticPolicy:
         return len(self.topology.sockets_of(nodes)) == -(-fewest // per_socket)
 
     def _problem(self, found: CpuState, pool: frozenset[int]) -> str | None:
-        """Say what in a state does not fit this machine and configuration."""
+        """Return the reason why a state does not match this host and configuration, or None."""
         kept, shared = cpuset.format(self.reserved), cpuset.format(found.shared)
         if self.options.strict_reservation and self.reserved & found.shared:
             return f"reserved CPUs {kept} are in the pool for pods ({shared}), against strict-cpu-reservation"
@@ -444,7 +437,7 @@ class StaticPolicy:
 
 
 def reusable(state: CpuState, pod: Pod, container: Container) -> frozenset[int]:
-    """Give the CPUs of init containers that will have ended when this container starts."""
+    """Return the CPUs of init containers that will have ended when this container starts."""
     left: frozenset[int] = frozenset()
     for before in pod.spec.init_containers:
         if before.name == container.name:
@@ -459,9 +452,9 @@ def reusable(state: CpuState, pod: Pod, container: Container) -> frozenset[int]:
 
 
 def reserve(topology: CpuTopology, config: KubeletConfiguration, options: CpuOptions) -> frozenset[int]:
-    """Choose the CPUs that no container gets for itself: the named ones, or as many as are reserved.
+    """Return the CPUs that are never exclusive: the named ones, or as many as are reserved.
 
-    Raises PolicyError when the machine does not have them, or when nothing is reserved.
+    Raises PolicyError if the host does not have them, or if nothing is reserved.
     """
     if named := cpuset.parse(config.reserved_system_cpus):
         if missing := named - topology.all:
@@ -489,7 +482,7 @@ def reserve(topology: CpuTopology, config: KubeletConfiguration, options: CpuOpt
 
 
 def check_machine(topology: CpuTopology, options: CpuOptions) -> None:
-    """Raise PolicyError when an option is not one for this machine."""
+    """Raise PolicyError if the host does not support an option."""
     if options.by_socket and len(topology.sockets) > len(topology.nodes):
         raise PolicyError(
             f"align-by-socket is not for this machine, with {len(topology.sockets)} sockets but only "

@@ -1,9 +1,9 @@
-"""Who has which CPUs, and the file that remembers it over a restart of the agent: `cpu_manager_state`.
+"""State of the CPU manager: exclusive CPUs by container, and their checkpoint file `cpu_manager_state`.
 
-The file is the reference's, checksum and all, so that a node with pinned containers can be handed over in
-either direction. The checksum is a hash of what the reference's own data would print like; it changes
-with any edit by hand, which is its purpose. A file that does not fit is never repaired by guessing:
-CPUs that a running container believes to have for itself would go to another one.
+The file has upstream's format and checksum, so that a node with pinned containers can be handed over in
+either direction. The checksum is a hash of upstream's data as Go prints it; its purpose is to detect manual
+edits. An invalid file is never repaired: CPUs that a running container uses exclusively could be allocated to
+another one.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ REMEDY = "drain the node, delete the file and start again"
 Assignments = Mapping[str, Mapping[str, frozenset[int]]]
 _PRIVATE = 0o600
 _KINDS = ("CPUManagerCheckpoint", "CPUManagerCheckpointV2")
-"""Names that the reference has had for its data; they are in the checksum. It writes the first."""
+"""Names that upstream has used for its data type; they are part of the checksum. It writes the first."""
 _POD_ENTRIES = " PodEntries:(state.PodCPUAssignments)map[]"
-"""What the alpha gate PodLevelResourceManagers adds, while no pod has CPUs as a whole."""
+"""Addition to the checksummed text by the alpha gate PodLevelResourceManagers, without pod-level CPUs."""
 
 
 @dataclass(frozen=True)
 class CpuState:
-    """The CPUs of containers that have some for themselves, and the pool that all others share.
+    """Exclusive CPUs of containers, and the pool shared by all others.
 
-    Containers of one pod that never run at the same time may have the same CPUs; nobody else does.
+    Containers of one pod that never run at the same time may have the same CPUs; other containers never do.
     """
 
     shared: frozenset[int] = frozenset()
     assigned: Assignments = field(default_factory=dict)
-    """By uid of the pod, then by name of the container."""
+    """CPUs by pod UID and container name."""
 
     def of(self, uid: str, container: str) -> frozenset[int] | None:
-        """Give the CPUs that a container has for itself; None when it has none."""
+        """Return a container's exclusive CPUs, or None."""
         return self.assigned.get(uid, {}).get(container)
 
     @property
     def exclusive(self) -> frozenset[int]:
-        """All CPUs that some container has for itself."""
+        """All CPUs that are exclusive to some container."""
         return frozenset().union(*(cpus for pod in self.assigned.values() for cpus in pod.values()))
 
     def with_assigned(self, uid: str, container: str, cpus: frozenset[int]) -> CpuState:
-        """Take CPUs out of the shared pool, for a container."""
+        """Return the state with CPUs moved from the shared pool to a container."""
         mine = {**self.assigned.get(uid, {}), container: cpus}
         return CpuState(self.shared - cpus, {**self.assigned, uid: mine})
 
     def without(self, uid: str, container: str) -> CpuState:
-        """Put a container's CPUs back into the shared pool, but for those that its pod still uses."""
+        """Return the state with a container's CPUs released, except those that its pod still uses."""
         if (cpus := self.of(uid, container)) is None:
             return self
         left = {name: used for name, used in self.assigned[uid].items() if name != container}
@@ -66,9 +66,9 @@ class CpuState:
 
 
 def read_state(file: Path, policy: str) -> CpuState | None:
-    """Read what an agent with the same policy left behind; None when there is no file.
+    """Read the state of a kubelet process with the same policy; None if the file does not exist.
 
-    Raises PolicyError when the file is damaged, or another policy's.
+    Raises PolicyError when the file is unreadable, damaged, or belongs to another policy.
     """
     try:
         document = file.read_bytes()
@@ -80,12 +80,12 @@ def read_state(file: Path, policy: str) -> CpuState | None:
 
 
 def write_state(file: Path, policy: str, state: CpuState) -> None:
-    """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
+    """Replace the file atomically. Raises OSError."""
     write_atomically(file, encode(policy, state), _PRIVATE)
 
 
 def encode(policy: str, state: CpuState) -> bytes:
-    """Give the file's content."""
+    """Return the file's content."""
     entries = {
         uid: {name: cpuset.format(cpus) for name, cpus in sorted(containers.items())}
         for uid, containers in sorted(state.assigned.items())

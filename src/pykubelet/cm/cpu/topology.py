@@ -1,12 +1,11 @@
-"""Which CPUs of the machine share a core, a cache, a NUMA node, a socket.
+"""CPU topology of the host: cores, caches, NUMA nodes and sockets.
 
-Giving out CPUs well means knowing who their neighbours are. The facts come from files below
-/sys/devices/system and nothing else, so that a test can make up any machine. A *CPU* is what the kernel
-counts, one thread of a core. Only CPUs that are online count: the others cannot run anything.
+The data comes only from files below /sys/devices/system, so that tests can define any host. A *CPU* is a
+logical CPU of the kernel, one thread of a core. Only online CPUs count: the others cannot run anything.
 
-Numbers of cores are their lowest CPU, because the kernel's own repeat from socket to socket. The cache
-that matters is the last one (beyond level 2) where a NUMA node has several of them; where all CPUs of a
-node share one, or nothing is told, the socket stands for it.
+The number of a core is its lowest CPU, because the kernel's core IDs repeat in each socket. The relevant
+cache is the last one (level 3 or higher) if a NUMA node has several of them; if all CPUs of a node share one,
+or nothing is reported, the number of the socket is used.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FIRST_SHARED_CACHE = 3
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Where a CPU is."""
+    """Location of a CPU."""
 
     core: int
     cache: int
@@ -39,37 +38,37 @@ class Cpu:
 
 @dataclass(frozen=True)
 class CpuTopology:
-    """All CPUs of a machine; the counts are of what has at least one of them."""
+    """Topology of all CPUs of a host; it contains only groups with at least one of them."""
 
     cpus: dict[int, Cpu]
 
     @cached_property
     def all(self) -> frozenset[int]:
-        """Every CPU there is."""
+        """All CPUs."""
         return frozenset(self.cpus)
 
     @cached_property
     def nodes(self) -> frozenset[int]:
-        """The NUMA nodes that have CPUs."""
+        """NUMA nodes with CPUs."""
         return frozenset(cpu.node for cpu in self.cpus.values())
 
     @cached_property
     def sockets(self) -> frozenset[int]:
-        """The sockets that have CPUs."""
+        """Sockets with CPUs."""
         return frozenset(cpu.socket for cpu in self.cpus.values())
 
     @cached_property
     def cpus_per_core(self) -> int:
-        """How many threads a core has; rounded down where cores differ."""
+        """Threads per core, rounded down if cores differ."""
         return len(self.cpus) // len({cpu.core for cpu in self.cpus.values()})
 
     @cached_property
     def cpus_per_cache(self) -> int:
-        """How many CPUs share a cache; rounded down where caches differ."""
+        """CPUs per cache, rounded down if caches differ."""
         return len(self.cpus) // len({cpu.cache for cpu in self.cpus.values()})
 
     def groups(self, level: Level, cpus: Iterable[int] | None = None) -> dict[int, frozenset[int]]:
-        """Sort these CPUs, or all, by what they share; CPUs that the machine does not have are left out."""
+        """Return these CPUs, or all, grouped by level; CPUs that the host does not have are omitted."""
         found: dict[int, set[int]] = {}
         for cpu in self.cpus if cpus is None else cpus:
             if cpu in self.cpus:
@@ -77,22 +76,22 @@ class CpuTopology:
         return {group: frozenset(members) for group, members in found.items()}
 
     def sockets_of(self, nodes: Iterable[int]) -> frozenset[int]:
-        """Give the sockets that these NUMA nodes lie in."""
+        """Return the sockets of these NUMA nodes."""
         wanted = frozenset(nodes)
         return frozenset(cpu.socket for cpu in self.cpus.values() if cpu.node in wanted)
 
     def cores_of(self, cpus: Iterable[int]) -> frozenset[int]:
-        """Give these CPUs and all that share a core with one of them."""
+        """Return these CPUs and all that share a core with one of them."""
         cores = {self.cpus[cpu].core for cpu in cpus}
         return frozenset(number for number, cpu in self.cpus.items() if cpu.core in cores)
 
     def share_cache(self, cpus: Iterable[int]) -> bool:
-        """Whether all these CPUs are behind one cache."""
+        """Return whether all these CPUs share one cache."""
         return len({self.cpus[cpu].cache for cpu in cpus}) <= 1
 
 
 def read_topology(system: Path = SYSTEM) -> CpuTopology:
-    """Read how the machine's online CPUs are arranged; raises PolicyError."""
+    """Read the topology of the host's online CPUs. Raises PolicyError."""
     online = read_online(system)
     members = _node_members(system)
     placed: dict[int, tuple[int, int, int]] = {}
@@ -101,7 +100,7 @@ def read_topology(system: Path = SYSTEM) -> CpuTopology:
         core, socket = _number(topology / "core_id"), _number(topology / "physical_package_id")
         if core is None or socket is None or (online and number not in online):
             continue
-        # A kernel without NUMA has no folder of nodes; then each socket is taken for one.
+        # A kernel without NUMA has no directory of nodes; each socket then counts as a node.
         node = members.get(number) if members else socket
         if node is not None:
             placed[number] = (node, socket, core)
@@ -123,7 +122,7 @@ def read_topology(system: Path = SYSTEM) -> CpuTopology:
 
 
 def read_online(system: Path = SYSTEM) -> frozenset[int]:
-    """Give the CPUs that are online now; none where the kernel does not tell, because it never changes."""
+    """Return the online CPUs; empty if the kernel does not list them, because they never change then."""
     with suppress(OSError, ValueError):
         return cpuset.parse((system / "cpu/online").read_text().strip())
     return frozenset()
@@ -139,7 +138,7 @@ def _node_members(system: Path) -> dict[int, int]:
 
 
 def _shared_cache(folder: Path, cpus_of_node: int) -> int | None:
-    """Give the last cache's number, unless all CPUs of the node share it or it is not told."""
+    """Return the ID of the last cache, or None if all CPUs of the node share it or it is unknown."""
     for index in _numbered(folder, "index"):
         cache = folder / f"index{index}"
         if (_number(cache / "level") or 0) < _FIRST_SHARED_CACHE:

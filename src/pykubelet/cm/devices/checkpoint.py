@@ -1,9 +1,9 @@
-"""What outlives the agent: the file `kubelet_internal_checkpoint`, in the reference's own format.
+"""Checkpoint of the device manager: the file `kubelet_internal_checkpoint`, in upstream's format.
 
-It says which container has which devices and what its plugin answered, so that a container that is started
-again by another agent gets the same. The checksum is a hash of how Go's debugging printer shows the data;
-a node can be handed over in both directions. A file that was damaged is never guessed about: a device that
-is in use would be given to a second container.
+It records the devices of each container and the Allocate response of their plugin, so that a container
+restarted by another kubelet process gets the same. The checksum is a hash of the data as Go's debugging
+printer shows it; a node can be handed over in both directions. A damaged file is an error, because guessing
+could allocate a device that is in use to a second container.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _File(msgspec.Struct):
 
 
 def read_checkpoint(path: Path) -> DeviceRegistry:
-    """Read the file; without one nobody has anything. Raises PolicyError when it is not sound."""
+    """Read the file; an empty registry if it does not exist. Raises PolicyError if it is invalid."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -58,12 +58,12 @@ def read_checkpoint(path: Path) -> DeviceRegistry:
 
 
 def write_checkpoint(path: Path, content: bytes) -> None:
-    """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
+    """Replace the file atomically. Raises OSError."""
     write_atomically(path, content, _PRIVATE)
 
 
 def decode(content: bytes) -> DeviceRegistry:
-    """Read a file's content; raises ValueError saying what is wrong."""
+    """Parse the file's content. Raises ValueError with the cause."""
     try:
         found = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
@@ -80,7 +80,7 @@ def decode(content: bytes) -> DeviceRegistry:
 
 
 def encode(table: DeviceRegistry) -> bytes:
-    """Give the file's content; the same table gives the same bytes."""
+    """Return the file's content; equal registries yield equal bytes."""
     entries = [
         _Entry(
             holder.uid,

@@ -1,12 +1,13 @@
-"""Devices for containers: what plugins offer is given out, remembered, and taken back when pods have gone.
+"""Device manager: allocates the devices of device plugins to containers, and releases them with their pods.
 
-    device_plugins    plugins come and go, and list their devices      -> device_table
-    hints, allocate   at admission: who gets which (`device_hints`, `device_choice`), then the plugin is asked
-    grants            at each start of a container: device nodes, mounts, environment (`device_grants`)
-    device_checkpoint who has what, on disk before the pod is admitted
+    plugins           plugins register, disconnect, and list their devices -> registry
+    hints, allocate   at admission: selection of devices (`selection`), then the plugin's Allocate call
+    grants            at each container start: device nodes, mounts, environment
+    checkpoint        allocations, on disk before the pod is admitted
 
-A container keeps its devices for the pod's life: over restarts of itself, of the plugin and of the agent.
-A plugin that hangs, dies or lies makes pods that need it fail with its words, and holds up nobody else.
+A container keeps its devices for the pod's life: across restarts of itself, of the plugin and of the kubelet.
+A plugin that hangs, crashes or returns invalid responses fails the pods that need it, with its error, and
+blocks no others.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ _FOLDER_MODE = 0o750
 
 
 class PodFacts(Protocol):
-    """What is known of pods elsewhere."""
+    """State of pods that other components provide."""
 
     def active(self) -> Collection[str] | None:
-        """Give the uids of the pods that may have devices; None while some sources have not been heard."""
+        """Return the UIDs of the pods that may have devices, or None until all pod sources are synced."""
 
     def running_before(self, uid: str) -> Collection[str]:
-        """Give a pod's containers that run since an earlier agent; none once this one has admitted it."""
+        """Return a pod's containers that an earlier kubelet process started; empty once it is admitted."""
 
 
 def _nothing(uids: frozenset[str]) -> None:
-    """Tell nobody."""
+    """Ignore the change."""
 
 
 class DeviceManager:
-    """The devices of one node, while it is `serving`."""
+    """Device manager of a node, while it is `serving`."""
 
     def __init__(
         self,
@@ -73,10 +74,10 @@ class DeviceManager:
         metrics: DeviceMetrics | None = None,
         changed: Callable[[frozenset[str]], None] = _nothing,
     ) -> None:
-        """Take the folder of device plugins and the machine's NUMA nodes.
+        """Initialize with the directory of device plugins and the host's NUMA nodes.
 
-        `changed` is called whenever the amounts of devices may be others than before, with the uids of
-        pods to whose devices something happened.
+        `changed` is called when the number of devices may have changed, with the UIDs of pods whose devices
+        changed.
         """
         self._folder = folder
         self._numa_nodes = numa_nodes
@@ -89,17 +90,20 @@ class DeviceManager:
         self._saving = asyncio.Lock()
         self._saved = b""
         self._awaits_until: float | None = None
-        """Loop time until which pods wait for plugins that were here before the kubelet started."""
+        """Loop time until which pods wait for plugins that were registered before the kubelet started."""
         self._news = asyncio.Event()
-        """Set, and replaced by a new one, whenever a plugin has registered, listed devices or gone."""
+        """Set, and replaced by a new one, whenever a plugin registered, listed devices or disconnected."""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Be there for plugins and pods; raises PolicyError when the checkpoint is not sound, and OSError."""
+        """Serve plugins and pods within the block.
+
+        Raises PolicyError when the checkpoint is invalid, and OSError.
+        """
         self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         share_with_containers(self._folder)
         self._table = read_checkpoint(self._folder / FILE_NAME)
-        # Plugins take the disappearance of their socket as the sign to register anew.
+        # Plugins register again when their socket is removed.
         for path in self._folder.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
@@ -116,20 +120,20 @@ class DeviceManager:
 
     @property
     def handler(self) -> PluginHandler:
-        """Give who takes plugins of the type `DevicePlugin`, while it is `serving`."""
+        """Handler of plugins of the type `DevicePlugin`, while it is `serving`."""
         assert self._plugins is not None
         return self._plugins
 
     def registration_problem(self) -> str | None:
-        """Say why plugins cannot register now; None when they can."""
+        """Return the reason why plugins cannot register now, or None."""
         if self._plugins is not None:
             return None
         return "device registration error: no device plugins can register, their socket is not served"
 
-    # A HintProvider
+    # HintProvider
 
     def hints(self, pod: Pod, container: Container) -> Hints:
-        """Say near to which NUMA nodes a container's devices could be; what it has, it gets again."""
+        """Return the topology hints for a container's devices; existing ones are hinted again."""
         self._reclaim(pod)
         found: Hints = {}
         for resource, size in self._wanted(pod, container):
@@ -140,7 +144,7 @@ class DeviceManager:
         return found
 
     def pod_hints(self, pod: Pod) -> Hints:
-        """Say near to which NUMA nodes the devices of all the pod's containers could be."""
+        """Return the topology hints for the devices of all the pod's containers."""
         self._reclaim(pod)
         uid = pod.metadata.uid
         return {
@@ -149,10 +153,10 @@ class DeviceManager:
         }
 
     def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None] | None:
-        """Give a container its devices, near to the chosen nodes; does nothing for one that has them.
+        """Allocate a container's devices near the chosen nodes; no-op if it has them.
 
-        Containers of a pod come in the order of their start. None for one that asks for no devices; to
-        wait for it may raise AllocationError.
+        Containers of a pod come in the order of their start. Returns None if the container requests no
+        devices; awaiting the result may raise AllocationError.
         """
         wanted = self._wanted(pod, container)
         return self._allocate(pod, container, wanted, chosen) if wanted else None
@@ -171,12 +175,12 @@ class DeviceManager:
             except OSError as err:
                 raise AllocationError(f'failed to write checkpoint file "{FILE_NAME}": {err}') from err
 
-    # What pods wait for
+    # Waiting for plugins
 
     def awaited(self, pod: Pod) -> list[str]:
         """Return the pod's resources whose plugins have not registered yet since the kubelet started.
 
-        None after `GRACE_SECONDS`, when the node gives those resources up.
+        Empty after `GRACE_SECONDS`, when the node removes those resources.
         """
         if self._plugins is None or self._awaits_until is None:
             return []
@@ -196,10 +200,10 @@ class DeviceManager:
             except TimeoutError:
                 self._awaits_until = None
 
-    # What containers get and have
+    # Devices of containers
 
     async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
-        """Give what a container that is about to start gets with its devices; raises AllocationError."""
+        """Return the run options of the devices of a container about to start. Raises AllocationError."""
         wanted = self._wanted(pod, container)
         if not wanted:
             return NOTHING
@@ -209,24 +213,27 @@ class DeviceManager:
         )
         if missing and (active is None or uid in active):
             # Its plugin was unknown when the pod was admitted, or the checkpoint was lost.
-            log.info(
-                "Needs devices that it was not given before", pod=pod.full_name, container=container.name
-            )
+            log.info("Allocating devices at container start", pod=pod.full_name, containerName=container.name)
             await self._allocate(pod, container, wanted, ANYWHERE)
         for resource, _ in wanted:
             await self._pre_start(DeviceOwner(uid, container.name, resource))
         grants, clashes = grants_of(self._table.held_by(uid, container.name))
         for clash in clashes:
-            log.info("Device plugins disagree", about=clash, pod=pod.full_name, container=container.name)
+            log.info(
+                "Ignored conflicting option of device plugin",
+                option=clash,
+                pod=pod.full_name,
+                containerName=container.name,
+            )
         return grants
 
     def held(self, uid: str, container: str) -> dict[str, dict[str, frozenset[int]]]:
-        """Give the devices of a container, by resource and id, with their NUMA nodes."""
+        """Return the devices of a container, by resource and ID, with their NUMA nodes."""
         held = self._table.held_by(uid, container)
         return {resource: holding.near() for resource, holding in sorted(held.items())}
 
     def health(self, uid: str, container: str) -> dict[str, dict[str, bool]]:
-        """Give whether each device of a container is healthy, as far as its plugin knows it."""
+        """Return whether each device of a container is healthy; True for devices not listed by a plugin."""
         return {
             resource: {
                 one: device.healthy if (device := self._table.devices(resource).get(one)) else True
@@ -236,30 +243,31 @@ class DeviceManager:
         }
 
     def usable(self) -> dict[str, dict[str, frozenset[int]]]:
-        """Give all devices that pods can have, by resource and id, with their NUMA nodes."""
+        """Return all devices that pods can use, by resource and ID, with their NUMA nodes."""
         return {
             name: {one: resource.devices[one].nodes for one in sorted(resource.usable)}
             for name, resource in sorted(self._table.resources.items())
         }
 
-    # What the node offers
+    # Resources of the node
 
     def amounts(self) -> tuple[Resources, Resources, list[str]]:
-        """Give capacity and allocatable of the node's status, and resources that are no more."""
+        """Return capacity and allocatable for the node's status, and the removed resources."""
         capacity, allocatable = self._table.counts()
         return _quantities(capacity), _quantities(allocatable), sorted(self._table.gone)
 
     def at_least(self, uid: str) -> Resources:
-        """Give what the node must be taken to have when a pod that holds devices is admitted again."""
+        """Return the minimum amounts of the node for admitting again a pod that holds devices."""
         if not any(holder.uid == uid for holder in self._table.holdings):
             return {}
         resources = {holder.resource for holder in self._table.holdings}
         return _quantities({name: len(self._table.in_use(name)) for name in resources})
 
     def allocatable_for(self, uid: str) -> Resources:
-        """Give what a pod that is to be admitted is counted against: what there is, and what it has.
+        """Return the allocatable amounts for admitting a pod, including the devices that it holds.
 
-        Plugins may not be back yet when the agent starts; a pod that holds devices has them all the same.
+        Plugins may not have registered yet after a kubelet start; a pod that holds devices has them
+        nevertheless.
         """
         _, allocatable, gone = self.amounts()
         found = {**dict.fromkeys(gone, Quantity.of(0)), **allocatable}
@@ -270,23 +278,23 @@ class DeviceManager:
 
     @property
     def holders(self) -> set[str]:
-        """Give the uids of the pods that have devices."""
+        """UIDs of the pods that hold devices."""
         return {holder.uid for holder in self._table.holdings}
 
     def reclaim(self) -> None:
-        """Take devices back from pods that are gone."""
+        """Release the devices of pods that no longer exist."""
         self._reclaim(None)
 
     def forget(self, uid: str) -> None:
-        """Take a pod's devices back: nothing of it runs any more, and nothing will."""
+        """Release the devices of a terminated pod: none of its containers runs or will run again."""
         self._table.forget_pod(uid)
 
-    # Behind it
+    # Internals
 
     def _wanted(self, pod: Pod, container: Container) -> list[tuple[str, int]]:
         limits = container.resources.limits
         if claimed := pod.status.extended_resource_claim_status:
-            # The cluster may have found a claim's device for it.
+            # The scheduler may have allocated these from a ResourceClaim.
             mapped = {
                 one.resource_name for one in claimed.request_mappings if one.container_name == container.name
             }
@@ -324,12 +332,12 @@ class DeviceManager:
     async def _serve(
         self, pod: Pod, container: Container, resource: str, size: int, chosen: TopologyHint
     ) -> bool:
-        """Give a container its devices of one resource; gives whether it had none before."""
+        """Allocate a container's devices of one resource; return whether it had none before."""
         holder = DeviceOwner(pod.metadata.uid, container.name, resource)
         held = self._table.holdings.get(holder)
         before = self._pods.running_before(holder.uid)
         if holder.container in before or (before and held is not None and len(held.ids) == size):
-            # It has all it needs, or the pod would not run: its plugin may still be on the way back.
+            # It has its devices, or the pod would not run: its plugin may not have registered again yet.
             return False
         plugin = self._plugins.get(resource) if self._plugins is not None else None
         try:
@@ -357,7 +365,9 @@ class DeviceManager:
             raise AllocationError(str(err)) from err
         finally:
             self._table.release(holder)
-        log.v(3).info("Gave devices", pod=pod.full_name, container=container.name, devices=sorted(ids))
+        log.v(3).info(
+            "Allocated devices", pod=pod.full_name, containerName=container.name, devices=sorted(ids)
+        )
         return True
 
     async def _pre_start(self, holder: DeviceOwner) -> None:
@@ -373,17 +383,17 @@ class DeviceManager:
             raise AllocationError(f"device plugin PreStartContainer rpc failed with err: {err}") from err
 
     async def _take_note(self, uids: frozenset[str]) -> None:
-        """Tell of news from plugins."""
+        """Handle a change that a plugin reported."""
         self._news.set()
         self._news = asyncio.Event()
         self._changed(uids)
         try:
             await self._save()
         except OSError as err:
-            log.error(err, "Could not write the device manager's checkpoint")
+            log.error(err, "Failed to write device manager checkpoint")
 
     async def _save(self) -> None:
-        """Bring the checkpoint up to date; raises OSError. Many at once cost one write."""
+        """Update the checkpoint. Raises OSError. Concurrent calls are combined into one write."""
         async with self._saving:
             content = encode(self._table)
             if content != self._saved:

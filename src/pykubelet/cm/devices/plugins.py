@@ -1,17 +1,13 @@
-"""The device plugins in service: they come by registration, and go when their list of devices ends.
+"""Device plugins: registration, calls, device lists and metrics.
 
-Plugins register by a call to the agent's socket, `kubelet.sock` in the folder of device plugins, or by a
-socket in the folder of all plugins (`host/plugin_registration.py`); for either the agent calls back. One
-plugin serves a resource at a time: who registers later takes over, with the devices as they were until
-its first list. A plugin that went away has five minutes to come back before the node forgets its resource.
+Plugins register by a call to `kubelet.sock` in the directory of device plugins, or by a socket in the
+directory of all plugins (`pluginmanager/registration.py`); in both cases the kubelet connects back. One
+plugin serves a resource at a time: a later registration replaces the earlier one, and the devices stay as
+they were until its first list. The resource of a plugin that disconnected is removed after GRACE_SECONDS.
 
-A device plugin as the agent sees it: a program at the other end of a socket.
-
-One connection serves for as long as the plugin is there: its list of devices comes over it for ever, and
-the end of that list is how a plugin's death is noticed. Every other call has its time, so that a plugin
-that hangs fails the containers that need it and nothing else.
-
-How often device plugins register, and how long they take to hand out devices.
+Each plugin has one connection. Its ListAndWatch stream stays open, and the end of that stream is how a crash
+of the plugin is detected. All other calls have a timeout, so that a plugin that hangs fails only the
+containers that need it.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ CONNECT_SECONDS = 10.0
 OPTIONS_SECONDS = 10.0
 PREFERRED_SECONDS = 10.0
 ALLOCATE_SECONDS = 120.0
-"""Plugins may reset or program a device here; the reference would wait for ever, and with it all pods."""
+"""Seconds; plugins may reset or program a device here. Upstream waits without limit, blocking all pods."""
 PRE_START_SECONDS = 30.0
 _AGAIN_SECONDS = 0.1
 _SERVICE = "/v1beta1.DevicePlugin/"
@@ -53,14 +49,14 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class OptionsError(PluginError):
-    """Raised when a device plugin that registers does not answer GetDevicePluginOptions."""
+    """Raised when a registering device plugin fails GetDevicePluginOptions."""
 
     def __str__(self) -> str:
         return f"failed to get device plugin options: {super().__str__()}"
 
 
 class DevicePlugin:
-    """A plugin that is there, until its list ends."""
+    """A connected device plugin, until its ListAndWatch stream ends."""
 
     def __init__(self, socket: str, connection: Connection, options: pb.DevicePluginOptions) -> None:
         self.socket = socket
@@ -69,9 +65,9 @@ class DevicePlugin:
         self._connection = connection
 
     async def watch(self) -> AsyncGenerator[list[Device], None]:
-        """Give the plugin's devices, and again whenever something happens to them.
+        """Yield the plugin's devices, initially and after each change.
 
-        Raises PluginError when the plugin ends; there is no other end.
+        Raises PluginError when the stream ends; it never ends otherwise.
         """
         _check_open(self._connection)
         call = self._connection.call(f"{_SERVICE}ListAndWatch", pb.Empty().SerializeToString())
@@ -83,7 +79,7 @@ class DevicePlugin:
             call.cancel()
 
     async def preferred(self, available: Collection[str], required: Collection[str], size: int) -> list[str]:
-        """Ask which devices the plugin would take; it may say anything. Raises PluginError."""
+        """Call GetPreferredAllocation and return its devices, not validated. Raises PluginError."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
             available_deviceIDs=sorted(available),
@@ -96,7 +92,7 @@ class DevicePlugin:
         return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
 
     async def allocate(self, ids: Collection[str]) -> bytes:
-        """Have devices made ready; gives the ContainerAllocateResponse. Raises PluginError."""
+        """Call Allocate and return the serialized ContainerAllocateResponse. Raises PluginError."""
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=sorted(ids))
         answer = await self._call("Allocate", request, pb.AllocateResponse, ALLOCATE_SECONDS)
@@ -105,12 +101,12 @@ class DevicePlugin:
         return answer.container_responses[0].SerializeToString(deterministic=True)
 
     async def pre_start(self, ids: Collection[str]) -> None:
-        """Have devices made ready for a container that is about to start; raises PluginError."""
+        """Call PreStartContainer. Raises PluginError."""
         request = pb.PreStartContainerRequest(devices_ids=sorted(ids))
         await self._call("PreStartContainer", request, pb.PreStartContainerResponse, PRE_START_SECONDS)
 
     def close(self) -> None:
-        """Leave the plugin; whoever waits for it gets a PluginError."""
+        """Close the connection; pending calls raise PluginError."""
         self._connection.close(Status("UNAVAILABLE", "the plugin is not in service any more"))
 
     async def _call(self, name: str, request: Message, answer: type[Answer], timeout: float) -> Answer:
@@ -118,7 +114,7 @@ class DevicePlugin:
 
 
 async def connect_plugin(socket: str) -> DevicePlugin:
-    """Reach a plugin that may still be starting, and ask what it can do; raises PluginError."""
+    """Connect to a plugin that may still be starting, and get its options. Raises PluginError."""
     connection = await _connected(socket)
     try:
         options = await _called(
@@ -134,9 +130,9 @@ async def connect_plugin(socket: str) -> DevicePlugin:
 
 
 def read_devices(answer: pb.ListAndWatchResponse) -> list[Device]:
-    """Read a list as far as it makes sense: the last word on each device that has a name.
+    """Parse a device list: the last entry of each device; devices without an ID are dropped.
 
-    A negative NUMA node is what the kernel says where there are none.
+    A negative NUMA node is the kernel's value for no node.
     """
     found = {
         one.ID: Device(
@@ -148,7 +144,7 @@ def read_devices(answer: pb.ListAndWatchResponse) -> list[Device]:
         if one.ID
     }
     if len(found) != len(answer.devices):
-        log.info("A device plugin lists devices twice or without a name", listed=len(answer.devices))
+        log.info("Ignored duplicate or unnamed devices of device plugin", listed=len(answer.devices))
     return list(found.values())
 
 
@@ -160,7 +156,7 @@ async def _connected(socket: str) -> Connection:
         try:
             return await connect_unix(socket, max(left, _AGAIN_SECONDS))
         except (OSError, ValueError) as err:
-            # A path that is too long or has odd characters does not get better by waiting.
+            # A path that is too long or has invalid characters is not worth a retry.
             if isinstance(err, ValueError) or left <= _AGAIN_SECONDS:
                 reason = getattr(err, "strerror", None) or str(err)
                 text = f"failed to dial device plugin: nobody answers at {socket}: {reason}"
@@ -200,10 +196,10 @@ def _parsed(answer: type[Answer], message: bytes) -> Answer:
 
 
 class DeviceMetrics:
-    """The devices of one agent."""
+    """Metrics of device plugins."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Without a registry nobody sees the numbers."""
+        """Initialize; without a registry the metrics are not exported."""
         self._registrations = Counter(
             "kubelet_device_plugin_registration_total",
             "Registrations of device plugins.",
@@ -224,7 +220,7 @@ class DeviceMetrics:
 
     @contextmanager
     def timed(self, resource: str) -> Iterator[None]:
-        """Measure an allocation from here to the end of the block, however it ends."""
+        """Observe the duration of the block as an allocation, also if it fails."""
         began = perf_counter()
         try:
             yield
@@ -233,15 +229,15 @@ class DeviceMetrics:
 
 
 GRACE_SECONDS = 300.0
-"""How long a resource is known after its plugin went away."""
+"""Seconds until a resource is removed after its plugin disconnected."""
 _VERSION = "v1beta1"
 
 
 class DevicePlugins:
-    """The plugins of one agent; what they say goes into the table.
+    """Device plugins of the node; their devices are stored in the registry `table`.
 
-    Plugins have tasks in the scope. `news` is awaited after each change, with the uids of the pods to
-    whose devices something happened.
+    Each plugin has a task in the scope. `news` is awaited after each change, with the UIDs of pods whose
+    devices changed.
     """
 
     def __init__(
@@ -264,29 +260,29 @@ class DevicePlugins:
             self._begin_grace(resource)
 
     def get(self, resource: str) -> DevicePlugin | None:
-        """Give the plugin that serves a resource now."""
+        """Return the plugin that serves a resource now, or None."""
         return self._serving.get(resource)
 
     def wants_pre_start(self, resource: str) -> bool:
-        """Whether a resource's plugin is to be called before each start of a container; it may be gone."""
+        """Return whether a resource's plugin, connected or not, requires PreStartContainer calls."""
         return resource in self._pre_start
 
     def methods(self) -> Methods:
-        """Give what `kubelet.sock` serves."""
+        """Return the gRPC methods of `kubelet.sock`."""
         return {"/v1beta1.Registration/Register": Unary(pb.RegisterRequest, self._registered)}
 
     def close(self) -> None:
-        """Let all plugins go; the table keeps what they said."""
+        """Disconnect all plugins; the registry keeps their devices."""
         for timer in self._grace.values():
             timer.cancel()
         serving, self._serving = self._serving, {}
         for plugin in serving.values():
             plugin.close()
 
-    # A PluginHandler, for the folder of all plugins
+    # PluginHandler, for the directory of all plugins
 
     def validate(self, plugin: Plugin) -> None:
-        """Raise RegistrationRefused if a plugin can never be taken as it is."""
+        """Raise RegistrationRefused if a plugin's version or name is not supported."""
         if _VERSION not in plugin.versions:
             raise RegistrationRefused(
                 f"manager version, {_VERSION}, is not among plugin supported versions "
@@ -296,14 +292,14 @@ class DevicePlugins:
             raise RegistrationRefused(f"invalid name of device plugin socket: {_bad_name(plugin.name)}")
 
     async def register(self, plugin: Plugin) -> None:
-        """Take a plugin into service; raises RegistrationRefused."""
+        """Connect to a plugin and put it into service. Raises RegistrationRefused."""
         try:
             await self._connect(plugin.name, plugin.endpoint)
         except PluginError as err:
             raise RegistrationRefused(str(err)) from err
 
     async def deregister(self, plugin: Plugin) -> None:
-        """Do without a plugin from now on, unless another has taken its place."""
+        """Disconnect a plugin, unless another one has replaced it."""
         serving = self._serving.get(plugin.name)
         if serving is not None and serving.socket == plugin.endpoint:
             serving.close()
@@ -321,13 +317,13 @@ class DevicePlugins:
         elif not is_extended_resource(resource):
             problem = _bad_name(resource)
         if problem:
-            log.info("Refused a device plugin", resourceName=resource, why=problem)
+            log.info("Rejected device plugin", resourceName=resource, err=problem)
             raise GrpcError("UNKNOWN", problem)
         try:
-            # The endpoint is a name in the folder, whatever it looks like.
+            # The endpoint is always relative to the directory, even if it starts with a slash.
             await self._connect(resource, str(self._folder / request.endpoint.lstrip("/")))
         except PluginError as err:
-            log.error(err, "Could not reach a device plugin that registered", resourceName=resource)
+            log.error(err, "Failed to connect to registering device plugin", resourceName=resource)
             raise GrpcError("UNKNOWN", str(err)) from err
         return pb.Empty()
 
@@ -341,7 +337,7 @@ class DevicePlugins:
         self._serving[resource] = plugin
         (self._pre_start.add if plugin.pre_start_required else self._pre_start.discard)(resource)
         self._scope.start(self._watch(resource, plugin), name=f"device plugin {resource}")
-        log.info("Device plugin is registered", resourceName=resource, endpoint=socket)
+        log.info("Registered device plugin", resourceName=resource, endpoint=socket)
 
     async def _watch(self, resource: str, plugin: DevicePlugin) -> None:
         try:
@@ -350,11 +346,13 @@ class DevicePlugins:
                     if self._serving.get(resource) is not plugin:
                         return
                     healthy = sum(one.healthy for one in devices)
-                    log.v(2).info("Devices", resourceName=resource, total=len(devices), healthy=healthy)
+                    log.v(2).info(
+                        "Received device list", resourceName=resource, total=len(devices), healthy=healthy
+                    )
                     await self._news(self._table.list(resource, devices))
         except PluginError as err:
             if self._serving.get(resource) is plugin:
-                log.error(err, "A device plugin went away", resourceName=resource)
+                log.error(err, "Device plugin disconnected", resourceName=resource)
         finally:
             plugin.close()
             if self._serving.get(resource) is plugin:
@@ -371,7 +369,7 @@ class DevicePlugins:
         del self._grace[resource]
         self._pre_start.discard(resource)
         self._table.forget(resource)
-        log.info("Forgot a resource whose device plugin did not come back", resourceName=resource)
+        log.info("Removed resource of disconnected device plugin", resourceName=resource)
         self._scope.start(self._news_of_none(), name=f"device plugin {resource} forgotten")
 
     async def _news_of_none(self) -> None:

@@ -1,8 +1,8 @@
-"""Which devices there are, and who has them. No plugin, no file, no waiting: facts and their changes.
+"""Registry of devices by resource, and of their allocations to containers, in memory.
 
-A resource (`example.com/gpu`) is known from the first list of its plugin until five minutes after the
-plugin went away. Its devices can be given out while the plugin is there and calls them healthy. What
-containers have, they keep whatever happens to the plugin.
+It makes no calls and does no I/O. A resource (`example.com/gpu`) is known from the first list of its plugin
+until five minutes after the plugin disconnected. Its devices can be allocated while the plugin is connected
+and reports them healthy. Containers keep their devices whatever happens to the plugin.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 NOWHERE = -1
-"""In place of a NUMA node: the device belongs to none."""
+"""Key for devices without a NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as its plugin describes it; `nodes` are the NUMA nodes that it is near to."""
+    """A device as its plugin describes it; `nodes` are its NUMA nodes."""
 
     id: str
     healthy: bool = True
@@ -25,7 +25,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOwner:
-    """Who can have devices: a container, of one resource."""
+    """Owner of an allocation: a container and a resource."""
 
     uid: str
     container: str
@@ -34,10 +34,10 @@ class DeviceOwner:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAllocation:
-    """What a container has: ids by NUMA node, and the plugin's word on how to use them.
+    """Devices of a container: IDs by NUMA node, and the plugin's response.
 
-    A device near to several NUMA nodes is named under each. `answer` is the plugin's
-    ContainerAllocateResponse as it came.
+    A device with several NUMA nodes is listed under each. `answer` is the plugin's ContainerAllocateResponse,
+    serialized.
     """
 
     devices: Mapping[int, tuple[str, ...]]
@@ -45,11 +45,11 @@ class DeviceAllocation:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The devices, each once."""
+        """Device IDs, each once."""
         return frozenset(one for ids in self.devices.values() for one in ids)
 
     def near(self) -> dict[str, frozenset[int]]:
-        """Give the NUMA nodes of each device."""
+        """Return the NUMA nodes of each device."""
         return {
             one: frozenset(node for node, ids in self.devices.items() if one in ids and node != NOWHERE)
             for one in sorted(self.ids)
@@ -58,14 +58,14 @@ class DeviceAllocation:
 
 @dataclass(slots=True)
 class Resource:
-    """The devices of one plugin; `offered` while the plugin is there to give them out."""
+    """Devices of one plugin; `offered` while the plugin is connected."""
 
     devices: dict[str, Device] = field(default_factory=dict)
     offered: bool = False
 
     @property
     def usable(self) -> frozenset[str]:
-        """The devices that may be given out, or are."""
+        """Devices that can be allocated, or are."""
         if not self.offered:
             return frozenset()
         return frozenset(one.id for one in self.devices.values() if one.healthy)
@@ -77,17 +77,17 @@ class DeviceRegistry:
     def __init__(
         self, holdings: Mapping[DeviceOwner, DeviceAllocation] | None = None, known: Iterable[str] = ()
     ) -> None:
-        """Take what a checkpoint says: who has what, and which resources there were."""
+        """Initialize from a checkpoint: allocations and known resources."""
         self.resources = {name: Resource() for name in known}
         self.holdings = dict(holdings or {})
         self.gone: set[str] = set()
-        """Resources that were here once; the node's status shows none of them."""
+        """Removed resources, which the node's status reports with an amount of 0."""
         self._promised: dict[DeviceOwner, frozenset[str]] = {}
 
-    # What there is
+    # Queries
 
     def knows(self, resource: str) -> bool:
-        """Whether this is a resource of devices: offered now, or in somebody's hands."""
+        """Return whether this is a device resource: known from a plugin, or allocated to a container."""
         return resource in self.resources or any(one.resource == resource for one in self.holdings)
 
     def is_awaited(self, resource: str) -> bool:
@@ -96,27 +96,27 @@ class DeviceRegistry:
         return found is not None and not found.offered and not found.devices
 
     def devices(self, resource: str) -> Mapping[str, Device]:
-        """Give all devices of a resource by id."""
+        """Return all devices of a resource by ID."""
         found = self.resources.get(resource)
         return found.devices if found is not None else {}
 
     def usable(self, resource: str) -> frozenset[str]:
-        """Give the devices that are healthy and whose plugin is there."""
+        """Return the healthy devices whose plugin is connected."""
         found = self.resources.get(resource)
         return found.usable if found is not None else frozenset()
 
     def available(self, resource: str) -> frozenset[str]:
-        """Give the usable devices that nobody has."""
+        """Return the usable devices that are not allocated."""
         return self.usable(resource) - self.in_use(resource)
 
     def in_use(self, resource: str) -> frozenset[str]:
-        """Give the devices that somebody has, or is about to get."""
+        """Return the devices that are allocated or being allocated."""
         held = [holding.ids for one, holding in self.holdings.items() if one.resource == resource]
         promised = [ids for one, ids in self._promised.items() if one.resource == resource]
         return frozenset().union(*held, *promised)
 
     def held_by(self, uid: str, container: str) -> dict[str, DeviceAllocation]:
-        """Give what a container has, by resource."""
+        """Return the allocations of a container, by resource."""
         return {
             one.resource: holding
             for one, holding in self.holdings.items()
@@ -124,19 +124,19 @@ class DeviceRegistry:
         }
 
     def held_by_pod(self, uid: str, resource: str) -> frozenset[str]:
-        """Give the devices that all containers of a pod have of a resource."""
+        """Return the devices of a resource that are allocated to a pod's containers."""
         held = (one for one in self.holdings.items() if (one[0].uid, one[0].resource) == (uid, resource))
         return frozenset().union(*(holding.ids for _, holding in held))
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Give how many devices the node has of each resource, and how many of them can be used."""
+        """Return the number of devices of each resource, and of usable devices."""
         capacity = {name: len(one.devices) for name, one in self.resources.items()}
         return capacity, {name: len(one.usable) for name, one in self.resources.items()}
 
-    # What happens
+    # Changes
 
     def list(self, resource: str, devices: Iterable[Device]) -> frozenset[str]:
-        """Take a plugin's list; gives the uids of pods to whose devices something happened."""
+        """Set a plugin's device list; return the UIDs of pods whose devices changed."""
         old = self.devices(resource)
         new = {one.id: one for one in devices}
         self.resources[resource] = Resource(new, offered=True)
@@ -159,22 +159,22 @@ class DeviceRegistry:
         self.gone.discard(resource)
 
     def forget(self, resource: str) -> None:
-        """Give a resource up whose plugin did not come back."""
+        """Remove a resource whose plugin did not reconnect."""
         found = self.resources.get(resource)
         if found is not None and not found.offered:
             del self.resources[resource]
             self.gone.add(resource)
 
     def promise(self, holder: DeviceOwner, ids: Collection[str]) -> None:
-        """Keep devices for a container while its plugin is asked."""
+        """Reserve devices for a container while its plugin is called."""
         self._promised[holder] = frozenset(ids)
 
     def release(self, holder: DeviceOwner) -> None:
-        """Take a promise back, kept or not."""
+        """End a reservation, whether or not the devices were allocated."""
         self._promised.pop(holder, None)
 
     def give(self, holder: DeviceOwner, ids: Iterable[str], answer: bytes) -> None:
-        """Note that a container has devices."""
+        """Record the allocation of devices to a container."""
         known, nodes = self.devices(holder.resource), dict[int, tuple[str, ...]]()
         for one in sorted(ids):
             near = known[one].nodes if one in known else frozenset()
@@ -183,12 +183,12 @@ class DeviceRegistry:
         self.holdings[holder] = DeviceAllocation(nodes, answer)
 
     def forget_pod(self, uid: str) -> None:
-        """Take devices back from one pod."""
+        """Release the devices of a pod."""
         for one in [holder for holder in self.holdings if holder.uid == uid]:
             del self.holdings[one]
 
     def keep_only(self, uids: Collection[str]) -> bool:
-        """Take devices back from all pods but these, and those being served; gives whether any had some."""
+        """Release the devices of all pods except these and those being served; return whether any had."""
         serving = {holder.uid for holder in self._promised}
         stale = [one for one in self.holdings if one.uid not in uids and one.uid not in serving]
         for one in stale:

@@ -1,6 +1,6 @@
-"""What a container gets with its devices, whoever gives them: device plugins, or drivers of resource claims.
+"""Run options that device plugins and resource claims add to a container.
 
-The one definition that those who give and those who make requests to the runtime share.
+The types are shared by the device manager, the DRA manager and the code that builds requests to the runtime.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device of the host in the container; `permissions` out of `r`, `w` and `m`."""
+    """A device of the host in the container; `permissions` is a subset of `r`, `w` and `m`."""
 
     host_path: str
     container_path: str
@@ -20,7 +20,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class HostMount:
-    """A mount that a device plugin asks for."""
+    """A mount that a device plugin requests."""
 
     host_path: str
     container_path: str
@@ -29,7 +29,7 @@ class HostMount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRunOptions:
-    """What device plugins and resource claims add to a container."""
+    """Run options that device plugins and resource claims add to a container."""
 
     devices: tuple[DeviceNode, ...] = ()
     cdi_devices: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class DeviceRunOptions:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def and_cdi(self, names: tuple[str, ...]) -> DeviceRunOptions:
-        """Give the same with more CDI devices, each once."""
+        """Return the options with more CDI devices, each once."""
         if not names:
             return self
         cdi = tuple(dict.fromkeys((*self.cdi_devices, *names)))
@@ -52,4 +52,4 @@ class DeviceRunOptions:
 
 
 NOTHING = DeviceRunOptions()
-"""What most containers get."""
+"""Options of a container without devices."""

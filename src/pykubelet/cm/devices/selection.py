@@ -1,19 +1,16 @@
-"""Which devices a container gets, as a pure decision in two steps with the plugin's wish between them.
+"""Selection of devices, their topology hints, and merging of Allocate responses. Pure functions.
 
-First what init containers of the pod leave behind; then devices near to the NUMA nodes that the topology
-manager chose. The plugin may say which it would take of what fits; it knows, for instance, which devices
-are linked to each other. Whatever it says, a container gets as many as it asked for, none that anybody
-else has, and none that is not healthy.
+Devices are selected in two steps with the plugin's GetPreferredAllocation in between: first those of the
+pod's ended init containers, then devices near the NUMA nodes that the topology manager chose. The plugin may
+prefer some of those that fit; it knows, for example, which devices are linked to each other. Whatever it
+returns, a container gets as many devices as it requests, none that another container has, and none that is
+unhealthy.
 
-Near to which NUMA nodes a request for devices can be served, for the topology manager.
+Hints combine only nodes that have devices of the resource: hosts with dozens of nodes, most of them memory
+only, would have billions of combinations.
 
-Pure. Only nodes that have devices of the resource are combined: machines with dozens of nodes, most of
-them memory only, would have billions of combinations.
-
-What a container gets with its devices: the answers of its plugins, put together.
-
-Pure. Two plugins may want the same thing, such as a common library: then it is there once. When they
-disagree about it, the first wins, in the order of the resources' names, and the disagreement is said.
+Two plugins may return the same option, such as a common library: then it is added once. If they conflict, the
+first resource by name wins, and the conflict is reported.
 """
 
 from __future__ import annotations
@@ -30,12 +27,12 @@ from pykubelet.cm.topology.hints import TopologyHint, node_sets
 
 
 class ChoiceError(Exception):
-    """A container cannot have its devices; the text is the reference's."""
+    """Raised when a container's devices cannot be allocated; the text is upstream's."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferredAllocationRequest:
-    """What to ask the plugin: of `available`, which `size` would it take that include `required`?"""
+    """Request to the plugin: `size` of the `available` devices that include the `required` ones."""
 
     available: frozenset[str]
     required: frozenset[str]
@@ -44,23 +41,23 @@ class PreferredAllocationRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSelection:
-    """What is certain so far; the rest is taken in the order of `then`, if the plugin has no other wish."""
+    """Devices selected so far; the rest follows in the order of `then`, unless the plugin prefers others."""
 
     taken: frozenset[str]
     size: int
     eligible: frozenset[str] = frozenset()
-    """What the plugin may choose from."""
+    """Devices that the plugin may select from."""
     then: tuple[str, ...] = ()
 
     @property
     def question(self) -> PreferredAllocationRequest | None:
-        """What the plugin may decide; None when there is nothing to decide."""
+        """Request to the plugin, or None if nothing is left to decide."""
         if len(self.taken) == self.size:
             return None
         return PreferredAllocationRequest(self.eligible | self.taken, self.taken, self.size)
 
     def settled(self, wish: Iterable[str] = ()) -> frozenset[str]:
-        """Give the devices, heeding as much of the plugin's wish as makes sense."""
+        """Return the devices; eligible ones that the plugin prefers come first."""
         left = self.size - len(self.taken)
         order = [*(one for one in dict.fromkeys(wish) if one in self.eligible), *self.then]
         return self.taken | frozenset([one for one in dict.fromkeys(order) if one not in self.taken][:left])
@@ -74,9 +71,9 @@ def choose(
     reusable: frozenset[str] = frozenset(),
     near: frozenset[int] | None = None,
 ) -> DeviceSelection:
-    """Choose `size` of the available devices, near to these NUMA nodes; raises ChoiceError.
+    """Select `size` of the available devices, near these NUMA nodes. Raises ChoiceError.
 
-    `reusable` are devices that the pod has already for containers that will have ended.
+    `reusable` are devices of the pod's containers that will have ended.
     """
     taken = frozenset(sorted(reusable)[:size])
     left = size - len(taken)
@@ -93,7 +90,7 @@ def choose(
         if left == len(aligned):
             return DeviceSelection(taken | aligned, size)
         return DeviceSelection(taken, size, aligned, tuple(sorted(aligned)))
-    # What is near is taken in any case, or the alignment that was promised is lost.
+    # Aligned devices are always selected, or the chosen alignment is lost.
     elsewhere = available - aligned
     placed = [one for one in sorted(elsewhere) if one in devices and devices[one].nodes]
     return DeviceSelection(taken | aligned, size, elsewhere, (*placed, *sorted(elsewhere.difference(placed))))
@@ -102,9 +99,9 @@ def choose(
 def is_served(
     holder: DeviceOwner, size: int, held: DeviceAllocation | None, resource: Resource | None
 ) -> bool:
-    """Whether a container that asks for `size` devices has them already, all in order.
+    """Return whether a container that requests `size` devices already has them, all healthy.
 
-    Raises ChoiceError when it cannot have any; also when what it has is not healthy any more.
+    Raises ChoiceError if it cannot get any, also if those it has are no longer healthy.
     """
     if held is not None and len(held.ids) != size:
         raise ChoiceError(
@@ -122,10 +119,10 @@ def is_served(
 
 
 def reusable(pod: Pod, container: Container, held: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Give the devices that a container may take over from init containers, which will have ended.
+    """Return the devices that a container may reuse from init containers, which will have ended.
 
-    `held` is what each container of the pod has, of one resource. What a container has that runs for
-    the pod's life is not given to any other.
+    `held` are the devices of each container of the pod, of one resource. Devices of a container that runs for
+    the pod's life are not reused.
     """
     left: set[str] = set()
     for one in pod.spec.init_containers:
@@ -139,7 +136,7 @@ def reusable(pod: Pod, container: Container, held: Mapping[str, frozenset[str]])
 
 
 MOST_NODES = 16
-"""Of how many NUMA nodes all combinations are looked at; a plugin could name any number of nodes."""
+"""Maximum number of NUMA nodes that are combined; a plugin could list any number of nodes."""
 
 
 def device_hints(
@@ -149,11 +146,11 @@ def device_hints(
     machine: Collection[int],
     reusable: Collection[str] = (),
 ) -> list[TopologyHint] | None:
-    """Give the sets of NUMA nodes near to which there are `size` devices; None when devices have no place.
+    """Return the hints for `size` devices, or None if the devices have no NUMA nodes.
 
-    `devices` are all of the resource, `machine` the machine's NUMA nodes. A set is preferred when no
-    smaller one would do on an empty machine. Devices that are `reusable` are taken first, so all of them
-    must be near.
+    `devices` are all of the resource, `machine` the NUMA nodes of the host. A set is preferred if no smaller
+    one would suffice on an empty host. `reusable` devices are taken first, so all of them must be near the
+    nodes of a set.
     """
     if not any(device.nodes for device in devices.values()):
         return None
@@ -178,7 +175,7 @@ T = TypeVar("T")
 
 
 def grants_of(holdings: Mapping[str, DeviceAllocation]) -> tuple[DeviceRunOptions, list[str]]:
-    """Put together what a container has, by resource; gives also what its plugins disagree about."""
+    """Merge the Allocate responses of a container's devices; also return the conflicts of its plugins."""
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}
     devices: dict[str, DeviceNode] = {}

@@ -1,17 +1,14 @@
-"""Which resource claims a pod has, whether it may use them, and which of their devices a container gets.
+"""Resource claims of a pod and its containers, and the checkpoint file `dra_manager_state`.
 
-Pure. A pod names claims of its own namespace, or templates: the cluster then makes claims for the pod and
-writes their names into its status. The scheduler may make one more, for extended resources that drivers
-serve. Texts are the ones that people search for when they find them in events.
+A pod names claims of its own namespace, or templates: for those the cluster creates claims and writes their
+names into the pod's status. The scheduler may create one more, for extended resources that drivers serve.
+Error texts are upstream's, which users search for when they find them in events.
 
-What is known of the claims in use, and the file that outlives the agent: `dra_manager_state`.
-
-The file is in the reference's own format, so that a node can be handed over in both directions. It is
-written before a driver is called: whoever comes after a crash knows which claims may have been prepared,
-and for which pods, and has them unprepared when those are gone. Whether a driver has answered is not in
-it, because what a driver made may not outlive the machine's boot: an agent asks once for itself.
-
-A file that was damaged is never guessed about: devices would stay in use for ever.
+The file has upstream's format, so that a node can be handed over in both directions. It is written before a
+driver is called: after a crash the next kubelet process knows which claims may have been prepared, and for
+which pods, and unprepares them when those are gone. Whether a driver has responded is not stored, because
+prepared devices may not survive a reboot: each kubelet process calls the drivers once. A damaged file is an
+error, because devices would otherwise stay in use forever.
 """
 
 from __future__ import annotations
@@ -30,23 +27,23 @@ from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.podconfig.static_pods import write_atomically
 
 DEVICE_CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
-"""An extended resource of this prefix stands for a device class by its name."""
+"""Prefix of extended resources that stand for a device class, which follows by name."""
 
 
 class ClaimError(Exception):
-    """A pod's claims cannot be made ready, or given back; the text is for the pod's events."""
+    """Raised when a pod's claims cannot be prepared or unprepared; the text is for the pod's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodClaim:
-    """A claim that a pod wants to use; `made` for it, and so not for anybody else."""
+    """A claim that a pod uses; `made` if it was created for this pod, and so for no other."""
 
     name: str
     made: bool = False
 
 
 def wanted_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
-    """Give the claims of a pod, each once; raises ClaimError while one of them does not exist yet.
+    """Return the claims of a pod, each once. Raises ClaimError while one of them does not exist yet.
 
     `extended`: whether claims for extended resources count.
     """
@@ -57,7 +54,7 @@ def wanted_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
 
 
 def drivers_of(pod: Pod, wanted: PodClaim, claim: ResourceClaim) -> list[str]:
-    """Give the drivers of a claim that the pod may use; raises ClaimError when it may not, or not yet."""
+    """Return the drivers of a claim. Raises ClaimError if the pod may not use it, or not yet."""
     where, name = claim.metadata, claim.metadata.name
     if wanted.made and not any(
         owner.controller and owner.uid == pod.uid for owner in claim.metadata.owner_references
@@ -76,7 +73,7 @@ def drivers_of(pod: Pod, wanted: PodClaim, claim: ResourceClaim) -> list[str]:
 
 
 def requests_of(pod: Pod, container: Container, *, extended: bool = True) -> dict[str, list[str]]:
-    """Give the claims that a container uses, each with the requests of it; "" is all of them.
+    """Return the claims that a container uses, each with its requests; "" is all of them.
 
     Raises ClaimError while one of them does not exist yet.
     """
@@ -99,16 +96,16 @@ def requests_of(pod: Pod, container: Container, *, extended: bool = True) -> dic
 
 
 def serves(request: str, names: Collection[str]) -> bool:
-    """Whether a device that was given for the requests `names` is one for this request.
+    """Return whether a device allocated for the requests `names` serves this request.
 
-    A device without names is for all. A name may be of a part of a request, `gpu/small`; drivers mostly
-    leave the part out.
+    A device without names serves all. A name may be a subrequest, `gpu/small`; drivers mostly omit the last
+    part.
     """
     return not request or not names or any(_same(request, name) for name in names)
 
 
 def claim_names(pod: Pod) -> Iterator[tuple[str, str]]:
-    """Give the pod's own name of each claim, and the claim's, as far as they are known."""
+    """Yield the pod's own name of each claim, and the claim's name, as far as they are known."""
     for one in pod.spec.resource_claims:
         try:
             claim = _named(pod, one)
@@ -119,7 +116,7 @@ def claim_names(pod: Pod) -> Iterator[tuple[str, str]]:
 
 
 def _named(pod: Pod, wanted: PodResourceClaim) -> PodClaim | None:
-    """Give the claim that stands behind one of the pod's; None when none is needed."""
+    """Return the ResourceClaim for an entry of the pod's spec; None if the entry needs no claim."""
     if wanted.resource_claim_name is not None:
         return PodClaim(wanted.resource_claim_name)
     if wanted.resource_claim_template_name is None:
@@ -144,7 +141,7 @@ _PRIVATE = 0o600
 
 @dataclass(frozen=True, slots=True)
 class PreparedDevice:
-    """A device that a driver has made ready for a claim; for all requests where none is named."""
+    """A device that a driver has prepared for a claim; for all requests if none is named."""
 
     pool: str
     device: str
@@ -155,7 +152,7 @@ class PreparedDevice:
 
 @dataclass(slots=True)
 class ClaimInfo:
-    """A claim that pods on this node use; `devices` by driver, also of drivers that gave none."""
+    """A claim that pods on this node use; `devices` by driver, including drivers without devices."""
 
     namespace: str
     name: str
@@ -163,15 +160,15 @@ class ClaimInfo:
     pods: set[str] = field(default_factory=set)
     devices: dict[str, tuple[PreparedDevice, ...]] = field(default_factory=dict)
     prepared: bool = False
-    """Whether all drivers have answered to this agent."""
+    """Whether all drivers have prepared it for this kubelet process."""
 
     @property
     def key(self) -> tuple[str, str]:
-        """What the claim is found by: there is one of a name at a time."""
+        """Key of the claim: a name is unique at a time."""
         return self.namespace, self.name
 
     def cdi_devices(self, request: str = "") -> Iterator[str]:
-        """Give the CDI names of the devices of a request, or of all."""
+        """Yield the CDI names of the devices of a request, or of all."""
         for _, devices in sorted(self.devices.items()):
             for device in devices:
                 if serves(request, device.requests):
@@ -214,9 +211,9 @@ class _File(msgspec.Struct):
 
 
 def read_state(path: Path) -> list[ClaimInfo]:
-    """Read the file, or make one that says that no claim is in use.
+    """Read the file, or create one without claims.
 
-    Raises PolicyError when it is not sound, or nothing can be kept there.
+    Raises PolicyError when it is invalid, or cannot be read or created.
     """
     try:
         if not path.exists():
@@ -235,12 +232,12 @@ def read_state(path: Path) -> list[ClaimInfo]:
 
 
 def write_state(path: Path, content: bytes) -> None:
-    """Replace the file, so that a crash leaves the old one or the new one; raises OSError."""
+    """Replace the file atomically. Raises OSError."""
     write_atomically(path, content, _PRIVATE)
 
 
 def decode(content: bytes) -> list[ClaimInfo]:
-    """Read a file's content; raises ValueError saying what is wrong."""
+    """Parse the file's content. Raises ValueError with the cause."""
     try:
         found = msgspec.json.decode(content, type=_File)
         if found.checksum != zlib.crc32(found.data.encode(errors="surrogatepass")):
@@ -254,7 +251,7 @@ def decode(content: bytes) -> list[ClaimInfo]:
 
 
 def encode(records: Iterable[ClaimInfo]) -> bytes:
-    """Give the file's content; the same claims give the same bytes."""
+    """Return the file's content; equal claims yield equal bytes."""
     claims = [_claim(record) for record in sorted(records, key=lambda one: one.key)]
     data = msgspec.json.encode(_Data(KIND, API_VERSION, claims))
     return msgspec.json.encode(_File(data.decode(), zlib.crc32(data)))

@@ -1,8 +1,8 @@
-"""How devices of resource claims are, as their drivers tell.
+"""Health of the devices of resource claims, as reported by DRA drivers.
 
-A driver's word holds for a while, half a minute unless it says how long; after that nobody knows. What a
-driver has said outlives the agent in `dra_health_state`, in the reference's own format, so that a restart
-does not make all devices unknown; a file that cannot be read is worth nothing and is ignored.
+A report is valid for a limited time, HOLDS_SECONDS unless the driver specifies it; after that the health is
+unknown. Reports survive kubelet restarts in `dra_health_state`, in upstream's format, so that a restart does
+not make all devices unknown; an unreadable file is logged and ignored.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pykubelet.util.tasks import TaskScope, finish_in_thread
 log = get_logger(__name__)
 FILE_NAME = "dra_health_state"
 HOLDS_SECONDS = 30.0
-"""How long a driver's word holds when it does not say."""
+"""Seconds that a report is valid if the driver does not specify it."""
 MOST_SECONDS = 10.0 * 365 * 86400
-"""How long it can hold at most; the file counts nanoseconds, of which other agents know only so many."""
+"""Maximum validity in seconds; the file stores nanoseconds, which must fit into upstream's integers."""
 LONGEST_MESSAGE = 1024
 _PRIVATE = 0o600
 _UNKNOWN = "Unknown"
 _NAMES = {pb.HEALTHY: "Healthy", pb.UNHEALTHY: "Unhealthy"}
 Device = tuple[str, str]
-"""A device's pool and name."""
+"""Pool and name of a device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A driver's word on a device: said at this time, holding for so many seconds."""
+    """Reported health of a device: `said` is a Unix time, `holds` the validity in seconds."""
 
     status: str
     message: str
@@ -48,13 +48,13 @@ class Health:
     said: float
 
     def at(self, now: float) -> Health:
-        """Give what is left of it now."""
+        """Return the health at a Unix time: unknown if the report has expired."""
         fresh = now - self.said <= self.holds
         return self if fresh else Health(_UNKNOWN, "", self.holds, self.said)
 
     @property
     def words(self) -> tuple[str, str, float]:
-        """What it says, whenever that was."""
+        """Content of the report, without its time."""
         return self.status, self.message, self.holds
 
 
@@ -72,9 +72,9 @@ class _Driver(msgspec.Struct):
 
 
 class DeviceHealthCache:
-    """Knows how devices are (a HealthNews of `dra_plugins`).
+    """Cache of device health (a `DeviceHealthListener` of `plugins`).
 
-    `changed` is called with a driver and its devices that are not as they were.
+    `changed` is called with a driver and its devices whose health changed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DeviceHealthCache:
         messages: bool = True,
         clock: Callable[[], float] = time,
     ) -> None:
-        """`messages`: whether drivers' words are shown; `clock` gives the time in seconds."""
+        """Initialize; `messages` shows drivers' messages, `clock` returns Unix time in seconds."""
         self._path = folder / FILE_NAME
         self._tasks = tasks
         self.changed = changed
@@ -97,7 +97,7 @@ class DeviceHealthCache:
         self._unsaved = False
 
     def told(self, driver: str, answer: pb.NodeWatchResourcesResponse) -> None:
-        """Take a driver's newest list."""
+        """Handle a new list of a driver."""
         now = self._clock()
         before = self._known.setdefault(driver, {})
         after = updated(before, answer, now)
@@ -112,12 +112,12 @@ class DeviceHealthCache:
             self.changed(driver, different)
 
     def ended(self, driver: str) -> None:
-        """Take note that a driver tells no more."""
+        """Drop the health of a driver whose reports have ended."""
         if self._known.pop(driver, None) is not None:
             self._save_soon()
 
     def of(self, driver: str, device: PreparedDevice) -> ResourceHealth:
-        """Tell how a device is now, as a pod's status does."""
+        """Return the current health of a device for a pod's status."""
         place = (device.pool, device.device)
         health = self._known.get(driver, {}).get(place)
         found = health.at(self._clock()) if health is not None else None
@@ -130,7 +130,7 @@ class DeviceHealthCache:
         )
 
     def _save_soon(self) -> None:
-        """Have it written down; a driver that changes its mind faster than that does not pile up writes."""
+        """Write the file in a task; changes during a write are combined into the next one."""
         self._unsaved = True
         if self._saving is None or self._saving.done():
             self._saving = self._tasks.start(self._save(), name="dra-health")
@@ -142,13 +142,13 @@ class DeviceHealthCache:
             try:
                 await finish_in_thread(write)
             except OSError as err:
-                log.error(err, "Could not keep what drivers say of their devices; a restart forgets it")
+                log.error(err, "Failed to write DRA device health, a restart loses it")
 
 
 def updated(
     before: Mapping[Device, Health], answer: pb.NodeWatchResourcesResponse, now: float
 ) -> dict[Device, Health]:
-    """Give what is known after a driver's list; a device that it leaves out becomes unknown in time."""
+    """Return the health after a driver's list; a device that it omits becomes unknown when it expires."""
     after = {device: health.at(now) for device, health in before.items()}
     for one in answer.devices:
         holds = float(one.health_check_timeout_seconds)
@@ -162,7 +162,7 @@ def updated(
 
 
 def shortened(message: str) -> str:
-    """Give a message of at most the length that the API takes, in bytes."""
+    """Return a message cut to the maximum length of the API, in bytes."""
     encoded = message.encode()
     if len(encoded) <= LONGEST_MESSAGE:
         return message
@@ -179,7 +179,7 @@ def _read(path: Path) -> dict[str, dict[Device, Health]]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as err:
-        log.error(err, "Cannot read what drivers said of their devices, going on without", path=path)
+        log.error(err, "Failed to read DRA device health, ignored the file", path=path)
         return {}
     return {
         driver: {

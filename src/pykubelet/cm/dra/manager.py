@@ -1,18 +1,16 @@
-"""Resource claims on this node: made ready before a pod's containers start, given back after they have ended.
+"""DRA manager: prepares a pod's resource claims before its containers start, unprepares them after.
 
-What is guaranteed:
+Guarantees:
 
-- A claim is known on disk before a driver hears of it, so whatever a driver may have done is undone in the
-  end, by this agent or a later one.
-- A claim that several pods use is prepared for the first and unprepared after the last; what is done to one
-  claim is done one after the other, so that no pod begins to use what is just being taken away.
-- A pod that fails the checks leaves no trace, so that it can be deleted although its driver never comes.
-- Claims of pods that are gone are given back by `run`, as soon as their drivers are there.
+- A claim is in the checkpoint before a driver is called, so whatever a driver may have prepared is eventually
+  unprepared, by this kubelet process or a later one.
+- A claim that several pods use is prepared for the first and unprepared after the last; operations on one
+  claim are serialized, so that no pod starts to use a claim that is being unprepared.
+- A pod that fails the checks leaves no record, so that it can be deleted although its driver never registers.
+- Claims of pods that no longer exist are unprepared by `run`, as soon as their drivers are available.
 
-What is asked of which driver, and what drivers' answers mean.
-
-Pure. A driver answers for each claim that it was asked about: with devices, or with a reason why not. One
-that leaves a claim out, or speaks of others, has not done what was asked, whatever else it says.
+A driver must return a result for each claim of a request: devices, or an error. A response that omits a
+claim, or has others, is an error, whatever else it contains.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class _Result(Protocol):
 
 
 def by_driver(records: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
-    """Give the claims that each driver has to do with, in the order of their names."""
+    """Return the claims of each driver, ordered by driver name."""
     found: dict[str, list[ClaimInfo]] = {}
     for record in records:
         for driver in record.devices:
@@ -77,13 +75,13 @@ def by_driver(records: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
 def read_prepared(
     asked: Sequence[ClaimInfo], answer: pb.NodePrepareResourcesResponse
 ) -> dict[str, tuple[PreparedDevice, ...]]:
-    """Give the devices of each claim by its uid; raises ClaimError unless all were prepared."""
+    """Return the devices of each claim by UID. Raises ClaimError unless all were prepared."""
     _check(_PREPARE, asked, answer.claims)
     return {uid: tuple(map(_device, result.devices)) for uid, result in answer.claims.items()}
 
 
 def check_unprepared(asked: Sequence[ClaimInfo], answer: pb.NodeUnprepareResourcesResponse) -> None:
-    """Raise ClaimError unless all claims were given back."""
+    """Raise ClaimError unless all claims were unprepared."""
     _check(_UNPREPARE, asked, answer.claims)
 
 
@@ -110,22 +108,22 @@ def _device(device: pb.Device) -> PreparedDevice:
 
 RESOURCE_CLAIMS = Resource(ResourceClaim, "ResourceClaim", "resourceclaims", "resource.k8s.io")
 SWEEP_SECONDS = 60.0
-"""How often claims of pods that are gone are looked for."""
+"""Seconds between checks for claims of pods that no longer exist."""
 Key = tuple[str, str]
 Active = Callable[[], Collection[str] | None]
-"""Gives the uids of the pods that may use claims; None while that is not known."""
+"""Callback that returns the UIDs of the pods that may use claims, or None while unknown."""
 
 
 class Fetch(Protocol):
-    """Asks for a claim."""
+    """Callback that fetches a claim."""
 
     def __call__(self, namespace: str, name: str) -> Awaitable[ResourceClaim]:
-        """Give it as it is now; raises KubeError."""
+        """Return the current claim. Raises KubeError."""
         ...
 
 
 class DraManager:
-    """The claims of one node; raises PolicyError when its state file is not sound."""
+    """DRA manager of a node; the constructor raises PolicyError when the state file is invalid."""
 
     def __init__(
         self,
@@ -137,7 +135,7 @@ class DraManager:
         metrics: DraMetrics | None = None,
         health: DeviceHealthCache | None = None,
     ) -> None:
-        """`folder` is the agent's root; `extended`: whether claims for extended resources count."""
+        """Initialize; `folder` is the kubelet's root, `extended` enables claims for extended resources."""
         self.drivers = drivers
         self._path = folder / FILE_NAME
         self._fetch = fetch
@@ -145,7 +143,7 @@ class DraManager:
         self._metrics = metrics or DraMetrics()
         self._health = health
         self._records: dict[Key, ClaimInfo] = {record.key: record for record in read_state(self._path)}
-        # Those that somebody has or waits for: nobody else remembers them.
+        # Weak references: a lock exists only while a task holds it or waits for it.
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._saving = asyncio.Lock()
         self._saved: bytes | None = None
@@ -154,13 +152,13 @@ class DraManager:
         drivers.listen(self._driver_changed)
 
     def listen(self, wake: Callable[[str], None], wake_all: Callable[[Iterable[str]], None]) -> None:
-        """Take who has pods' workers look again: when a driver has come, or the health of devices changes."""
+        """Set the callbacks that wake pod workers when a driver registers or device health changes."""
         self.drivers.wake = wake
         if self._health is not None:
             self._health.changed = lambda driver, devices: wake_all(self.users(driver, devices))
 
     async def prepare(self, pod: Pod) -> None:
-        """Have all claims of a pod ready; raises ClaimError. May be repeated, and cancelled anywhere."""
+        """Prepare all claims of a pod. Raises ClaimError. Idempotent, and may be cancelled at any point."""
         with self._metrics.operation("PrepareResources"):
             try:
                 if wanted := wanted_claims(pod, extended=self._extended):
@@ -169,7 +167,7 @@ class DraManager:
                 raise ClaimError(f"prepare dynamic resources: {err}") from err
 
     async def unprepare(self, uid: str) -> None:
-        """Give back whatever a pod has; raises ClaimError. May be repeated, and cancelled anywhere."""
+        """Unprepare all claims of a pod. Raises ClaimError. Idempotent, and may be cancelled at any point."""
         with self._metrics.operation("UnprepareResources"):
             try:
                 await self._unprepare(uid)
@@ -177,7 +175,7 @@ class DraManager:
                 raise ClaimError(f"unprepare dynamic resources: {err}") from err
 
     def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
-        """Give the CDI names of a container's devices; raises ClaimError when a claim is not ready."""
+        """Return the CDI names of a container's devices. Raises ClaimError when a claim has no record."""
         found: dict[str, None] = {}
         for name, requests in requests_of(pod, container, extended=self._extended).items():
             record = self._record_of(pod, name)
@@ -186,18 +184,20 @@ class DraManager:
         return tuple(found)
 
     def claims(self, pod: Pod, container: Container) -> list[ClaimUse]:
-        """Give the claims of a container for the pod-resources API; none that is not ready."""
+        """Return a container's claims for the pod-resources API; empty while one of them has no record."""
         try:
             records = [
                 self._record_of(pod, name) for name in requests_of(pod, container, extended=self._extended)
             ]
         except ClaimError as err:
-            log.v(4).info("A claim is not ready", pod=pod.full_name, container=container.name, err=err)
+            log.v(4).info(
+                "Resource claim is not prepared", pod=pod.full_name, containerName=container.name, err=err
+            )
             return []
         return [_use(record) for record in records]
 
     def health(self, pod: Pod, container: Container) -> list[ResourceStatus]:
-        """Tell how the devices of a container's claims are; nothing where nobody wants to know."""
+        """Return the health of the devices of a container's claims; empty if health is not tracked."""
         if self._health is None or not container.resources.claims:
             return []
         names = dict(claim_names(pod))
@@ -219,7 +219,7 @@ class DraManager:
         return list(found.values())
 
     def users(self, driver: str, devices: Collection[tuple[str, str]]) -> set[str]:
-        """Give the uids of the pods that have one of a driver's devices, which are named by pool and name."""
+        """Return the UIDs of the pods that use one of a driver's devices (pool and name)."""
         return {
             uid
             for record in self._records.values()
@@ -228,11 +228,14 @@ class DraManager:
         }
 
     def records(self, uid: str) -> list[ClaimInfo]:
-        """Give the claims that a pod has."""
+        """Return the claims of a pod."""
         return [record for record in self._records.values() if uid in record.pods]
 
     async def run(self, active: Active) -> NoReturn:
-        """Give back the claims of pods that are gone, now and then, until cancelled."""
+        """Unprepare the claims of pods that no longer exist, until cancelled.
+
+        Runs every SWEEP_SECONDS, and when a driver becomes usable.
+        """
         complaints: dict[str, ErrorLogLimiter] = {}
         clock = asyncio.get_running_loop().time
         while True:
@@ -257,7 +260,7 @@ class DraManager:
     # Preparing
 
     async def _checked(self, pod: Pod, wanted: PodClaim) -> ClaimInfo:
-        """Ask for a claim, and give the record of one that the pod may use and whose drivers are there."""
+        """Fetch a claim and return its record, if the pod may use it and its drivers are registered."""
         try:
             claim = await self._fetch(pod.metadata.namespace, wanted.name)
         except KubeError as err:
@@ -295,7 +298,7 @@ class DraManager:
                 record.prepared = True
             await self._save()
 
-    # Giving back
+    # Unpreparing
 
     async def _unprepare(self, uid: str) -> None:
         self.drivers.forget(uid)
@@ -306,7 +309,7 @@ class DraManager:
             last = [record for record in mine if record.pods == {uid}]
             for record in mine:
                 if record in last:
-                    # A driver that fails may have undone it all the same: whoever comes next asks again.
+                    # A driver that fails may have unprepared it nevertheless: the next pod prepares it again.
                     record.prepared = False
                 else:
                     record.pods.discard(uid)
@@ -335,18 +338,18 @@ class DraManager:
         if usable:
             self._look.set()
 
-    # What is known
+    # Records
 
     @asynccontextmanager
     async def _alone(self, keys: Iterable[Key]) -> AsyncIterator[None]:
-        """Have claims for oneself; in one order for all, so that nobody waits for a waiter."""
+        """Lock these claims within the block, in sorted order to avoid deadlocks."""
         async with AsyncExitStack() as stack:
             for key in sorted(set(keys)):
                 await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
             yield
 
     async def _save(self) -> None:
-        """Have the file say what is known, unless it does; raises ClaimError."""
+        """Write the state file if its content changed. Raises ClaimError."""
         async with self._saving:
             content = encode(self._records.values())
             if content == self._saved:

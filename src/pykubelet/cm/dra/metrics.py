@@ -1,4 +1,4 @@
-"""How long it takes to make claims ready and to give them back, and how many are in use."""
+"""Metrics of the DRA manager: durations of operations and of driver calls, and claims in use."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pykubelet.pluginmanager.client import PluginError
 
 ANY_DRIVER = "<any>"
 _BUCKETS = tuple(0.1 * 400 ** (step / 14) for step in range(15))
-"""From a tenth of a second to forty: drivers have 45 seconds."""
+"""From 0.1 to 40 seconds: drivers have 45 seconds."""
 
 
 class DraMetrics:
-    """The claims of one agent."""
+    """Metrics of the DRA manager."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Without a registry nobody sees the numbers."""
+        """Initialize; without a registry the metrics are not exported."""
         self._registry = registry
         self._operations = Histogram(
             "dra_operations_duration_seconds",
@@ -41,7 +41,7 @@ class DraMetrics:
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Measure what is done for a pod."""
+        """Observe the duration of the block as an operation for a pod."""
         began, failed = perf_counter(), "false"
         try:
             yield
@@ -53,7 +53,7 @@ class DraMetrics:
 
     @contextmanager
     def call(self, driver: str, method: str) -> Iterator[None]:
-        """Measure a call to a driver."""
+        """Observe the duration of the block as a call to a driver."""
         began, code = perf_counter(), "Canceled"
         try:
             yield
@@ -65,19 +65,19 @@ class DraMetrics:
             self._calls.labels(driver, method, code).observe(perf_counter() - began)
 
     def count(self, in_use: Callable[[], Mapping[str, int]]) -> None:
-        """Show how many prepared claims there are, by driver."""
+        """Export the number of prepared claims, by driver."""
         if self._registry is not None:
             self._registry.register(_InUse(in_use))
 
 
 class _InUse(Collector):
-    """Looks when it is asked, so that a driver that is gone is not shown for ever."""
+    """Collector that counts at each scrape, so that a removed driver is not exported forever."""
 
     def __init__(self, in_use: Callable[[], Mapping[str, int]]) -> None:
         self._in_use = in_use
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Give the numbers."""
+        """Yield the metric."""
         family = GaugeMetricFamily(
             "dra_resource_claims_in_use",
             f"Claims in use, by driver; {ANY_DRIVER} counts each claim once.",

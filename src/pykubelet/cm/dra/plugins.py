@@ -1,9 +1,9 @@
-"""The drivers of resource claims that have registered on this node.
+"""Registered plugins of DRA drivers, their connections, and calls to them.
 
-A driver may have several plugins at a time, while a new version takes over from the old: the newest that can
-be reached is asked. Each plugin has a connection that carries nothing but news of its devices' health; its
-end is how a plugin's death is noticed, long before somebody needs it. Pods that need a driver which is not
-there are woken when it comes.
+A driver may have several plugins at a time, while a new version replaces the old: the newest one that can be
+reached is called. Each plugin has a connection that carries only reports of its devices' health; its end is
+how a crash of the plugin is detected, long before a pod needs it. Pods that need an unregistered driver are
+woken when it registers.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ from pykubelet.util.tasks import TaskScope
 log = get_logger(__name__)
 PLUGIN_TYPE = "DRAPlugin"
 CALL_SECONDS = 45.0
-"""How long a driver may take for one call."""
+"""Timeout of a driver call, in seconds."""
 HEALTH_SECONDS = 5.0
-"""When to ask again for news of health that have ended."""
+"""Seconds until an ended stream of health reports is opened again."""
 RECONNECT_SECONDS = (0.2, 5.0)
-"""The pause before a plugin is tried again: first, and at most."""
+"""Back-off delay before a plugin is connected again, in seconds: initial and maximum."""
 _SERVICES = {
     "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/",
     "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/",
 }
-"""What plugins say that they serve, and where that is; the messages are the same."""
+"""gRPC path of each service that plugins can announce; the messages are the same."""
 _HEALTH = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 
 
 class DeviceHealthListener(Protocol):
-    """Whoever wants to know how devices are."""
+    """Receiver of device health reports."""
 
     def told(self, driver: str, answer: health_pb.NodeWatchResourcesResponse) -> None:
-        """Take a driver's newest list."""
+        """Handle a new list of a driver."""
 
     def ended(self, driver: str) -> None:
-        """Take note that a driver tells no more."""
+        """Handle the end of a driver's reports."""
 
 
 @dataclass(slots=True, eq=False)
 class DriverPlugin:
-    """One plugin of a driver."""
+    """A plugin of a DRA driver."""
 
     plugin: Plugin
     path: str
-    """Of its socket."""
+    """Path of its socket."""
     service: str
     metrics: DraMetrics
     connected: bool = False
     tells: bool = False
-    """Whether it has told of its devices' health, and goes on."""
+    """Whether its stream of health reports is open and has reported."""
 
     @property
     def driver(self) -> str:
-        """The driver's name."""
+        """Name of the driver."""
         return self.plugin.name
 
     async def prepare(self, claims: Sequence[ClaimInfo]) -> pb.NodePrepareResourcesResponse:
-        """Have claims made ready; raises PluginError."""
+        """Call NodePrepareResources. Raises PluginError."""
         request = pb.NodePrepareResourcesRequest(claims=map(_claim, claims))
         method = f"{self.service}NodePrepareResources"
         with self.metrics.call(self.driver, method):
@@ -81,7 +81,7 @@ class DriverPlugin:
             )
 
     async def unprepare(self, claims: Sequence[ClaimInfo]) -> pb.NodeUnprepareResourcesResponse:
-        """Have undone what was made ready; raises PluginError."""
+        """Call NodeUnprepareResources. Raises PluginError."""
         request = pb.NodeUnprepareResourcesRequest(claims=map(_claim, claims))
         method = f"{self.service}NodeUnprepareResources"
         with self.metrics.call(self.driver, method):
@@ -91,7 +91,7 @@ class DriverPlugin:
 
 
 class DraPluginRegistry:
-    """Takes plugins of drivers into service (a PluginHandler), and gives the one to ask."""
+    """Registry of the plugins of DRA drivers (a PluginHandler)."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class DraPluginRegistry:
         health: DeviceHealthListener | None = None,
         wake: Callable[[str], None] = lambda uid: None,
     ) -> None:
-        """`health` is None where nobody wants to know; `wake` has a pod's worker look again."""
+        """Initialize; without `health` no reports are requested; `wake` wakes a pod's worker."""
         self._tasks = tasks
         self._metrics = metrics or DraMetrics()
         self._health = health
@@ -111,11 +111,11 @@ class DraPluginRegistry:
         self._listeners: list[Callable[[str, bool], None]] = []
 
     def listen(self, listener: Callable[[str, bool], None]) -> None:
-        """Call this with a driver's name when it may have become usable, or not usable, which is said."""
+        """Call `listener` with a driver's name and whether it is usable, when that may have changed."""
         self._listeners.append(listener)
 
     def get(self, driver: str) -> DriverPlugin:
-        """Give the plugin to ask; raises ClaimError when the driver is not there."""
+        """Return the plugin to call. Raises ClaimError when the driver is not registered."""
         plugins = self._plugins.get(driver)
         if not plugins:
             raise ClaimError(f"DRA driver {driver} is not registered")
@@ -123,21 +123,24 @@ class DraPluginRegistry:
         return (reachable or plugins)[-1]
 
     def needed(self, driver: str, uid: str) -> DriverPlugin:
-        """Give the plugin to ask for a pod; where there is none, the pod is woken when there is."""
+        """Return the plugin to call for a pod, which is woken when a missing driver registers.
+
+        Raises ClaimError when the driver is not registered.
+        """
         self._waiting.setdefault(driver, set()).add(uid)
         found = self.get(driver)
         self._done_waiting(driver, uid)
         return found
 
     def forget(self, uid: str) -> None:
-        """Take note that a pod waits for no driver any more."""
+        """Record that a pod no longer waits for any driver."""
         for driver in list(self._waiting):
             self._done_waiting(driver, uid)
 
-    # As a PluginHandler
+    # PluginHandler
 
     def validate(self, plugin: Plugin) -> None:
-        """Refuse a plugin that cannot be spoken to."""
+        """Raise RegistrationRefused if a plugin's name, versions or endpoint are not supported."""
         where = f"DRA driver plugin {plugin.name} at endpoint {plugin.endpoint}"
         if not plugin.name:
             raise RegistrationRefused("DRA driver name is empty")
@@ -151,7 +154,7 @@ class DraPluginRegistry:
             raise RegistrationRefused(f"{where}: {err}") from err
 
     async def register(self, plugin: Plugin) -> None:
-        """Take a plugin into service, beside others of its driver."""
+        """Put a plugin into service, in addition to others of its driver."""
         self.validate(plugin)
         beside = self._plugins.get(plugin.name, ())
         if any(one.plugin.endpoint == plugin.endpoint for one in beside):
@@ -162,13 +165,13 @@ class DraPluginRegistry:
         found = DriverPlugin(plugin, path, _SERVICES[chosen_service(plugin.versions)], self._metrics)
         self._plugins.setdefault(plugin.name, []).append(found)
         self._watches[found] = self._tasks.start(self._watch(found), name=f"dra {plugin.name}")
-        log.info("DRA driver is registered", driver=plugin.name, endpoint=plugin.endpoint)
+        log.info("Registered DRA driver plugin", driver=plugin.name, endpoint=plugin.endpoint)
         self._changed(plugin.name)
         for uid in sorted(self._waiting.pop(plugin.name, ())):
             self.wake(uid)
 
     async def deregister(self, plugin: Plugin) -> None:
-        """Do without a plugin; others of its driver stay, also one that was there first."""
+        """Remove a plugin; other plugins of its driver stay, including older ones."""
         plugins = self._plugins.get(plugin.name, [])
         for found in [one for one in plugins if one.plugin is plugin]:
             plugins.remove(found)
@@ -187,7 +190,7 @@ class DraPluginRegistry:
             try:
                 connection = await _connected(plugin.path)
             except OSError as err:
-                log.v(4).info("Cannot reach a DRA driver", driver=plugin.driver, err=err)
+                log.v(4).info("Failed to connect to DRA driver plugin", driver=plugin.driver, err=err)
             else:
                 pause = RECONNECT_SECONDS[0]
                 plugin.connected = True
@@ -197,13 +200,13 @@ class DraPluginRegistry:
                 finally:
                     connection.close(Status("CANCELLED"))
                     plugin.connected = False
-                log.v(2).info("Lost a DRA driver", driver=plugin.driver, endpoint=plugin.path)
+                log.v(2).info("DRA driver plugin disconnected", driver=plugin.driver, endpoint=plugin.path)
                 self._changed(plugin.driver)
             await asyncio.sleep(pause)
             pause = min(2 * pause, RECONNECT_SECONDS[1])
 
     async def _listen(self, plugin: DriverPlugin, connection: _Connection) -> None:
-        """Take news of health until the connection ends."""
+        """Receive health reports until the connection ends."""
         while self._health is not None and connection.open:
             call = connection.call(_HEALTH, health_pb.NodeWatchResourcesRequest().SerializeToString())
             try:
@@ -211,7 +214,7 @@ class DraPluginRegistry:
                     plugin.tells = True
                     self._health.told(plugin.driver, health_pb.NodeWatchResourcesResponse.FromString(message))
             except DecodeError as err:
-                log.error(err, "Cannot read what a DRA driver tells of its devices", driver=plugin.driver)
+                log.error(err, "Failed to decode device health of DRA driver", driver=plugin.driver)
             finally:
                 call.cancel()
                 plugin.tells = False
@@ -222,7 +225,7 @@ class DraPluginRegistry:
         await connection.wait_lost()
 
     def _health_ended(self, driver: str) -> None:
-        """Forget what a driver said, unless another plugin of it goes on telling: it would not repeat it."""
+        """Drop a driver's health, unless another of its plugins still reports: it would not repeat it."""
         if self._health is not None and not any(one.tells for one in self._plugins.get(driver, ())):
             self._health.ended(driver)
 
@@ -239,7 +242,7 @@ class DraPluginRegistry:
 
 
 class _Connection(Connection):
-    """A connection whose end can be waited for."""
+    """A connection whose end can be awaited."""
 
     def __init__(self) -> None:
         super().__init__("localhost")
@@ -250,7 +253,7 @@ class _Connection(Connection):
         self._lost.set()
 
     async def wait_lost(self, seconds: float | None = None) -> None:
-        """Wait for the end, at most for so long."""
+        """Wait until the connection is lost, at most for this time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._lost.wait()
@@ -259,7 +262,7 @@ class _Connection(Connection):
 
 
 def chosen_service(offered: Sequence[str]) -> str:
-    """Give the service to use out of those that a plugin offers; raises ValueError when none will do."""
+    """Return the preferred service of those that a plugin offers. Raises ValueError if none is supported."""
     if not offered:
         raise ValueError("empty list of supported gRPC services (aka supported versions)")
     for service in _SERVICES:

@@ -1,8 +1,8 @@
-"""Taking back what drivers offered: the ResourceSlices of drivers that are not there any more.
+"""Deletion of the ResourceSlices of DRA drivers that are not available.
 
-A scheduler believes what slices say. When an agent starts, no driver is there yet, so all slices of the node
-go; a driver that comes back publishes them anew. When a driver is gone for longer than an update of it
-takes, its slices go. An API server that is away is asked again until it has done it.
+The scheduler relies on the slices. When the kubelet starts, no driver is registered yet, so all slices of the
+node are deleted; a driver that registers publishes them again. When a driver is unavailable for longer than
+an update of it takes, its slices are deleted. Failed requests are retried until they succeed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ RESOURCE_SLICES = Resource(
     ResourceSlice, "ResourceSlice", "resourceslices", "resource.k8s.io", namespaced=False
 )
 DELAY_SECONDS = 30.0
-"""How long a driver may be away before what it offered is taken back."""
+"""Seconds that a driver may be unavailable before its slices are deleted."""
 LONGEST_PAUSE_SECONDS = 300.0
 
 
 class ResourceSliceCleaner:
-    """Takes back slices of one node, in tasks of its own."""
+    """Deleter of one node's ResourceSlices, in tasks of its own."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ResourceSliceCleaner:
         node_there: Callable[[], Awaitable[None]],
         delay: float = DELAY_SECONDS,
     ) -> None:
-        """`node_there` waits until the node is registered: before that it has no rights to its slices."""
+        """Initialize; `node_there` waits until the node is registered, which its authorization requires."""
         self._api = api
         self._node = node_name
         self._tasks = tasks
@@ -46,11 +46,11 @@ class ResourceSliceCleaner:
         self._pending: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Take back all: no driver has registered with this agent yet."""
+        """Delete all slices: no driver has registered with this kubelet process yet."""
         self._tasks.start(self._wipe(""), name="dra-slices")
 
     def driver_changed(self, driver: str, usable: bool) -> None:
-        """Take note that a driver is there, or is not; the time counts from the first loss."""
+        """Handle a driver that became usable or unusable; the delay counts from the first loss."""
         if usable:
             if (pending := self._pending.pop(driver, None)) is not None:
                 pending.cancel()
@@ -74,12 +74,12 @@ class ResourceSliceCleaner:
             try:
                 await self._api.delete_all(RESOURCE_SLICES, params=[("fieldSelector", selector)])
             except NotFound:
-                # An API server without this kind has none of them.
+                # The API server does not serve this kind.
                 return
             except KubeError as err:
                 complaints.failed(err, clock())
                 await self._api.pause(pauses.next(clock(), type(err)))
             else:
                 complaints.succeeded(clock())
-                log.v(3).info("Took back ResourceSlices", selector=selector)
+                log.v(3).info("Deleted ResourceSlices", selector=selector)
                 return

@@ -1,13 +1,11 @@
-"""Who gives memory of certain NUMA nodes to the containers of guaranteed pods.
+"""Memory manager: allocates memory of NUMA nodes to the containers of Guaranteed pods.
 
-With the policy `Static` such a container gets all its memory, plain and in huge pages, from one NUMA node, or
-from the smallest group of nodes that has it; `memory_nodes` says which, for its `cpuset.mems`. The
-account is kept in a file, so that a restart of the agent changes nothing. With `None` nothing is given out,
-but the file says so: changing the policy under running containers is an error.
+With the policy `Static` such a container gets all its memory, including huge pages, from one NUMA node, or
+from the smallest group of nodes with enough; `memory_nodes` returns them for its `cpuset.mems`. Allocations
+are stored in `memory_manager_state`, so that a kubelet restart changes nothing. With `None` nothing is
+allocated, but the file records the policy: changing it under running containers is an error.
 
-An init container's memory is used again by what runs after it, and given back when that starts.
-
-How many containers were to get memory of certain NUMA nodes, and how often that failed.
+The memory of an init container is reused by the containers that run after it, and released when they start.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ log = get_logger(__name__)
 
 
 class MemoryMetrics:
-    """The memory manager of one agent; without a registry nobody sees the numbers."""
+    """Metrics of the memory manager, which are not exported without a registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.requests = Counter(
@@ -66,7 +64,7 @@ STATE_FILE = "memory_manager_state"
 
 
 class MemoryManager:
-    """The memory policy of one node; a `HintProvider`."""
+    """Memory manager of a node; a `HintProvider`."""
 
     def __init__(
         self,
@@ -79,11 +77,11 @@ class MemoryManager:
         pod_level: bool = True,
         metrics: MemoryMetrics | None = None,
     ) -> None:
-        """Carry on from the state file, or begin one.
+        """Restore the state file, or create it.
 
-        `reservations` is `reservedMemory`; `kept` is what the whole machine keeps from pods. `pod_level` says
-        whether resources of whole pods count: the gate `PodLevelResources`. Raises PolicyError, and
-        OSError when the file cannot be written.
+        `reservations` is `reservedMemory`; `kept` are the host's total reservations. `pod_level` is whether
+        pod-level resources count: feature gate `PodLevelResources`. Raises PolicyError, and OSError when the
+        file cannot be written.
         """
         self.policy = policy
         self._file = state_file
@@ -97,7 +95,7 @@ class MemoryManager:
         write_state(state_file, self._state)
 
     def hints(self, pod: Pod, container: Container) -> Hints:
-        """Say from which NUMA nodes a container's memory could come."""
+        """Return the topology hints for a container's memory."""
         if not self._manages(pod) or self._is_over(pod, container):
             return {}
         try:
@@ -110,7 +108,7 @@ class MemoryManager:
         return hints_for(self._state.machine_state, requests, self._reusable(pod, container))
 
     def pod_hints(self, pod: Pod) -> Hints:
-        """Say from which NUMA nodes the memory of all the pod's containers could come."""
+        """Return the topology hints for the memory of all the pod's containers."""
         if not self._manages(pod):
             return {}
         try:
@@ -123,7 +121,7 @@ class MemoryManager:
         return hints_for(self._state.machine_state, requests, {})
 
     def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
-        """Give a container its memory, near to the chosen nodes; does nothing for one that has it.
+        """Allocate a container's memory, near the chosen nodes; no-op if it has memory.
 
         Raises AllocationError.
         """
@@ -151,11 +149,13 @@ class MemoryManager:
         for block in blocks:
             self._take_over(pod, container, block)
         self._state.entries.setdefault(pod.uid, {})[container.name] = blocks
-        log.v(2).info("Gave memory", pod=pod.full_name, container=container.name, nodes=sorted(nodes))
+        log.v(2).info(
+            "Allocated memory", pod=pod.full_name, containerName=container.name, nodes=sorted(nodes)
+        )
         self._save()
 
     def container_starts(self, pod: Pod, container: Container) -> None:
-        """Take back what init containers before this one still have: they are over."""
+        """Release the memory of init containers before this one: they have ended."""
         self._remove(
             [
                 (pod.uid, init.name)
@@ -166,36 +166,36 @@ class MemoryManager:
 
     @property
     def holders(self) -> AbstractSet[str]:
-        """The uids of pods whose containers have memory."""
+        """UIDs of pods with allocated memory."""
         return self._state.entries.keys()
 
     def forget(self, uid: str) -> None:
-        """Take back the memory of a pod that has ended: none of its containers runs, none will again."""
+        """Release the memory of a terminated pod: none of its containers runs or will run again."""
         self._remove([(uid, name) for name in self._state.entries.get(uid, {})])
 
     def keep_only(self, uids: AbstractSet[str]) -> None:
-        """Take back the memory of all pods but these.
+        """Release the memory of all pods except these.
 
-        Only for one who knows all pods of the node: not before every source has told its own.
+        To be called only when all pod sources are synced: a pod that is not known yet is not gone.
         """
         for uid in self.holders - uids:
             self.forget(uid)
 
     def catch_up(self) -> None:
-        """Write down what could not be when it was given: the next agent would give it to others."""
+        """Retry a failed write: the next kubelet process would allocate the unrecorded memory again."""
         if self._unsaved:
             self._save()
 
     def memory_nodes(self, uid: str, container: str) -> frozenset[int]:
-        """Give the NUMA nodes that a container's memory is to come from; none: from any."""
+        """Return the NUMA nodes for a container's memory; empty for any."""
         return frozenset(node for block in self.blocks(uid, container) for node in block.numa_affinity)
 
     def blocks(self, uid: str, container: str) -> tuple[MemoryBlock, ...]:
-        """Give the memory that a container has."""
+        """Return the memory allocated to a container."""
         return tuple(self._find(uid, container) or ())
 
     def allocatable(self) -> tuple[MemoryBlock, ...]:
-        """Give the memory that containers may have from each NUMA node."""
+        """Return the allocatable memory of each NUMA node."""
         return tuple(
             MemoryBlock((number,), resource, table.allocatable)
             for number, node in sorted(self._state.machine_state.items())
@@ -211,9 +211,9 @@ class MemoryManager:
         )
 
     def _is_over(self, pod: Pod, container: Container) -> bool:
-        """Whether this is an init container whose memory was given back to those that run now.
+        """Return whether this is an init container whose memory was released to those that run now.
 
-        Without this question it would be given memory anew after each restart of the agent.
+        Without this check it would be allocated memory again after each kubelet restart.
         """
         return (
             any(init.name == container.name for init in pod.spec.init_containers)
@@ -223,7 +223,7 @@ class MemoryManager:
         )
 
     def _reusable(self, pod: Pod, container: Container) -> dict[frozenset[int], Requests]:
-        """Give what earlier init containers have, which are over when this container runs."""
+        """Return the memory of earlier init containers, which have ended when this container runs."""
         found: dict[frozenset[int], Requests] = {}
         for init in _before(pod, container):
             for block in self._find(pod.uid, init.name) or ():
@@ -232,7 +232,7 @@ class MemoryManager:
         return found
 
     def _take_over(self, pod: Pod, container: Container, block: MemoryBlock) -> None:
-        """Take what is used again from those that had it, so that each byte is somebody's once."""
+        """Subtract reused memory from its previous owners, so that each byte is allocated once."""
         left = block.size
         for init in _before(pod, container):
             had = self._find(pod.uid, init.name) or []
@@ -251,7 +251,7 @@ class MemoryManager:
             if not self._state.entries[uid]:
                 del self._state.entries[uid]
             self._state.machine_state = given_back(self._state.machine_state, blocks)
-            log.v(2).info("Took back memory", podUID=uid, container=name)
+            log.v(2).info("Released memory", podUID=uid, containerName=name)
         if containers:
             self._save()
 
@@ -259,16 +259,16 @@ class MemoryManager:
         try:
             write_state(self._file, self._state)
         except OSError as err:
-            # The account is right as long as the agent lives, and is written whole the next time.
+            # The state in memory stays correct, and the next write contains all of it.
             if not self._unsaved:
-                log.error(err, "Could not save which container has which memory", path=str(self._file))
+                log.error(err, "Failed to write memory manager state", path=str(self._file))
             self._unsaved = True
         else:
             self._unsaved = False
 
 
 def _before(pod: Pod, container: Container) -> Iterator[Container]:
-    """Give the init containers that are over before this one runs."""
+    """Yield the init containers that have ended when this container runs."""
     for init in pod.spec.init_containers:
         if init.name == container.name:
             return

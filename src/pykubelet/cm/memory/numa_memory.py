@@ -1,13 +1,11 @@
-"""How much memory of each NUMA node is given out: the tables, and the two ways to change them.
+"""Memory tables of NUMA nodes: allocation, release, topology hints and node selection. Pure functions.
 
-The shapes are those of the state file (`memory_state.py`). A container's memory comes from one node, or
-from a group of nodes that then gives only to containers of the same group: a node never serves both.
-Otherwise nobody could say which of a group's bytes lie on which of its nodes.
+The structures are those of the state file (`state.py`). A container's memory comes from one node, or from a
+group of nodes that then serves only containers of the same group: a node never serves both, because it would
+be unknown which bytes of a group are on which of its nodes.
 
-From which NUMA nodes a request for memory could be served, and from which it is.
-
-Pure functions of the tables. `reusable` is memory that the pod's init containers had and that its later
-containers may have instead: it counts only for exactly the nodes where it lies.
+`reusable` is memory of the pod's init containers that its later containers may reuse: it counts only for
+exactly the nodes where it is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +20,10 @@ from pykubelet.cm.topology.hints import AllocationError, Hints, PolicyError, Top
 
 
 class MemoryTable(msgspec.Struct, rename="camel"):
-    """Bytes of one resource on one NUMA node: allocatable is total without what the system keeps."""
+    """Bytes of one resource on one NUMA node.
+
+    `allocatable` is `total` minus `system_reserved`, and for plain memory also minus the huge pages.
+    """
 
     total: int
     system_reserved: int
@@ -32,9 +33,9 @@ class MemoryTable(msgspec.Struct, rename="camel"):
 
 
 class NodeMemory(msgspec.Struct, rename="camel"):
-    """A NUMA node: its tables by resource, and the group (`cells`) that it gives to, with itself.
+    """A NUMA node: its tables by resource, and the group of nodes (`cells`) that it serves, with itself.
 
-    A container that has memory of several resources counts as as many assignments.
+    A container with memory of several resources counts as that many assignments.
     """
 
     number_of_assignments: int
@@ -43,7 +44,7 @@ class NodeMemory(msgspec.Struct, rename="camel"):
 
 
 class MemoryBlock(msgspec.Struct, rename="camel", frozen=True):
-    """Bytes of one resource that a container has from a NUMA node, or from a group of them."""
+    """Bytes of one resource allocated to a container from a NUMA node, or from a group of nodes."""
 
     numa_affinity: tuple[int, ...]
     type: str
@@ -51,20 +52,20 @@ class MemoryBlock(msgspec.Struct, rename="camel", frozen=True):
 
 
 Machine = dict[int, NodeMemory]
-"""The NUMA nodes by number."""
+"""NUMA nodes by number."""
 Assignments = dict[str, dict[str, list[MemoryBlock]]]
-"""What containers have, by pod's uid and container's name."""
+"""Allocated blocks by pod UID and container name."""
 
 
 def untouched(nodes: Iterable[MemoryNode], reserved: Reserved) -> Machine:
-    """Give the tables of a machine on which no container has any memory."""
+    """Return the tables of a host without any allocation."""
     machine = {}
     for node in nodes:
         kept = reserved.get(node.number, {})
         tables = {
             resource: _table(size, 0, kept.get(resource, 0)) for resource, size in node.huge_pages.items()
         }
-        # Huge pages are memory that was set aside: nobody else can have it.
+        # Huge pages are set aside from the memory of the node.
         pages = sum(node.huge_pages.values())
         tables["memory"] = _table(node.memory, pages, kept.get("memory", 0))
         machine[node.number] = NodeMemory(0, tables, [node.number])
@@ -72,9 +73,9 @@ def untouched(nodes: Iterable[MemoryNode], reserved: Reserved) -> Machine:
 
 
 def taken(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
-    """Give the tables after containers got these blocks, from the lowest node of a group first.
+    """Return the tables after allocating these blocks, from the lowest node of a group first.
 
-    Raises PolicyError when a block is of a node or a resource that the machine does not have.
+    Raises PolicyError when a block is of a node or a resource that the host does not have.
     """
     changed = copied(machine)
     for block in blocks:
@@ -92,7 +93,7 @@ def taken(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
 
 
 def given_back(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
-    """Give the tables after containers lost these blocks; a node that nobody uses leaves its group."""
+    """Return the tables after releasing these blocks; an unused node leaves its group."""
     changed = copied(machine)
     for block in blocks:
         left = block.size
@@ -107,12 +108,12 @@ def given_back(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
 
 
 def same(one: Machine, other: Machine) -> bool:
-    """Whether two tables say the same; how a group's use is spread over its nodes does not matter."""
+    """Return whether two tables are equal, regardless of how usage is spread over the nodes of a group."""
     return _outline(one) == _outline(other)
 
 
 def copied(machine: Machine) -> Machine:
-    """Give tables that can be changed without changing these."""
+    """Return a copy of the tables that can be changed independently."""
     return {
         number: NodeMemory(
             node.number_of_assignments,
@@ -124,7 +125,7 @@ def copied(machine: Machine) -> Machine:
 
 
 def total(machine: Machine, numbers: Iterable[int], resource: str, column: str) -> int:
-    """Add up a column (`free`, `allocatable`, `reserved`) of a resource over NUMA nodes."""
+    """Return the sum of a column (`free`, `allocatable`, `reserved`) of a resource over NUMA nodes."""
     tables = (machine[number].memory_map.get(resource) for number in numbers)
     return sum(getattr(table, column) for table in tables if table is not None)
 
@@ -153,23 +154,23 @@ def _node_outline(machine: Machine, node: NodeMemory) -> Sequence[object]:
 Requests = dict[str, int]
 """Bytes by resource."""
 Reusable = Mapping[frozenset[int], Mapping[str, int]]
-"""Bytes by the NUMA nodes where they lie and by resource."""
+"""Bytes by set of NUMA nodes and by resource."""
 
 
 def container_requests(container: Container) -> Requests:
-    """Give the memory that a container asks for; raises AllocationError for parts of bytes."""
+    """Return a container's memory requests. Raises AllocationError for fractions of bytes."""
     requests = {name: amount for name, amount in container.resources.requests.items() if is_memory(name)}
     if not all(amount.is_whole for amount in requests.values()):
         raise AllocationError("[memorymanager] failed to represent quantity as int64")
-    # Asking for none of something is not asking for it: the machine may not even have it.
+    # A request of 0 is not a request: the host may not even have the resource.
     return {name: int(amount) for name, amount in requests.items() if amount.nanos > 0}
 
 
 def pod_requests(pod: Pod) -> Requests:
-    """Give the most memory that a pod's containers ask for at one time.
+    """Return the peak memory requests of a pod's containers.
 
-    Init containers run one by one, each next to the sidecars before it. Resources that no container but
-    an init container asks for do not count.
+    Init containers run one by one, each next to the sidecars before it. Resources that only init containers
+    request do not count.
     """
     sidecars: Requests = {}
     peak: Requests = {}
@@ -187,9 +188,9 @@ def pod_requests(pod: Pod) -> Requests:
 
 
 def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> list[TopologyHint]:
-    """Give every set of NUMA nodes that has room; the same for all resources of the request.
+    """Return a hint for every set of NUMA nodes with enough memory for all resources of the request.
 
-    Preferred are those of as few nodes as would do if nobody else had any memory.
+    Preferred are those with as few nodes as the request would need on an empty host.
     """
     fewest = len(machine)
     found = []
@@ -203,18 +204,18 @@ def possible_nodes(machine: Machine, requests: Requests, reusable: Reusable) -> 
 
 
 def hints_for(machine: Machine, requests: Requests, reusable: Reusable) -> Hints:
-    """Give the hints of a request. Where there is no room at all that is no hint, not an impossible one.
+    """Return the hints of a request. Without enough memory there is no hint, not an impossible one.
 
-    Such a pod is then refused by the allocation, which can say why.
+    The allocation then rejects the pod with the reason.
     """
     found = possible_nodes(machine, requests, reusable)
     return {name: list(found) for name in requests} if found else {}
 
 
 def hints_again(blocks: Sequence[MemoryBlock], requests: Requests) -> Hints:
-    """Give the hints of a container that has memory already: that it wants what it has.
+    """Return the hints of a container that has memory already: exactly the nodes that it has.
 
-    When it has something else than it asks for there is nothing to prefer.
+    Empty if its allocation differs from its requests.
     """
     if {block.type: block.size for block in blocks} != requests:
         return {}
@@ -224,10 +225,10 @@ def hints_again(blocks: Sequence[MemoryBlock], requests: Requests) -> Hints:
 def choose_nodes(
     machine: Machine, requests: Requests, reusable: Reusable, chosen: TopologyHint
 ) -> frozenset[int]:
-    """Decide which NUMA nodes serve a request, given what the topology manager chose.
+    """Return the NUMA nodes that serve a request, based on the choice of the topology manager.
 
-    Its choice may be too small for this request alone, being what all providers have in common: then it
-    is extended. Raises AllocationError.
+    That choice may be too small for this request, because it is the intersection of all providers' hints:
+    then it is extended. Raises AllocationError.
     """
     nodes, preferred = chosen.nodes, chosen.preferred
     if nodes is None:
@@ -241,7 +242,7 @@ def choose_nodes(
         if preferred and not best.preferred:
             raise AllocationError("[memorymanager] failed to find the default preferred hint")
         nodes, preferred = best.nodes or frozenset(), best.preferred
-    # A single node of a group must not serve anybody alone, so it is extended to its group.
+    # A single node of a group must not serve a container alone, so it is extended to its group.
     alone = len(nodes) == 1 and not joins_groups(machine, nodes)
     if alone or not _fits(machine, nodes, requests, {}):
         wider = [
@@ -261,7 +262,7 @@ def choose_nodes(
 
 
 def joins_groups(machine: Machine, nodes: frozenset[int]) -> bool:
-    """Whether nodes can serve together: each is unused, or was used together with exactly the others."""
+    """Return whether nodes can serve as a group: each is unused, or used with exactly the others."""
     if len(nodes) == 1:
         return all(len(machine[number].cells) == 1 for number in nodes)
     return all(

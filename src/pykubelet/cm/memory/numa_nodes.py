@@ -1,13 +1,11 @@
-"""The machine's NUMA nodes: their memory, huge pages, and how far they are from each other.
+"""NUMA nodes of the host: memory, huge pages, distances, and the memory reserved on each.
 
-Read from a tree of the form of /sys, so that tests can have any machine. What one node has is what the
-memory manager gives out; the distances decide between sets of nodes that are otherwise alike.
+Read from a tree with the layout of /sys and /proc, so that tests can define any host. The memory manager
+allocates the memory of each node; distances decide between sets of nodes that are otherwise equal.
 
-How much memory of each NUMA node the system keeps, and whether that adds up.
-
-It is said twice: per NUMA node (`reservedMemory`) for the memory manager, and in total (`kubeReserved`,
-`systemReserved`, `evictionHard`) for the scheduler. The static policy needs both to be the same, or
-pods would be promised memory that no node has left.
+Reserved memory is configured twice: per NUMA node (`reservedMemory`) for the memory manager, and in total
+(`kubeReserved`, `systemReserved`, `evictionHard`) for the scheduler. The static policy requires both to be
+equal, or pods would be scheduled for memory that no NUMA node has left.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _MEMORY = re.compile(r"MemTotal:\s*(\d+) kB")
 
 @dataclass(frozen=True)
 class MemoryNode:
-    """A NUMA node: bytes of all its memory and, by resource, of its huge pages; distances by node."""
+    """A NUMA node: bytes of memory, bytes of huge pages by resource, distances by node."""
 
     number: int
     memory: int
@@ -37,9 +35,9 @@ class MemoryNode:
 
 
 def read_memory_nodes(root: Path = Path("/")) -> list[MemoryNode]:
-    """Read the NUMA nodes of the machine, lowest number first.
+    """Read the NUMA nodes of the host, lowest number first.
 
-    A kernel without NUMA is one node with everything. Raises OSError when /sys or /proc cannot be read.
+    A kernel without NUMA is one node with all memory. Raises OSError when /sys or /proc cannot be read.
     """
     folder = root / "sys/devices/system/node"
     numbers = sorted(
@@ -58,7 +56,7 @@ def _read(folder: Path, number: int, numbers: list[int]) -> MemoryNode:
         words = (folder / "distance").read_text().split()
     except FileNotFoundError:
         words = []
-    # The kernel writes one column per node that is there, and numbers may have gaps.
+    # The kernel writes one column per existing node, and numbers may have gaps.
     distances = dict(zip(numbers, map(int, words), strict=True)) if len(words) == len(numbers) else {}
     memory = _memory((folder / "meminfo").read_text())
     return MemoryNode(number, memory, _huge_pages(folder / "hugepages"), distances)
@@ -79,21 +77,21 @@ def _huge_pages(folder: Path) -> dict[str, int]:
 
 
 Reserved = Mapping[int, Mapping[str, int]]
-"""Bytes that pods do not get, by NUMA node and resource."""
+"""Bytes that pods cannot use, by NUMA node and resource."""
 _NOTHING = Quantity.of(0)
 
 
 def is_memory(resource: str) -> bool:
-    """Whether a resource is memory of NUMA nodes: plain or in huge pages."""
+    """Return whether a resource is memory of NUMA nodes: plain memory or huge pages."""
     return resource == "memory" or resource.startswith(HUGE_PAGES_PREFIX)
 
 
 def reserved_by_node(
     nodes: Sequence[MemoryNode], reservations: Sequence[MemoryReservation], kept: Resources
 ) -> Reserved:
-    """Give what is reserved of each NUMA node; `kept` is what the whole machine keeps from pods.
+    """Return the reserved bytes of each NUMA node; `kept` are the host's total reservations.
 
-    Raises PolicyError when the two do not agree, or the machine does not have that much.
+    Raises PolicyError when the two differ, or the host does not have that much.
     """
     reserved: dict[int, dict[str, int]] = {node.number: {} for node in nodes}
     totals: dict[str, int] = {}

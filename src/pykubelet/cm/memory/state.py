@@ -1,8 +1,8 @@
-"""The memory manager's memory: the file `memory_manager_state`, in the reference's own format.
+"""Checkpoint of the memory manager: the file `memory_manager_state`, in upstream's format.
 
-A node can be handed over between the two agents, in both directions: what containers have, and the checksum
-over it, are the same byte for byte. A file that says something else than it should is an error, because
-whoever guessed could give one container's memory to another.
+A node can be handed over between the upstream kubelet and this one in both directions: allocations and their
+checksum are the same byte for byte. An invalid file is an error, because guessing could allocate one
+container's memory to another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PRIVATE = 0o600
 
 
 class MemoryState(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What the file holds."""
+    """Content of the file."""
 
     policy_name: str
     machine_state: Machine
@@ -35,7 +35,7 @@ class _File(MemoryState, rename="camel", omit_defaults=True):
 
 
 def read_state(path: Path, policy: str) -> MemoryState | None:
-    """Read the file; None when there is none. Raises PolicyError unless it is a sound one of this policy."""
+    """Read the file; None if it does not exist. Raises PolicyError if it is invalid or of another policy."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_File)
     except FileNotFoundError:
@@ -50,36 +50,36 @@ def read_state(path: Path, policy: str) -> MemoryState | None:
             f"it is of memoryManagerPolicy {quoted(found.policy_name)} while {quoted(policy)} is configured",
         )
     state = MemoryState(found.policy_name, found.machine_state, found.entries)
-    # Very old agents wrote no checksum.
+    # Very old kubelets wrote no checksum.
     if found.checksum and found.checksum != checksum(state):
         raise corrupted(path, "it is corrupted: its checksum does not match its content")
     return state
 
 
 def write_state(path: Path, state: MemoryState) -> None:
-    """Replace the file; raises OSError."""
+    """Replace the file. Raises OSError."""
     write_atomically(path, encode_state(state), _PRIVATE)
 
 
 def encode_state(state: MemoryState) -> bytes:
-    """Give the file's content."""
+    """Return the file's content."""
     machine = {
         number: NodeMemory(node.number_of_assignments, _sorted(node.memory_map), node.cells)
         for number, node in sorted(state.machine_state.items(), key=lambda item: str(item[0]))
     }
     entries = {uid: _sorted(containers) for uid, containers in sorted(state.entries.items())}
     text = msgspec.json.encode(MemoryState(state.policy_name, machine, entries))
-    # The checksum stands last, also when there is nothing else to leave out.
+    # The checksum is always the last field, also when empty fields are omitted.
     return text.removesuffix(b"}") + b',"checksum":%d}' % checksum(state)
 
 
 def checksum(state: MemoryState) -> int:
-    """Give the checksum: a hash of how Go's debugging printer shows the structure."""
+    """Return the checksum: a hash of the structure as Go's debugging printer shows it."""
     return fnv1a_32(_dump(state).encode())
 
 
 def corrupted(path: Path, why: str) -> PolicyError:
-    """Say that the file cannot be used, and what to do about it."""
+    """Return the error for an unusable file, with the remedy."""
     return PolicyError(
         f"the memory manager cannot go on from {path}: {why}. Drain this node and delete that file"
     )

@@ -1,8 +1,8 @@
-"""The pod-resources API: which container has which devices, CPUs and memory, for programs on the node.
+"""Pod-resources API: devices, CPUs and memory of containers, for clients on the node.
 
-Monitors of devices and topology-aware schedulers ask it on `pod-resources/kubelet.sock`. Nothing is known
-here: whoever gives something out tells what (`ResourceFacts`). As in the reference, all callers together
-may ask a hundred times a second.
+Device monitors and topology-aware schedulers call it on `pod-resources/kubelet.sock`. It has no state: the
+resource managers provide the data (`ResourceFacts`). As upstream, it allows all clients together a hundred
+requests per second.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ QPS, BURST = 100.0, 10
 _FOLDER_MODE = 0o750
 _V1, _V1ALPHA1 = "v1", "v1alpha1"
 Devices = Mapping[str, Mapping[str, frozenset[int]]]
-"""NUMA nodes by resource and id of the device."""
+"""NUMA nodes by resource and device ID."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of memory, or of huge pages, on some NUMA nodes; `kind` as the API names the resource."""
+    """Bytes of memory or huge pages on NUMA nodes; `kind` is the API's name of the resource."""
 
     kind: str
     size: int
@@ -41,7 +41,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that a resource claim was given."""
+    """A device allocated to a resource claim."""
 
     driver: str
     pool: str
@@ -60,41 +60,41 @@ class ClaimUse:
 
 
 class ResourceFacts(Protocol):
-    """What those who give out resources know; containers are named by their pod's uid and their name."""
+    """Allocations of the resource managers; containers are identified by pod UID and name."""
 
     def active_pods(self) -> Iterable[Pod]:
-        """Give the pods that run or may come to run."""
+        """Return the pods that run or may run."""
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """Give a pod of this node."""
+        """Return a pod of this node, or None."""
 
     def devices(self, uid: str, container: str) -> Devices:
-        """Give a container's devices."""
+        """Return a container's devices."""
 
     def cpus(self, uid: str, container: str) -> Iterable[int]:
-        """Give the CPUs that a container has for itself."""
+        """Return a container's exclusive CPUs."""
 
     def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
-        """Give the memory that is kept for a container."""
+        """Return the memory allocated to a container."""
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
-        """Give the resource claims of a container."""
+        """Return the resource claims of a container."""
 
     def allocatable_devices(self) -> Devices:
-        """Give all devices that pods can have."""
+        """Return all devices that pods can use."""
 
     def allocatable_cpus(self) -> Iterable[int]:
-        """Give all CPUs that pods can have for themselves."""
+        """Return all CPUs that can be exclusive."""
 
     def allocatable_memory(self) -> Iterable[MemoryUse]:
-        """Give all memory that can be kept for pods."""
+        """Return all memory that can be allocated to pods."""
 
 
 class PodResourcesMetrics:
-    """How often the API is asked."""
+    """Metrics of the pod-resources API."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Without a registry nobody sees the numbers."""
+        """Initialize; without a registry the metrics are not exported."""
         prefix, labels = "kubelet_pod_resources_endpoint_", ["server_api_version"]
         self.all = Counter(f"{prefix}requests_total", "Requests.", labels, registry=registry)
         self.requests = {
@@ -111,14 +111,14 @@ class PodResourcesMetrics:
 async def serving_pod_resources(
     folder: Path, facts: ResourceFacts, metrics: PodResourcesMetrics | None = None
 ) -> AsyncIterator[None]:
-    """Serve the API on a socket in this folder, which is made, until the block is left; raises OSError."""
+    """Serve the API on a socket in this directory, creating it, within the block. Raises OSError."""
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     async with serving(folder / SOCKET_NAME, methods(facts, metrics or PodResourcesMetrics())):
         yield
 
 
 def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
-    """Give the API's methods, of its version 1 and of the version before."""
+    """Return the methods of the API's versions v1 and v1alpha1."""
     bucket = TokenBucket(QPS, BURST)
 
     def limited(version: str, kind: str, answer: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
@@ -153,14 +153,14 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
 
 
 def list_pods(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
-    """Answer List."""
+    """Return the response to List."""
     return pb.ListPodResourcesResponse(pod_resources=[_of_pod(facts, pod) for pod in facts.active_pods()])
 
 
 def list_devices(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
-    """Answer List of the version before: devices only, and only of containers that are no init containers.
+    """Return the response to List of v1alpha1: devices only, and no init containers.
 
-    What it says is a part of what version 1 says, in the same fields.
+    It is a subset of the response of v1, in the same fields.
     """
     answer = pb.ListPodResourcesResponse()
     for pod in facts.active_pods():
@@ -174,7 +174,7 @@ def list_devices(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
 
 
 def get_pod(facts: ResourceFacts, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
-    """Answer Get; raises GrpcError."""
+    """Return the response to Get. Raises GrpcError."""
     pod = facts.pod(request.pod_namespace, request.pod_name)
     if pod is None:
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
@@ -183,7 +183,7 @@ def get_pod(facts: ResourceFacts, request: pb.GetPodResourcesRequest) -> pb.GetP
 
 
 def allocatable(facts: ResourceFacts) -> pb.AllocatableResourcesResponse:
-    """Answer GetAllocatableResources: what there is, whoever has it."""
+    """Return the response to GetAllocatableResources: all resources, allocated or not."""
     return pb.AllocatableResourcesResponse(
         devices=_devices(facts.allocatable_devices()),
         cpu_ids=sorted(facts.allocatable_cpus()),
@@ -192,7 +192,7 @@ def allocatable(facts: ResourceFacts) -> pb.AllocatableResourcesResponse:
 
 
 def _of_pod(facts: ResourceFacts, pod: Pod) -> pb.PodResources:
-    # Other init containers have ended before anything is asked about.
+    # Other init containers have ended when clients query the pod.
     containers = (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers)
     return pb.PodResources(
         name=pod.metadata.name,
@@ -213,7 +213,7 @@ def _of_container(facts: ResourceFacts, pod: Pod, container: Container) -> pb.Co
 
 
 def _devices(devices: Devices) -> list[pb.ContainerDevices]:
-    """Name each device by itself, once per NUMA node, as the reference does."""
+    """Return one entry per device and NUMA node, like upstream."""
     answer = []
     for resource, ids in devices.items():
         for one, nodes in ids.items():

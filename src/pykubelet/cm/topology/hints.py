@@ -1,23 +1,19 @@
-"""What those who give out CPUs, memory and devices have to agree on: which NUMA nodes to take them from.
+"""Topology hints: the interface of the CPU, memory and device manager, and the merging of their hints.
 
-Each of them is a `HintProvider`: it says from which sets of NUMA nodes it could serve a container, the
-topology manager finds the set that suits all, and each then allocates as near to it as it can. Nobody
-knows the others; this file is all they share.
+Each manager is a `HintProvider`: it returns the sets of NUMA nodes from which it could serve a container, the
+topology manager merges the hints of all, and each then allocates as close to the result as possible.
+Providers do not know each other; this module is all they share.
 
-Which NUMA nodes suit everybody: the hints of all providers, merged into one.
+Each selection of one hint per resource yields a candidate, the intersection of the selected sets; the best
+candidate wins, and one that all resources prefer is best. Candidates are totally ordered, so the order of
+providers and of hints does not matter. That also avoids trying every combination, of which eight NUMA nodes
+and four resources have four billion: only the distinct intermediate results are kept.
 
-Each way to pick one hint per resource gives a candidate, the nodes that all the picked ones have in
-common; the best candidate wins. What everybody prefers is best. Candidates are ordered completely, so neither
-the order of providers nor that of their hints matters. That also spares trying every combination, of which
-eight NUMA nodes and four resources have four billion: only the distinct intermediate results are carried
-along, and `hints_meet` finds them.
-
-What sets of NUMA nodes have in common, for many sets: a pure function with a bounded price.
-
-Sets are bits of a number. Two resources on a machine of sixteen nodes have sixty thousand hints each, and
-trying each pair would hold up the agent for an hour. How many sets contain a given one is quickly counted
-for all of them at once; what is common to a pair contains a set if both do, so these counts multiply, and
-from the product it can be told which sets are met exactly.
+`meets` computes the intersections of two collections of sets, as bit masks, in bounded time. Two resources on
+a host of sixteen nodes have sixty thousand hints each, and trying each pair would block the kubelet for an
+hour. For all sets together it is fast to count how many members of a collection contain a given set; an
+intersection contains a set if both operands do, so these counts multiply, and inverting the product shows
+which sets are exact intersections.
 """
 
 from __future__ import annotations
@@ -33,9 +29,9 @@ from pykubelet.api.pod import Container, Pod
 
 @dataclass(frozen=True)
 class TopologyHint:
-    """A set of NUMA nodes that would do; `nodes` of None: any would.
+    """A set of NUMA nodes that can serve a request; `nodes` of None means any.
 
-    A preferred one needs no more nodes than the request would need on an empty machine.
+    A preferred hint has no more nodes than the request would need on an empty host.
     """
 
     nodes: frozenset[int] | None
@@ -45,33 +41,32 @@ class TopologyHint:
 Hints = dict[str, list[TopologyHint] | None]
 """Hints by resource. None: no preference; an empty list: no set of nodes can serve the request.
 
-An empty dictionary means that the provider has no preference about anything.
+An empty dictionary means that the provider has no preference for any resource.
 """
 ANYWHERE = TopologyHint(None, preferred=False)
-"""The chosen hint where topology does not matter: with the policy `none`."""
+"""Chosen hint if topology does not matter: with the policy `none`."""
 
 
 class HintProvider(Protocol):
-    """One who gives out something that belongs to NUMA nodes."""
+    """Manager of a resource that belongs to NUMA nodes."""
 
     def hints(self, pod: Pod, container: Container) -> Hints:
-        """Say where a container could be served; what it already has, it gets again."""
+        """Return the hints for a container; an existing allocation is hinted again."""
 
     def pod_hints(self, pod: Pod) -> Hints:
-        """Say where all the pod's containers could be served together; for the scope `pod`."""
+        """Return the hints for all the pod's containers together; for the scope `pod`."""
 
     def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> Awaitable[None] | None:
-        """Give a container what it asks for, from the chosen nodes; does nothing for one that has it.
+        """Allocate a container's resources from the chosen nodes; no-op if it has them.
 
-        At once, or as something to wait for: who has to ask a plugin cannot answer at once. Raises
-        AllocationError.
+        Returns None when done, or an awaitable if a plugin must be called. Raises AllocationError.
         """
 
 
 class AllocationError(Exception):
-    """What a container asks for cannot be given.
+    """Raised when a container's resources cannot be allocated.
 
-    `reason` is the pod's: None where the reference has no name for it, which it then calls unexpected.
+    `reason` is for the pod's status: None if upstream has no specific reason and reports an unexpected error.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
@@ -80,26 +75,27 @@ class AllocationError(Exception):
 
 
 class PolicyError(Exception):
-    """This machine, its configuration or a state file does not allow a manager's policy.
+    """Raised when the host, its configuration or a state file does not allow a manager's policy.
 
-    One line with the cause and the remedy: an agent that went on would be guessing.
+    The text is one line with the cause and the remedy. The kubelet does not start, because it would have to
+    guess.
     """
 
 
 def node_sets(nodes: Iterable[int]) -> Iterator[frozenset[int]]:
-    """Give every set of these NUMA nodes but the empty one: small before large, low numbers first."""
+    """Yield every non-empty set of these NUMA nodes: small before large, low numbers first."""
     ordered = sorted(nodes)
     for size in range(1, len(ordered) + 1):
         yield from map(frozenset, combinations(ordered, size))
 
 
 def breadth(nodes: frozenset[int]) -> tuple[int, int]:
-    """Order sets of nodes: fewer nodes are narrower, then those with the lower highest number."""
+    """Return the sort key of a set of nodes: fewer nodes first, then the lower highest number."""
     return len(nodes), sum(1 << node for node in nodes)
 
 
 def meets(some: Collection[int], others: Collection[int]) -> set[int]:
-    """Give what each of `some` has in common with each of `others`."""
+    """Return the intersections of each of `some` with each of `others`."""
     places = _places(some, others)
     if not places or len(some) * len(others) <= 3 * len(places) << len(places):
         return {one & other for one in some for other in others}
@@ -115,7 +111,7 @@ def meets(some: Collection[int], others: Collection[int]) -> set[int]:
 
 
 def _containing(sets: Collection[int], bits: int) -> list[int]:
-    """Count for each set of so many bits how many of these sets contain it."""
+    """Return for each set of `bits` bits how many of these sets contain it."""
     counts = [0] * (1 << bits)
     for one in sets:
         counts[one] += 1
@@ -131,7 +127,7 @@ def _halves(counts: list[int]) -> list[int]:
 
 
 def _places(some: Collection[int], others: Collection[int]) -> list[int]:
-    """Give the bits that are anywhere set: numbers of nodes may have gaps."""
+    """Return the positions of all bits that are set anywhere: node numbers may have gaps."""
     union = 0
     for one in (*some, *others):
         union |= one
@@ -148,21 +144,21 @@ def _spread(number: int, places: list[int]) -> int:
 
 Policy = Literal["none", "best-effort", "restricted", "single-numa-node"]
 Distances = Mapping[int, Mapping[int, int]]
-"""How far NUMA nodes are from each other, as the firmware counts: 10 is the node itself."""
+"""Distances between NUMA nodes as reported by the firmware; 10 is the node itself."""
 _NO_PREFERENCE = TopologyHint(None, preferred=True)
 _IMPOSSIBLE = TopologyHint(None, preferred=False)
 
 
 @dataclass(frozen=True)
 class NumaTopology:
-    """The machine's NUMA nodes; with distances where close ones shall be preferred over low numbers."""
+    """NUMA nodes of the host; with distances if close nodes are preferred over low numbers."""
 
     nodes: frozenset[int]
     distances: Distances = field(default_factory=dict)
 
 
 def merge(policy: Policy, machine: NumaTopology, providers: Iterable[Hints]) -> TopologyHint:
-    """Find the NUMA nodes for what all providers are asked for together."""
+    """Return the merged hint for the resources of all providers."""
     if policy == "none":
         return ANYWHERE
     resources = _by_resource(providers)
@@ -174,7 +170,7 @@ def merge(policy: Policy, machine: NumaTopology, providers: Iterable[Hints]) -> 
 
 
 def admits(policy: Policy, merged: TopologyHint) -> bool:
-    """Whether a pod whose hints were merged to this may run."""
+    """Return whether the policy admits a pod with this merged hint."""
     return merged.preferred or policy in ("none", "best-effort")
 
 
@@ -205,7 +201,7 @@ def _best(resources: Sequence[Sequence[TopologyHint]], machine: NumaTopology) ->
     common = _common(resources, machine.nodes)
     if not common:
         return TopologyHint(machine.nodes, preferred=False)
-    # What takes the most nodes decides how many are right when nothing is preferred.
+    # Without a common preference, the resource that needs the most nodes determines their number.
     right_size = max(map(_fewest, resources), default=0)
     sizes = set(map(len, common))
     size = max((size for size in sizes if size <= right_size), default=min(sizes))
@@ -217,7 +213,7 @@ def _fewest(hints: Iterable[TopologyHint]) -> int:
 
 
 def _agreed(resources: Sequence[Sequence[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
-    """Give the sets of nodes that every resource prefers, of those that prefer some at all."""
+    """Return the sets of nodes that every resource with a preference prefers."""
     wishes = [{hint.nodes for hint in hints if hint.preferred} for hints in resources]
     named = {wish for some in wishes for wish in some if wish is not None}
     agreed = {wish & nodes for wish in named if all(wish in some or None in some for some in wishes)}
@@ -227,7 +223,7 @@ def _agreed(resources: Sequence[Sequence[TopologyHint]], nodes: frozenset[int]) 
 
 
 def _common(resources: Iterable[Iterable[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
-    """Give the nodes that any choice of one hint per resource has in common, where there are some."""
+    """Return the non-empty intersections of all selections of one hint per resource."""
     everything = _bits(nodes)
     reached = {everything}
     for hints in resources:

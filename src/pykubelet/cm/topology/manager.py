@@ -1,14 +1,10 @@
-"""Who decides on which NUMA nodes a pod's CPUs, memory and devices are taken, and refuses what does not fit.
+"""Topology manager: selects the NUMA nodes of a pod's resources and rejects pods that do not fit.
 
-It keeps nothing: what was given out is known to those who gave it, and they get the chosen nodes
-with the order to give. A pod that is asked about again gets the same answer, because providers hint at
-what a container already has.
+Called at pod admission. It holds no allocations: the hint providers do, and get the chosen nodes with each
+allocation. Admitting a pod again has the same result, because providers hint at existing allocations.
 
-How many pods asked for CPUs, memory and devices, how many were refused, and how long it took.
-
-How often containers got everything from one place: a NUMA node, whole cores, one cache; how often not.
-
-The CPU manager and the topology manager count into the same metrics, each what it was told to guarantee.
+`AlignmentMetrics` counts containers whose resources are within one NUMA node, whole cores or one cache. The
+CPU manager and the topology manager share them, and each counts what it is configured to guarantee.
 """
 
 from __future__ import annotations
@@ -46,7 +42,7 @@ _LABELS = ["scope", "boundary"]
 
 
 class AlignmentMetrics:
-    """The alignment on one node; without a registry nobody sees the numbers."""
+    """Metrics of resource alignment, which are not exported without a registry."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._aligned = PlainCounter(
@@ -63,17 +59,17 @@ class AlignmentMetrics:
         )
 
     def expect(self, boundary: Boundary, scope: str = "container", *, failures: bool = True) -> None:
-        """Show a boundary before anything is counted for it."""
+        """Export the counters of a boundary before anything is counted."""
         self._aligned.labels(scope, boundary)
         if failures:
             self._failed.labels(scope, boundary)
 
     def aligned(self, boundary: Boundary, scope: str = "container", count: int = 1) -> None:
-        """Count containers that are within a boundary."""
+        """Count containers that are aligned within a boundary."""
         self._aligned.labels(scope, boundary).inc(count)
 
     def failed(self, boundary: Boundary, scope: str = "container") -> None:
-        """Count one that could not be."""
+        """Count a container that could not be aligned within a boundary."""
         self._failed.labels(scope, boundary).inc()
 
 
@@ -81,7 +77,7 @@ _MILLISECONDS = tuple(0.05 * 2**step for step in range(15))
 
 
 class TopologyMetrics:
-    """The topology manager of one agent; without a registry nobody sees the numbers."""
+    """Metrics of the topology manager, which are not exported without a registry."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, alignment: AlignmentMetrics | None = None
@@ -106,13 +102,13 @@ class TopologyMetrics:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count a pod, and measure how long it takes to the end of the block."""
+        """Count a pod and observe the duration of the block."""
         self._requests.inc()
         began = perf_counter()
         try:
             yield
         finally:
-            # Whole milliseconds, as the reference counts them.
+            # Whole milliseconds, like upstream.
             self._duration.observe(int((perf_counter() - began) * 1000))
 
 
@@ -127,14 +123,14 @@ _MISALIGNED = "Resources cannot be allocated with Topology locality"
 
 @dataclass(frozen=True)
 class TopologyRejection:
-    """Why a pod may not run, in the words of its status."""
+    """Rejection of a pod, with reason and message for its status."""
 
     reason: str
     message: str
 
 
 class TopologyManager:
-    """The topology policy of one node."""
+    """Topology manager of a node."""
 
     def __init__(
         self,
@@ -147,10 +143,10 @@ class TopologyManager:
         asking: HintProvider | None = None,
         metrics: TopologyMetrics | None = None,
     ) -> None:
-        """Take checked configuration, the machine's NUMA nodes, and who gives out what.
+        """Initialize with validated configuration, the host's NUMA nodes and the hint providers.
 
-        Providers allocate in their order, and before them `asking`: one who has to ask others for what it
-        gives. Raises PolicyError when the machine is not one for the policy.
+        Providers allocate in order, after `asking`, the provider that calls plugins. Raises PolicyError when
+        the host does not support the policy.
         """
         self.policy = policy
         self.scope = scope
@@ -166,16 +162,16 @@ class TopologyManager:
 
     @property
     def aligns(self) -> bool:
-        """Whether a pod that is admitted certainly has everything from one NUMA node."""
+        """Whether an admitted pod is guaranteed to have all resources from one NUMA node."""
         return self.policy == "single-numa-node"
 
     async def admit(self, pod: Pod) -> TopologyRejection | None:
-        """Give each of the pod's containers what it asks for, or say why the pod may not run.
+        """Allocate the resources of the pod's containers; return a rejection if that fails.
 
-        It waits only where a provider does, and for pods that came before. After a refusal some
-        containers may have something: the providers get it back when they next hear which pods there are.
+        Waits only for providers that call plugins, and for pods that came before. After a rejection some
+        containers may have resources: the providers release them when they next get the list of pods.
         """
-        # Hints are good only until somebody else is given something; without a policy there are none.
+        # Hints are valid only until the next allocation; without a policy there are no hints.
         async with self._one_at_a_time if self.policy != "none" else contextlib.nullcontext():
             with self._metrics.timed():
                 try:
@@ -189,7 +185,7 @@ class TopologyManager:
         return None
 
     def admit_at_once(self, pod: Pod) -> TopologyRejection | None:
-        """Do the same for a pod that wants nothing of the provider who has to ask others."""
+        """Admit a pod without waiting, if it needs nothing from the provider that calls plugins."""
         with self._metrics.timed():
             try:
                 for container, chosen in self._places(pod, self._quick):
@@ -203,7 +199,7 @@ class TopologyManager:
     def _places(
         self, pod: Pod, providers: Sequence[HintProvider]
     ) -> Iterator[tuple[Container, TopologyHint]]:
-        """Choose the nodes for each container, when those before it have theirs; raises AllocationError."""
+        """Yield each container with its nodes, after those before it are served. Raises AllocationError."""
         together: TopologyHint | None = None
         if self.policy == "none":
             together = ANYWHERE
@@ -216,7 +212,7 @@ class TopologyManager:
                 chosen = merge(self.policy, self._machine, hints)
             if self.policy != "none":
                 log.v(4).info(
-                    "Topology affinity", pod=pod.full_name, container=container.name, hint=_text(chosen)
+                    "Topology affinity", pod=pod.full_name, containerName=container.name, hint=_text(chosen)
                 )
             if not admits(self.policy, chosen):
                 raise AllocationError(_MISALIGNED, TOPOLOGY_AFFINITY)
@@ -236,14 +232,14 @@ class TopologyManager:
 
 
 def refusal_of(err: AllocationError) -> TopologyRejection:
-    """Say it as the reference does, which wraps what it has no name for."""
+    """Return upstream's rejection for an error: one without a reason is wrapped as unexpected."""
     if err.reason is not None:
         return TopologyRejection(err.reason, str(err))
     return TopologyRejection(UNEXPECTED, f"Allocate failed due to {err}, which is unexpected")
 
 
 def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> NumaTopology:
-    """Give what merging needs to know of the machine, under the policy's options; raises PolicyError."""
+    """Return the NUMA topology for merging, under the policy's options. Raises PolicyError."""
     most = int(options.get(_MOST_NODES, FEWEST_NUMA_NODES))
     if len(nodes) > most:
         raise PolicyError(
