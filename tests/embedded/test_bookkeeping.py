@@ -11,18 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.standalone.data_dir import (
-    LockOwner,
-    State,
-    before_us,
-    claim,
-    hold,
-    holder,
-    load,
-    open_registry,
-    save,
-)
+from pykubelet.standalone.data_dir import LockOwner, State, before_us, claim, hold, holder, load, save
 from pykubelet.standalone.instance import AlreadyRunning, DirectoryError, EmbeddedError, Instance
+from pykubelet.standalone.instance_registry import open_registry
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, ContainerPort, ExecAction, Pod, PodSpec, Probe
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
 from pykubelet.probes.types import Target

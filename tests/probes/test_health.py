@@ -4,7 +4,7 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.kuberuntime.observed import ObservedContainer
 from pykubelet.probes.results import beginning, health
 from pykubelet.probes.types import Health, Kind, Verdict
 from tests.probes.parts import EPOCH, exec_probe, exited, observed, pod, running

@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, Probe, TCPSocketAction
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
 from pykubelet.util.tasks import TaskScope

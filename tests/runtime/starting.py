@@ -7,7 +7,8 @@ from typing import Any, cast
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext

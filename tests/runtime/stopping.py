@@ -7,7 +7,7 @@ from typing import Any
 
 from pykubelet.api.pod import Container, ExecAction, Lifecycle, LifecycleHandler
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError
 from tests.runtime.making import make_container

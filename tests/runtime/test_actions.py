@@ -12,7 +12,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide
 from pykubelet.kuberuntime.kill import containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 
 READY = ObservedSandbox(id="sb0", ready=True, created_at=1, ips=("10.0.0.1",))
 PROBE = {"exec": {"command": ["true"]}}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.start import StartError
 from pykubelet.transport.errors import CriError, NotFound

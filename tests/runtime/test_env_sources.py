@@ -17,7 +17,7 @@ from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime import env as env_sources
 from pykubelet.kuberuntime.config import make_container_config
 from pykubelet.kuberuntime.env import EnvFile, container_env, gather_env_sources, parse_env_file
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext, StartError

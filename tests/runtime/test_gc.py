@@ -18,7 +18,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc, plan_log_folders
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.kuberuntime.paths import legacy_log_link, pod_log_dir
 from pykubelet.transport.errors import CriError, NotFound
 from tests.conftest import RunningRuntime

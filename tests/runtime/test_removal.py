@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.kuberuntime.observed import ObservedContainer
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import make_pod

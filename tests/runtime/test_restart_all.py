@@ -18,7 +18,7 @@ from pykubelet.kuberuntime.decide import (
     restarts_after_exit,
     restarts_all,
 )
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 
 READY = ObservedSandbox(id="box", ready=True, created_at=1, ips=("10.0.0.1",))
 DEAD = ObservedSandbox(id="box", ready=False, created_at=1)

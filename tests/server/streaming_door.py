@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
+from pykubelet.server.lookup import PodLookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import PodLookup
 from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.transport.errors import CriError

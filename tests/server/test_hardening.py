@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.container_actions import ContainerActions
-from pykubelet.server.pods import PodLookup
+from pykubelet.server.lookup import PodLookup
 from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.volumes.errors import VolumeError

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.identity import HttpError
+from pykubelet.server.lookup import PodLookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import PodLookup
 from pykubelet.server.streaming import RemoteCommandOptions, StreamingEndpoints, StreamLimits, ports_of
 from pykubelet.transport.errors import from_status
 from tests.kube.certs import NAMES, Authority, Pair

@@ -22,8 +22,8 @@ from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.container_actions import ContainerActions
 from pykubelet.server.container_logs import ContainerLogs
+from pykubelet.server.lookup import PodLookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pods import PodLookup
 from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from tests.conftest import RunningRuntime

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.kuberuntime.observe import ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedPod, ObservedSandbox
 from pykubelet.podconfig.mux import Operation, PodChange, PodStore
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants

@@ -11,7 +11,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.syncer import Fate, NodePodSyncer

@@ -4,7 +4,7 @@ import asyncio
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.podconfig.mux import PodChange, PodStore
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
 from pykubelet.podworkers.active_pods import ActivePods

@@ -14,7 +14,7 @@ from pykubelet.api.volume import Volume
 from pykubelet.cm.resize import PodResources
 from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected

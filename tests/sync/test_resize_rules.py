@@ -8,7 +8,7 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.resize import Scope
-from pykubelet.kuberuntime.observe import ActualResources, ContainerPhase, ObservedContainer
+from pykubelet.kuberuntime.observed import ActualResources, ContainerPhase, ObservedContainer
 from pykubelet.resize.feasibility import ResizeRules, infeasible, summary, urgency, wishes
 from pykubelet.status.containers import actual_resources
 

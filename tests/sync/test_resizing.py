@@ -15,7 +15,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.resize import read_books
 from pykubelet.kuberuntime.decide import Actions, Resize
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.resize import ResizeError, Resizer
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.resize.allocation_manager import (

@@ -12,7 +12,7 @@ from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.kuberuntime.decide import Waves, restarts_after_exit
 from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory

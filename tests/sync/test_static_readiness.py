@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.probes.results import health
 from pykubelet.status.compute import StatusStore
 from pykubelet.status.static_readiness import FILE, WRITE_SECONDS, StaticReadiness

@@ -11,7 +11,7 @@ import yaml
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod, VolumeMount
 from pykubelet.api.pod_status import AddressStatus, PodStatus, ResourceHealth, ResourceStatus
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.probes.types import Health
 from pykubelet.status.compute import compute_status

@@ -7,7 +7,7 @@ import pytest
 
 from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.api.pod_status import ContainerStatus, PodCondition, PodStatus
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.status.compute import compute_status
 from pykubelet.status.containers import StartFailure, StatusInputs, says_restarting
 from pykubelet.status.patch import merged_status

@@ -6,7 +6,7 @@ import pytest
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kuberuntime.observe import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.probes.types import Health
 from pykubelet.status.compute import compute_status
 from pykubelet.status.containers import StartFailure, StatusInputs

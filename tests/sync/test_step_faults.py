@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.kill import ContainerKiller
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, SyncError

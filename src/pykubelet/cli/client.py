@@ -6,24 +6,32 @@ Every failure is a NodeError with one line that contains the remedy.
 A pod is selected by its name in the manifest (`web`), its name on the node (`web-node1`), either with its
 namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
 candidates: a command must never act on a pod that was not meant.
+
+`guarded` runs a command: an error is one line on standard error; Ctrl-C and a closed output pipe end a
+command without a message, with the exit code that a shell reports for the signal.
 """
 
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import Container, Pod
+from pykubelet.cli.errors import complain
+from pykubelet.config.errors import ConfigError
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.server.manifests import Manifest
+from pykubelet.server.manifest_schema import Manifest
 from pykubelet.server.pods import SOCKET_NAME, NodePods, PodJournal, Refusal, Restarted
 from pykubelet.standalone.data_dir import holder
-from pykubelet.standalone.instance import Instance
+from pykubelet.standalone.instance import EmbeddedError, Instance
 
 T = TypeVar("T")
 PATIENCE = 10.0

@@ -13,8 +13,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe, is_sidecar
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.volume import Volume
-from pykubelet.cli.client import NodeClient, choose_pod
-from pykubelet.cli.errors import guarded
+from pykubelet.cli.client import NodeClient, choose_pod, guarded
 from pykubelet.cli.logs import container_status
 from pykubelet.cli.printers import (
     columns,

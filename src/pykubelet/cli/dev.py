@@ -1,157 +1,12 @@
-"""`pykubelet dev cluster up|down|status`: a local control plane for development.
-
-`up` also writes a kubeconfig and a KubeletConfiguration for a node of the cluster and prints the commands
-to start one. The control plane itself belongs to the devcluster package.
-"""
+"""Commands below `pykubelet dev`; their implementation is imported when one of them runs."""
 
 from __future__ import annotations
 
-import shutil
 import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
-
-from pykubelet.api.duration import Duration
-from pykubelet.cli.errors import guarded
-from pykubelet.cli.printers import columns
-from pykubelet.config.types import API_VERSION, KIND
-from pykubelet.devcluster import lifecycle
-from pykubelet.devcluster.binaries import version_of
-from pykubelet.devcluster.cluster import DevCluster
-from pykubelet.devcluster.identities import node_kubeconfig
-from pykubelet.devcluster.layout import CLUSTER_DOMAIN, Component, DevClusterError, Layout
-from pykubelet.devcluster.lifecycle import UpOptions
-from pykubelet.linux import HostError
-from pykubelet.linux.network import node_name
-
-PROGRAM = "pykubelet dev cluster"
-_MINIMUM_SIGNING = 60.0
-
-
-def run_cluster_up(data_dir: Path, wish: UpOptions, node: str) -> int:
-    """Start the control plane, write a node's configuration, print the next steps; return the exit code."""
-
-    def work() -> int:
-        _check(wish)
-        name = node_name(node)
-        began = time.monotonic()
-        cluster, started = lifecycle.bring_up(data_dir, wish, _say)
-        layout = cluster.layout
-        node_kubeconfig(layout, cluster.settings, name, layout.kubeconfig("node"))
-        layout.kubelet_config.write_text(
-            "# A node of the cluster in this folder; written at each `pykubelet dev cluster up`.\n"
-            + yaml.safe_dump(node_config(layout), sort_keys=False)
-        )
-        seconds = f"ready after {time.monotonic() - began:.1f} s" if started else "already running"
-        print(f"Kubernetes {version_of(cluster.programs)} at {cluster.server}: {seconds}\n")
-        print(next_steps(cluster, name, data_dir))
-        return 0
-
-    return guarded(f"{PROGRAM} up", work, DevClusterError, HostError)
-
-
-def run_cluster_down(data_dir: Path) -> int:
-    """Stop the control plane and remove its files; return the exit code."""
-
-    def work() -> int:
-        found = lifecycle.take_down(data_dir, _say)
-        print("Nothing is left." if found else f"There is no cluster in {data_dir}.")
-        return 0
-
-    return guarded(f"{PROGRAM} down", work, DevClusterError)
-
-
-def run_cluster_status(data_dir: Path) -> int:
-    """Print the state of the components and the API server; return 0 if all run and it is ready, else 1."""
-
-    def work() -> int:
-        state, layout = lifecycle.look(data_dir), Layout.at(data_dir)
-        if state.settings is None:
-            print(f"There is no cluster in {data_dir}: make one with `{PROGRAM} up`.")
-            return 1
-        rows = [("COMPONENT", "STATUS", "PID", "LOG")]
-        for component in Component:
-            process = state.running.get(component)
-            status = "running" if process else "not running"
-            rows.append((component, status, str(process.pid) if process else "-", str(layout.log(component))))
-        print("\n".join(columns(rows)))
-        word = "ready" if state.ready else "not ready"
-        print(f"\nAPI server at https://{state.settings.address}:{state.settings.port}: {word}")
-        print(f"Admin's kubeconfig: {layout.kubeconfig('admin')}")
-        if state.missing:
-            print(f"`{PROGRAM} up` starts what does not run.")
-        return 0 if state.ready and not state.missing else 1
-
-    return guarded(f"{PROGRAM} status", work, DevClusterError)
-
-
-def node_config(layout: Layout) -> dict[str, Any]:
-    """Return a KubeletConfiguration for a node of this cluster that uses the host's containerd.
-
-    It sets no clusterDNS, because the cluster has no DNS server: pods use the host's resolver.
-    """
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": str(layout.authority)},
-        },
-        "authorization": {"mode": "Webhook"},
-        "clusterDomain": CLUSTER_DOMAIN,
-        "rotateCertificates": True,
-        "failSwapOn": False,
-    }
-
-
-def next_steps(cluster: DevCluster, node: str, data_dir: Path) -> str:
-    """Return the text with the commands that a user can run next."""
-    layout = cluster.layout
-    admin, ready, bootstrap = (layout.kubeconfig(name) for name in ("admin", "node", "bootstrap"))
-    kubectl = "kubectl" if shutil.which("kubectl") else str(cluster.programs.kubectl)
-    down = f"{PROGRAM} down"
-    if data_dir != lifecycle.DEFAULT_DATA_DIR:
-        down += f" --data-dir {layout.directory}"
-    named = f" --hostname-override={node}"
-    return f"""\
-Look at it:
-  export KUBECONFIG={admin}
-  {kubectl} get nodes
-
-Make this machine its node {node}, with a container runtime of its own:
-  pykubelet up --kubeconfig={ready}{named}
-
-... or on the machine's containerd:
-  kubelet --kubeconfig={ready}{named} \\
-    --config={layout.kubelet_config}
-
-... or from the bootstrap token, as a new machine joins:
-  kubelet --bootstrap-kubeconfig={bootstrap} \\
-    --kubeconfig=/var/lib/kubelet/kubeconfig{named} --config={layout.kubelet_config}
-
-Remove it all:
-  {down}"""
-
-
-def _check(wish: UpOptions) -> None:
-    if wish.signing_duration is None:
-        return
-    try:
-        seconds = Duration.parse(wish.signing_duration).seconds
-    except ValueError as err:
-        raise DevClusterError(f"bad --signing-duration: {err}") from err
-    if seconds < _MINIMUM_SIGNING:
-        raise DevClusterError("bad --signing-duration: certificates must live for a minute at least")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet-dev")
 dev_app = typer.Typer(help="Tools for development.", no_args_is_help=True)
@@ -196,6 +51,7 @@ def cluster_up(
     The first start builds them from source. A running cluster is left as it is; missing processes of a
     stopped or damaged cluster are started again with its existing data.
     """
+    from pykubelet.cli.dev_cluster import run_cluster_up
     from pykubelet.devcluster.lifecycle import UpOptions
 
     wish = UpOptions(port, signing_duration, audit, verify_kubelets)
@@ -205,6 +61,7 @@ def cluster_up(
 @cluster_app.command("down")
 def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Stop the control plane and remove all of its data."""
+    from pykubelet.cli.dev_cluster import run_cluster_down
 
     sys.exit(run_cluster_down(data_dir))
 
@@ -212,5 +69,6 @@ def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 @cluster_app.command("status")
 def cluster_status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Show the components; the exit code is 0 only if all of them run and the API server is ready."""
+    from pykubelet.cli.dev_cluster import run_cluster_status
 
     sys.exit(run_cluster_status(data_dir))

@@ -40,8 +40,8 @@ import msgspec
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import NodeClient, choose_container, choose_pod
-from pykubelet.cli.errors import complain, guarded
+from pykubelet.cli.client import NodeClient, choose_container, choose_pod, guarded
+from pykubelet.cli.errors import complain
 from pykubelet.cli.logs import container_status
 from pykubelet.cli.printers import ended_word, visible
 from pykubelet.standalone.instance import Instance

@@ -30,8 +30,8 @@ from pykubelet.cli.client import (
     all_containers,
     choose_container,
     choose_pod,
+    guarded,
 )
-from pykubelet.cli.errors import guarded
 from pykubelet.cli.printers import is_finished, is_leaving
 from pykubelet.kuberuntime.decide import restarts_after_exit
 from pykubelet.kuberuntime.paths import attempts_in_logs, container_log_path, pod_log_dir

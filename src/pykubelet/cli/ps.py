@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.cli.client import NodeClient, NodeError
-from pykubelet.cli.errors import end_politely, guarded
+from pykubelet.cli.client import NodeClient, NodeError, end_politely, guarded
 from pykubelet.cli.printers import Row, columns, row
 from pykubelet.server.pods import NodePods, pod_list_json
 from pykubelet.standalone.instance import Instance

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pykubelet.cli.client import NodeClient, choose_container, choose_pod
 from pykubelet.cli.dev import dev_app
-from pykubelet.cli.errors import guarded
-from pykubelet.standalone.instance import Instance
 
 if TYPE_CHECKING:
     from pykubelet.api.duration import Duration

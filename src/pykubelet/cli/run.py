@@ -26,9 +26,17 @@ from typing import Self
 
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cli.client import ManifestRejected, NodeClient, NodeError, NotFoundError
+from pykubelet.cli.client import (
+    ManifestRejected,
+    NodeClient,
+    NodeError,
+    NotFoundError,
+    choose_container,
+    choose_pod,
+    end_politely,
+    guarded,
+)
 from pykubelet.cli.describe import state_text
-from pykubelet.cli.errors import end_politely, guarded
 from pykubelet.cli.logs import known_runs, log_file
 from pykubelet.cli.printers import has_condition, is_leaving, status_word, visible
 from pykubelet.config.errors import ConfigError, Problem

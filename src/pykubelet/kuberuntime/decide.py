@@ -23,7 +23,7 @@ import msgspec
 from pykubelet.api.pod import Container, Pod, PodSpec, RestartRule, is_sidecar
 from pykubelet.cm.resize import NOTHING, ContainerResize, ResizePlan
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 
 RESTART_ALL = "RestartAllContainers"
 """Rule action that restarts all containers of the pod in place."""

@@ -25,7 +25,8 @@ from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.labels import parse_container
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.paths import container_id_of_link, legacy_log_link, pod_uid_of_log_dir
 from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger

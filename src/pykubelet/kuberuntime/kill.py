@@ -30,7 +30,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import KillReason
 from pykubelet.kuberuntime.labels import parse_container
 from pykubelet.kuberuntime.metrics import StartMetrics
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.transport.errors import CriError, NotFound

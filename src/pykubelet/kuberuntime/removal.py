@@ -12,7 +12,7 @@ from pathlib import Path
 from pykubelet.api.pod import Pod
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import delete_task
-from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.kuberuntime.observed import ObservedContainer
 from pykubelet.kuberuntime.paths import legacy_log_link
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, NotFound

@@ -29,7 +29,8 @@ from pykubelet.kuberuntime.env import container_env, gather_env_sources
 from pykubelet.kuberuntime.errors import ContainerConfigError, ServicesNotSynced
 from pykubelet.kuberuntime.kill import ContainerKiller, HookError, HookRunner
 from pykubelet.kuberuntime.mounts import hosts_file, sub_path, wants_hosts_file
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod, Observer, observed_container
+from pykubelet.kuberuntime.observe import Observer, observed_container
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.options import (
     CpusetAssigner,
     IdMappings,

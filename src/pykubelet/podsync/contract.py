@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 
 Outcome = tuple[bool, float | None]
 """Whether the pod is finished, and in how many seconds to look again."""

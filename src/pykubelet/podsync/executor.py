@@ -30,7 +30,7 @@ from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.kill import ContainerKiller, KillError, containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.metrics import StartMetrics
-from pykubelet.kuberuntime.observe import ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.options import extra_groups
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.removal import ContainerRemover

@@ -15,7 +15,7 @@ import msgspec
 from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.decide import RESTART_ALL, Waves, may_restart_all
 from pykubelet.kuberuntime.kill import ContainerKiller
-from pykubelet.kuberuntime.observe import ObservedContainer
+from pykubelet.kuberuntime.observed import ObservedContainer
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import SyncError

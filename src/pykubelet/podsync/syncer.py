@@ -33,7 +33,8 @@ from pykubelet.cm.dra.claims import ClaimError
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, sandbox_is_stale
 from pykubelet.kuberuntime.kill import ContainerKiller, KillError, grace_of, restored_pod
-from pykubelet.kuberuntime.observe import ObservedPod, Observer
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.removal import ContainerRemover, remove_container
 from pykubelet.kuberuntime.start import ContainerStarter

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.mux import PodStore
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers

@@ -23,7 +23,8 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import TaskEvent, task_events
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskResumed, TaskStart
-from pykubelet.kuberuntime.observe import ObservedPod, Observer
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import PodLifecycleEvent, What
 from pykubelet.podworkers.metrics import PlegMetrics

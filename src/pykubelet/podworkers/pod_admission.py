@@ -55,7 +55,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.cm.qos import pod_requests, qos_class
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodStore
 from pykubelet.podconfig.pod_history import PodHistory

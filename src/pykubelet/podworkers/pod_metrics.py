@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.metrics import StartMetrics
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.mux import PodChange, PodStore
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod

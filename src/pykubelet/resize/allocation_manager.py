@@ -40,7 +40,7 @@ from pykubelet.cm.resize import (
     with_resources,
 )
 from pykubelet.kuberuntime.decide import Actions
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.resize import ResizeError, Resizer
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.pod_history import PodHistory

@@ -35,11 +35,12 @@ from pykubelet.server.debug import (
     verbosity_routes,
 )
 from pykubelet.server.listeners import listening_socket
+from pykubelet.server.lookup import PodLookup, StreamingRuntime
 from pykubelet.server.manifests import ManifestFolder
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.pipeline import counted, guarded, plain_text
-from pykubelet.server.pods import PodLookup, PodsView, StreamingRuntime
+from pykubelet.server.pods import PodsView
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
 from pykubelet.server.reviews import ReviewClient
 from pykubelet.server.streaming import StreamingEndpoints, StreamLimits

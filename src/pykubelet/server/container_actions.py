@@ -23,7 +23,8 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
-from pykubelet.server.pods import PodLookup, StreamingRuntime, container_of, pod_list_json, runtime_refusal
+from pykubelet.server.lookup import PodLookup, StreamingRuntime, container_of, runtime_refusal
+from pykubelet.server.pods import pod_list_json
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)

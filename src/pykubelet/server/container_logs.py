@@ -31,8 +31,8 @@ from pykubelet.server.log_files import (
     present_blocks,
     seek_last_lines,
 )
+from pykubelet.server.lookup import PodLookup, container_of
 from pykubelet.server.pipeline import user_name
-from pykubelet.server.pods import PodLookup, container_of
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.transport.errors import CriError
 

@@ -33,7 +33,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from pykubelet.api.meta import to_json
@@ -52,43 +51,12 @@ from pykubelet.podconfig.static_pods import (
     static_contents,
 )
 from pykubelet.server.identity import ANONYMOUS
+from pykubelet.server.manifest_schema import Manifest, ManifestPod, ManifestRefusal, Manifests
 from pykubelet.server.pipeline import USER
 from pykubelet.server.pods import NodePods, PodJournal, PodsView, Refusal, Restarted
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
-
-
-class ManifestPod(msgspec.Struct, kw_only=True):
-    """Identity of a manifest's pod on this node."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-class Manifest(msgspec.Struct, kw_only=True):
-    """One file of the static pod directory."""
-
-    path: str
-    pods: list[ManifestPod] = []
-    objects: list[str] = []
-    """ConfigMaps and Secrets in the file, such as `configMap default/page`."""
-    problems: list[str] = []
-    """Validation errors; empty for a valid file."""
-
-
-class Manifests(msgspec.Struct, kw_only=True):
-    """Listing of the static pod directory."""
-
-    items: list[Manifest] = []
-
-
-class ManifestRefusal(msgspec.Struct, kw_only=True):
-    """Error response to a manifest request; `problems` are validation errors, one line each."""
-
-    message: str
-    problems: list[str] = []
 
 
 MOST_NAME_BYTES = 200

@@ -33,9 +33,9 @@ from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError, split_protocols, without_tokens
+from pykubelet.server.lookup import PodLookup, container_of, runtime_refusal
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import is_upgrade, is_websocket, user_name
-from pykubelet.server.pods import PodLookup, container_of, runtime_refusal
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope, wait_seconds
 

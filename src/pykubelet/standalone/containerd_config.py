@@ -22,8 +22,9 @@ from pykubelet.linux import network as links
 from pykubelet.linux.host_info import boot_id
 from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger
-from pykubelet.standalone.data_dir import OUTSIDE, State, before_us, load, open_registry, save
+from pykubelet.standalone.data_dir import OUTSIDE, State, before_us, load, save
 from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.instance_registry import open_registry
 from pykubelet.standalone.requirements import HostRequirements, choose_snapshotter
 
 log = get_logger(__name__)

@@ -1,4 +1,4 @@
-"""Ownership marker, lock and state of a data directory, and the registry of all private runtimes of the host.
+"""Ownership marker, lock and state of a data directory.
 
 Marker: `down` deletes the whole directory, so it must never act on one that pykubelet did not create. A
 directory is pykubelet's if it contains the marker file, and both belong to the user of this process. The
@@ -10,20 +10,15 @@ error messages and for `down`, which must stop a running kubelet.
 
 State (`state.json`): choices that must survive restarts, and the paths and iptables chains that existed
 before the first start, which `down` therefore keeps.
-
-Registry (`/run/pykubelet`): one symbolic link per data directory. Private runtimes share the address space
-of pods, fixed directories of containerd's shims and libcni, and iptables chains; the directory's lock
-serializes their choices. It is empty after a reboot and filled again by each start.
 """
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -260,82 +255,3 @@ def before_us(present: Iterable[str], others: Iterable[Iterable[str]]) -> list[s
     for found in others:
         result &= set(found)
     return sorted(result)
-
-
-DIRECTORY = Path("/run/pykubelet")
-_PATIENCE = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Registry:
-    """Locked registry of the private runtimes of this host."""
-
-    directory: Path
-
-    def others(self, instance: Instance) -> list[State]:
-        """Return the states of all other private runtimes; remove entries of those that no longer exist."""
-        states = []
-        for entry in self.directory.iterdir():
-            if entry.name == instance.name:
-                continue
-            state = _state_of(entry)
-            if state is None:
-                entry.unlink(missing_ok=True)
-            else:
-                states.append(state)
-        return states
-
-    def enter(self, instance: Instance) -> None:
-        """Register this private runtime."""
-        with suppress(FileExistsError):
-            (self.directory / instance.name).symlink_to(instance.data_dir)
-
-    def leave(self, instance: Instance) -> None:
-        """Unregister this private runtime."""
-        (self.directory / instance.name).unlink(missing_ok=True)
-
-
-@asynccontextmanager
-async def open_registry(directory: Path = DIRECTORY) -> AsyncIterator[Registry]:
-    """Lock the registry of the host; its directory is removed at exit if it is empty."""
-    fd = await _lock_registry(directory)
-    try:
-        yield Registry(directory)
-    finally:
-        with suppress(OSError):
-            directory.rmdir()
-        os.close(fd)
-
-
-async def _lock_registry(directory: Path) -> int:
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
-    while True:
-        try:
-            directory.mkdir(mode=0o755, exist_ok=True)
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # Another process removed the empty directory; create it again.
-            continue
-        except OSError as err:
-            raise EmbeddedError(f"{directory} cannot be used: {err.strerror}: root is needed") from err
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), directory.stat()):
-                return fd
-        except (BlockingIOError, FileNotFoundError):
-            pass
-        os.close(fd)
-        if asyncio.get_running_loop().time() > deadline:
-            raise EmbeddedError(
-                f"{directory} has been locked for {_PATIENCE:g} s by another pykubelet: try again"
-            )
-        await asyncio.sleep(0.02)
-
-
-def _state_of(entry: Path) -> State | None:
-    try:
-        other = Instance.at(entry.readlink())
-        # `enter` creates only links that have the name of their target.
-        return load(other) if other.name == entry.name and is_ours(other) else None
-    except (OSError, EmbeddedError):
-        return None

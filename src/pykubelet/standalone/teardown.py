@@ -42,8 +42,9 @@ from pykubelet.standalone import data_dir as claim
 from pykubelet.standalone import data_dir as state
 from pykubelet.standalone import requirements as needs
 from pykubelet.standalone.daemon import Daemon, find_daemons, stop_strays
-from pykubelet.standalone.data_dir import hold, holder, open_registry
+from pykubelet.standalone.data_dir import hold, holder
 from pykubelet.standalone.instance import NAMESPACE, AlreadyRunning, EmbeddedError, Instance
+from pykubelet.standalone.instance_registry import open_registry
 from pykubelet.transport.errors import CriError, NotFound
 
 log = get_logger(__name__)

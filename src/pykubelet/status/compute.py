@@ -36,7 +36,7 @@ from pykubelet.api.pod_status import (
 )
 from pykubelet.cm.qos import pod_limits, pod_requests, qos_class
 from pykubelet.kuberuntime.decide import restarts_after_exit, sandbox_is_stale
-from pykubelet.kuberuntime.observe import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.resize.feasibility import IN_PROGRESS, PENDING
 from pykubelet.status.containers import (

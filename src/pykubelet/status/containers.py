@@ -42,7 +42,7 @@ from pykubelet.api.pod_status import (
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import DEFAULT_PERIOD, MIN_QUOTA, MIN_SHARES
 from pykubelet.kuberuntime.decide import is_reset, may_restart_all, reasons_of, should_restart
-from pykubelet.kuberuntime.observe import ActualResources, ObservedContainer, ObservedPod
+from pykubelet.kuberuntime.observed import ActualResources, ObservedContainer, ObservedPod
 from pykubelet.probes.types import Health
 
 KIND = "AllContainersRestarting"
