@@ -25,7 +25,7 @@ from pykubelet.devcluster.layout import NotAvailable
 from pykubelet.linux.iptables import shared_chains_present
 from pykubelet.linux.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
-from pykubelet.standalone import data_dir as registry
+from pykubelet.standalone import instance_registry as registry
 from pykubelet.standalone.data_dir import OUTSIDE, load
 from pykubelet.standalone.instance import EmbeddedError, Instance, MissingPrograms
 from pykubelet.standalone.requirements import inspect_machine
