@@ -39,7 +39,7 @@ import pytest
 from tests.mutation.operators import Mutant, codes, mutants, mutated_code
 
 SOURCES = Path("src/pykubelet").resolve()
-PACKAGES = ("sync", "runtime")
+PACKAGES = ("podworkers", "podsync", "status", "resize", "kuberuntime")
 TESTS = ("tests/sync", "tests/runtime", "tests/engine", "tests/admission")
 """Where the tests are that enter these packages without containers."""
 
