@@ -11,14 +11,14 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.observed import ObservedPod
 
 Outcome = tuple[bool, float | None]
-"""Whether the pod is finished, and in how many seconds to look again."""
+"""Whether the pod is finished, and the seconds until the next sync (None: the resync period)."""
 PodStatusFunc = Callable[[PodStatus], PodStatus]
 """Returns the status of a pod that the kubelet kills, from the status that its containers have."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillPodOptions:
-    """How a pod is terminated."""
+    """Options of a pod's termination."""
 
     grace: int | None = None
     """Grace period in seconds; None for an orphan, whose containers' labels have it."""
@@ -36,15 +36,15 @@ class Remnants:
     uid: str
     pod: Pod | None = None
     observed: ObservedPod | None = None
-    """Its state in the runtime; None where that has to be queried."""
+    """State in the runtime; None when it has to be queried."""
     stopped: set[str] = field(default_factory=set)
     """Ids of the sandboxes that have been stopped."""
 
 
 class SyncError(Exception):
-    """A step could not be finished for a reason that is known and reported; it will be tried again.
+    """Raised when a step fails for a reason that has been reported; the worker retries it.
 
-    `retry_after`: in how many seconds that makes sense, None when nobody knows.
+    `retry_after`: seconds until a retry can succeed; None when that is not known.
     """
 
     def __init__(self, text: str, retry_after: float | None = None) -> None:
@@ -53,7 +53,7 @@ class SyncError(Exception):
 
 
 class PodRejected(SyncError):
-    """A pod that was admitted cannot run here after all; it fails with this reason and message."""
+    """Raised when an admitted pod cannot run on this node; it fails with this reason and message."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -62,23 +62,23 @@ class PodRejected(SyncError):
 
 
 class PodSyncer(Protocol):
-    """What a worker can do to its pod; each step may be repeated and may be cancelled."""
+    """Steps of a pod worker; each may be repeated and cancelled."""
 
     async def sync(self, pod: Pod) -> Outcome:
-        """Bring the pod nearer to its desired state.
+        """Bring the pod closer to its desired state.
 
-        Gives whether the pod is finished for good, and in how many seconds to look again at the latest.
+        Return whether the pod is finished for good, and the seconds until the next sync at the latest.
         """
         ...
 
     async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
-        """Stop everything of the pod that runs."""
+        """Stop all containers of the pod."""
         ...
 
     async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         """Release volumes and cgroup, and complete the deletion of a pod that is being deleted.
 
-        Return what is left to remove of a deleted pod; None while the pod stays known.
+        Return the remnants of a deleted pod; None while the pod stays known.
         """
         ...
 
@@ -91,9 +91,9 @@ What = Literal["started", "ended", "oom", "unknown"]
 
 
 class PodLifecycleEvent(NamedTuple):
-    """Something of a pod changed in the runtime."""
+    """Change of a pod in the runtime."""
 
     uid: str
     container_id: str = ""
-    """Which container or sandbox; empty when only the pod is known."""
+    """Id of the container or sandbox; empty when only the pod is known."""
     what: What = "unknown"

@@ -1,8 +1,8 @@
-"""Doing what was decided about a pod: kill, prepare, sandbox, containers.
+"""Execution of the actions that were decided for a pod: kill, prepare, sandbox, containers.
 
-Starting is bounded (`start_gate.py`): a pod holds its turn from its sandbox to its last container
-and gives it away while it waits for something slow that is not the runtime's work, an image or a
-hook. Images are looked for while the sandbox is being made.
+Concurrent starts are limited (`start_limiter.py`): a pod holds a slot from its sandbox to its last container
+and releases it while it waits for an image, a volume or a hook. Images are pulled while the sandbox is
+created.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from pykubelet.volumes.errors import VolumeError, failure_event
 from pykubelet.volumes.plugin import MountedVolume
 
 MOUNT_SECONDS = 0.3
-"""How long volumes may take before others get the turn of a pod that waits for them."""
+"""Seconds that mounting may take before the pod's start slot is released."""
 NETWORK_SECONDS = 10.0
-"""When to say again that there is no network for a sandbox; when there is, its pod is woken."""
+"""Seconds until a missing pod network is reported again; pods are woken when it is ready."""
 RETRY_SECONDS = 10.0
-"""When to try again to start a container that could not be started."""
+"""Seconds until the next attempt to start a container that failed to start."""
 FAILURE_SECONDS = 5.0
 """How long a container's status shows why its image could not be pulled, before it shows ImagePullBackOff."""
 CRASH_EXPIRY_SECONDS = 600.0
@@ -88,100 +88,100 @@ def _wait_after(failure: StartError) -> float:
 
 
 class Volumes(Protocol):
-    """Mounts a pod's volumes."""
+    """Interface of the volume manager."""
 
     async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
-        """Have all of the pod's volumes ready; raises VolumeError."""
+        """Mount all volumes of the pod. Raises VolumeError."""
         ...
 
     async def sub_paths(
         self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
     ) -> dict[int, str]:
-        """Have parts of volumes ready for a container, by the mount's index; raises VolumeError."""
+        """Prepare the sub-paths of a container, by the mount's index. Raises VolumeError."""
         ...
 
     async def refresh(self, pod: Pod) -> None:
-        """Bring what the pod's mounted volumes show of the API up to date; raises VolumeError."""
+        """Update the pod's mounted volumes with the current API objects. Raises VolumeError."""
         ...
 
     async def unmount(self, uid: str) -> None:
-        """Take down whatever is mounted for a pod; raises VolumeError."""
+        """Unmount all volumes of a pod. Raises VolumeError."""
         ...
 
 
 class Cgroups(Protocol):
-    """Makes and removes pods' cgroups."""
+    """Interface of the pod cgroups."""
 
     async def ensure(self, pod: Pod) -> str:
-        """Have the pod's cgroup with its limits; gives the name that the runtime takes. Raises OSError."""
+        """Ensure that the pod's cgroup has its limits; return its name for the runtime. Raises OSError."""
         ...
 
     def exists(self, pod: Pod) -> bool:
-        """Whether the pod's cgroup is there, in all hierarchies."""
+        """Return whether the pod's cgroup exists in all hierarchies."""
         ...
 
     def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
-        """Give the limits and requests that the pod's cgroup enforces; None when it has none.
+        """Return the limits and requests that the pod's cgroup enforces; None without a pod cgroup.
 
-        `settings`: what was read from it, where that may be something else than what the pod says.
+        `settings`: values that were read from the cgroup, where they may differ from the pod's.
         """
         ...
 
     def group(self, pod: Pod) -> PodCgroup | None:
-        """Give the pod's own cgroup, to be resized; None when it has none."""
+        """Return the pod's cgroup, for a resize; None without one."""
         ...
 
     def uids(self) -> set[str]:
-        """Pods that have a cgroup."""
+        """Return the uids of pods that have a cgroup."""
         ...
 
     async def update_qos(self, pods: Sequence[Pod]) -> None:
-        """Share the machine among the classes of these pods."""
+        """Update the cgroups of the QoS classes for these pods."""
         ...
 
     async def remove(self, uid: str) -> None:
-        """Remove the pod's cgroups, and kill what is still in them. Raises OSError."""
+        """Remove the pod's cgroups and kill processes in them. Raises OSError."""
         ...
 
 
 HandlerOf = Callable[[Pod], Awaitable[str]]
-"""Gives the runtime handler for a pod, empty for the default one; raises ObjectError."""
+"""Returns the runtime handler of a pod, empty for the default. Raises ObjectError."""
 
 
 @dataclass(slots=True)
 class PodSyncState:
-    """What is remembered of a pod between steps."""
+    """State of a pod between syncs."""
 
     order: int
-    """Its place among all pods by age: the older one is started first."""
+    """Rank of the pod by age: older pods start first."""
     failures: dict[str, StartFailure] = field(default_factory=dict)
     untold: set[str] = field(default_factory=set)
-    """Containers that have begun to wait after a crash in the last step: the next one tells of it."""
+    """Containers that entered crash-loop back-off in the last sync; the next status reports it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
     mounted: bool = False
-    """Whether the last step mounted the pod's volumes, which also brings them up to date."""
+    """Whether the last sync mounted the pod's volumes, which also updates them."""
     current: bool = False
-    """Whether nothing was done to the pod since it was looked at."""
+    """Whether `observed` is current: nothing was done to the pod since."""
     ended: set[str] = field(default_factory=set)
-    """Containers and sandboxes that an event said have ended; CRI may not show it yet."""
+    """Containers and sandboxes that exited according to an event; CRI may not report it yet."""
     busy: bool = False
-    """Whether a step is under way."""
+    """Whether a sync is in progress."""
     late: list[PodLifecycleEvent] = field(default_factory=list)
-    """What happened in the runtime during the step."""
+    """Runtime events that arrived during the sync."""
     ends: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """By a container's name: which one ended last, and when in the loop's time."""
+    """By container name: id of the container that exited last, and the loop time of its exit."""
     began: float | None = None
-    """When the pod's deadline began to count, in the loop's time."""
+    """Loop time at which the pod's active deadline started."""
     registered: PodSpec | None = None
-    """The spec for which the API's objects are kept at hand."""
+    """Spec for which the API objects are registered."""
     stopped: set[str] = field(default_factory=set)
-    """Sandboxes that were stopped in order, network and all."""
+    """Ids of sandboxes that were stopped, with their network."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """The sandbox that containers are started in."""
+    """Sandbox in which containers are started."""
 
     id: str
     ips: tuple[str, ...]
@@ -190,7 +190,7 @@ class _Running:
 
 
 class ActionExecutor:
-    """Carries out decisions."""
+    """Executor of the actions of a sync."""
 
     def __init__(
         self,
@@ -232,9 +232,9 @@ class ActionExecutor:
     async def apply(
         self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodSyncState
     ) -> float | None:
-        """Do what was decided; gives in how many seconds to try again what failed.
+        """Execute the actions; return the seconds until failed ones should be retried.
 
-        Raises StepError when nothing more can be done now.
+        Raises SyncError when the sync cannot continue.
         """
         if actions.create_sandbox and not pod.spec.host_network:
             self._check_network(pod)
@@ -271,7 +271,7 @@ class ActionExecutor:
                         if failure is None:
                             memory.failures.pop(container.name, None)
                             if container.name in actions.start_init and is_sidecar(container):
-                                # It does not end, so no event will tell that the next one may start.
+                                # A sidecar does not exit, so no event would start the next container.
                                 waits.append(0.0)
                             continue
                         memory.failures[container.name] = StartFailure(failure.reason, failure.message)
@@ -279,12 +279,12 @@ class ActionExecutor:
                         if container.name in actions.start_init and not is_sidecar(container):
                             break
             except ExceptionGroup as failures:
-                # A group wraps what goes wrong in it; callers know the failure itself.
+                # The task group wraps the exception; callers handle the exception itself.
                 raise failures.exceptions[0] from None
         return min(waits, default=None)
 
     def _check_network(self, pod: Pod) -> None:
-        """Have a pod that needs the pods' network wait for it: its sandbox could not be made."""
+        """Raise SyncError while the pod network is not ready: the sandbox could not be created."""
         if problems := self._network_errors():
             why = "; ".join(problems)
             message = f"network is not ready: container runtime network not ready: {why}"
@@ -294,7 +294,7 @@ class ActionExecutor:
     def _due(
         self, pod: Pod, observed: ObservedPod, actions: Actions, memory: PodSyncState
     ) -> tuple[list[float], list[Container]]:
-        """Split what shall start into what must wait after a crash (seconds) and what may start now."""
+        """Return the back-off delays of crashed containers in seconds, and the containers to start now."""
         containers, waits, due = containers_by_name(pod), [], []
         for name in (*actions.start_ephemeral, *actions.start_init, *actions.start):
             if wait := self._crash_wait(pod, containers[name], observed, memory):
@@ -315,7 +315,7 @@ class ActionExecutor:
         if observed.sandboxes or others:
             await self._killer.pod(pod, msgspec.structs.replace(observed, containers=others))
         if actions.create_sandbox:
-            # Traces of an earlier sandbox's initialization would pass for this one's.
+            # Init containers of the old sandbox would count as completed in the new one.
             initial = {container.name for container in pod.spec.init_containers}
             for container in observed.containers:
                 if container.name in initial:
@@ -358,7 +358,7 @@ class ActionExecutor:
     async def _prepare_claims(self, pod: Pod, turn: StartSlot) -> None:
         work = self._claims.prepare(pod)
         try:
-            # A driver may take its time; without claims nobody waits for anything.
+            # A driver may be slow; without claims there is nothing to wait for.
             await (turn.while_away(work, after=MOUNT_SECONDS) if has_claims(pod) else work)
         except ClaimError as err:
             message = f"Failed to prepare dynamic resources: {err}"
@@ -420,7 +420,7 @@ class ActionExecutor:
         observed: ObservedPod,
         turn: StartSlot,
     ) -> StartError | None:
-        """Start one container; gives a failure instead of raising it, so that the next ones get their try."""
+        """Start one container; return an error instead of raising it, so that the next ones are tried."""
         self._metrics.container(pod, container)
         try:
             if isinstance(image, StartError):
@@ -451,7 +451,7 @@ class ActionExecutor:
     def _crash_wait(
         self, pod: Pod, container: Container, observed: ObservedPod, memory: PodSyncState
     ) -> float:
-        """Seconds until a crashed container may start again; 0 starts its next pause."""
+        """Return the seconds until a crashed container may restart; 0 counts as the next attempt."""
         ended = [c for c in observed.containers if c.name == container.name and c.phase == "exited"]
         if not ended:
             return 0.0
@@ -459,7 +459,7 @@ class ActionExecutor:
         since, now = self._end_of(ended[0], memory), asyncio.get_running_loop().time()
         wait = self._back_off.remaining(key, since, now)
         if wait <= 0:
-            # Only what has no pause to wait for any more: memory must not grow with the node's history.
+            # Prune expired entries: memory must not grow with the number of containers that ever crashed.
             self._back_off.prune(now - self._back_off.limit)
             self._back_off.attempt(key, since, now)
             return 0.0
@@ -475,7 +475,7 @@ class ActionExecutor:
         return wait
 
     def _end_of(self, container: ObservedContainer, memory: PodSyncState) -> float:
-        """When a container ended, in the loop's time; found out once: setting the clock is harmless."""
+        """Return the loop time of a container's exit, computed once, so that clock changes have no effect."""
         known_id, moment = memory.ends.get(container.name, ("", 0.0))
         if known_id != container.id:
             age = max(0.0, self._clock() - container.finished_at / 1e9)

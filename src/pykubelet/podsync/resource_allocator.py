@@ -1,17 +1,13 @@
-"""CPUs, memory and devices of the node: given to a pod when it is admitted, taken back when it has ended.
+"""Allocation of CPUs, memory and devices to pods: at admission, until no container of the pod runs.
 
-    admission    the link that gives, through the topology manager; refuses what cannot be given
-    made, of     what containers are made with: their CPUs and NUMA nodes
-    run          tells running containers when the CPUs that all share are others than before
-    forget       takes back, as soon as nothing of a pod runs any more; `keep_only` finds what was missed
+    admit        admission handler that allocates through the topology manager, or rejects the pod
+    of, made     CPUs and NUMA nodes of a new container
+    run          updates running containers when the shared CPU pool changes
+    forget       releases the allocations of a terminated pod; `keep_only` releases those that were missed
 
-What is given out is on disk before the pod is admitted, so an agent that is killed and started again goes on
-with the same shares. A pod that finds everything taken waits for those who are on their way out: without
-that, a manifest that is edited would be refused, because its old pod still holds what the new one needs.
-
-What the engine asks those who make pods' resource claims ready.
-
-What the engine asks those who give out devices, device plugins and resource claims alike.
+Allocations are on disk before the pod is admitted, so a restarted kubelet continues with the same ones. A pod
+that finds no free resources waits for terminating pods: otherwise an edited manifest would be rejected,
+because its old pod still has the resources. The interfaces to resource claims and devices are here as well.
 """
 
 from __future__ import annotations
@@ -42,21 +38,21 @@ from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 LEAVING_SECONDS = 60.0
-"""How long a pod waits for those who have what it needs and are on their way out."""
+"""Seconds that a pod waits for terminating pods to release resources."""
 UpdateContainer = Callable[[str, pb.LinuxContainerResources], Awaitable[None]]
-"""Changes resources of a running container, by its id; raises CriError."""
+"""Updates the resources of a running container, by its id. Raises CriError."""
 
 
 class Devices(Protocol):
-    """Who gives devices, as far as it matters here; the topology manager knows it, too."""
+    """Interface of the device manager, which is a hint provider of the topology manager as well."""
 
     @property
     def holders(self) -> AbstractSet[str]:
-        """The uids of pods that have devices."""
+        """Uids of the pods that own devices."""
         ...
 
     def forget(self, uid: str) -> None:
-        """Take back the devices of a pod of which nothing runs any more."""
+        """Release the devices of a terminated pod."""
         ...
 
     def awaited(self, pod: Pod) -> Sequence[str]:
@@ -64,12 +60,12 @@ class Devices(Protocol):
         ...
 
     async def wait_registered(self, pod: Pod) -> None:
-        """Wait until no plugin is `awaited` for the pod any more; that takes bounded time."""
+        """Wait until no plugin is `awaited` for the pod; the time is bounded."""
         ...
 
 
 class ResourceAllocator:
-    """A link of admission, and the shares of those who were admitted."""
+    """Admission handler that allocates CPUs, memory and devices, and their assignment to containers."""
 
     for_running = True
 
@@ -80,7 +76,7 @@ class ResourceAllocator:
         topology: TopologyManager,
         devices: Devices | None = None,
     ) -> None:
-        """Take who gives, and who decides from which NUMA nodes."""
+        """Initialize with the resource managers and the topology manager."""
         self.cpus = cpus
         self.memory = memory
         self._topology = topology
@@ -88,22 +84,22 @@ class ResourceAllocator:
         self._is_leaving: Callable[[str], bool] = lambda uid: False
         self._news = asyncio.Event()
         self._taken_back = asyncio.Event()
-        """Set, and replaced by a new one, whenever something was taken back."""
+        """Set, and replaced by a new event, whenever resources were released."""
 
     def listen_to(self, is_leaving: Callable[[str], bool]) -> None:
-        """Take who knows whether a pod is on its way out, by its uid; nobody is before that."""
+        """Set the function that returns whether a pod is terminating; before that, none is."""
         self._is_leaving = is_leaving
 
     # Admission
 
     def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
-        """Give the pod's containers what they ask for; most pods ask for nothing."""
+        """Allocate the resources that the pod's containers request; most pods request none."""
         pod = attempt.pod
-        # What runs has its devices, and need not wait behind others.
+        # A running pod has its devices and must not wait behind others.
         has_them = attempt.running and self._devices is not None and pod.uid in self._devices.holders
         if self._devices is not None and wants_devices(pod) and not has_them:
             if not attempt.running and (missing := self._devices.awaited(pod)):
-                # After a reboot pods come before plugins, which may be pods themselves: not in the queue.
+                # After a reboot pods start before plugins, which may be pods: do not block the queue.
                 whose = ", ".join(missing)
                 return DeferredResult(
                     partial(self._devices.wait_registered, pod),
@@ -111,7 +107,7 @@ class ResourceAllocator:
                     again=True,
                     why=f"waiting up to {Duration.of(GRACE_SECONDS)} for the device plugin of {whose}",
                 )
-            # Where nothing has to be near to anything, a plugin that hangs holds up only who needs it.
+            # Without a topology policy, a plugin that hangs delays only the pods that need it.
             return DeferredResult(lambda: self._give_patiently(pod), apart=self._topology.policy == "none")
         refusal = self._give_at_once(pod)
         if refusal is None or not self._is_coming_free(pod):
@@ -131,14 +127,14 @@ class ResourceAllocator:
         return _translated(answer)
 
     async def _give_patiently(self, pod: Pod) -> AdmitRejection | None:
-        """Try again each time that somebody has left, for as long as somebody is leaving."""
+        """Retry whenever resources are released, as long as some pod is terminating."""
         deadline = asyncio.get_running_loop().time() + LEAVING_SECONDS
         while True:
             taken_back = self._taken_back
             refusal = await self._give(pod)
             if refusal is None or not self._is_coming_free(pod):
                 return refusal
-            log.v(2).info("Pod waits for what pods have that are ending", pod=pod.full_name, podUID=pod.uid)
+            log.v(2).info("Pod waits for resources of terminating pods", pod=pod.full_name, podUID=pod.uid)
             try:
                 async with asyncio.timeout_at(deadline):
                     await taken_back.wait()
@@ -151,14 +147,14 @@ class ResourceAllocator:
             holders |= self._devices.holders
         return any(self._is_leaving(uid) for uid in holders if uid != pod.uid)
 
-    # Shares
+    # Assignments
 
     def has_exclusive(self, uid: str) -> bool:
-        """Whether a container of this pod has CPUs of its own."""
+        """Return whether a container of this pod has exclusive CPUs."""
         return self.cpus.has_exclusive(uid)
 
     def of(self, pod: Pod, container: Container) -> CpusetAssignment:
-        """Give the share of a container that is about to be made."""
+        """Return the assignment of a container that is about to be created."""
         if not self.cpus.is_static and self.memory.policy == "None":
             return ALL
         cpus = self.cpus.cpuset_of(pod.uid, container.name)
@@ -168,13 +164,13 @@ class ResourceAllocator:
         )
 
     def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
-        """Take note that the runtime has made a container that runs on these CPUs."""
+        """Record that a container was created with these CPUs."""
         if cpus:
             self.cpus.told(CpusetUpdate(container_id, cpus))
         self.memory.container_starts(pod, container)
 
     def forget(self, uid: str) -> None:
-        """Take back what a pod has of which nothing runs any more, and nothing will."""
+        """Release the resources of a pod that does not run and will not run again."""
         before = self.cpus.shared
         self.cpus.forget(uid)
         self.memory.forget(uid)
@@ -185,17 +181,17 @@ class ResourceAllocator:
         self._notice(before)
 
     def keep_only(self, uids: AbstractSet[str]) -> None:
-        """Take back what others than these pods have; only for one who knows all pods of the node."""
+        """Release the resources of all pods but these, which must be all pods of the node."""
         for uid in (self.cpus.holders | self.memory.holders) - uids:
             self.forget(uid)
         self.memory.catch_up()
 
-    # Containers that run
+    # Running containers
 
     async def run(
         self, update: UpdateContainer, running: Callable[[], Iterable[RunningContainer]], period: float
     ) -> None:
-        """Tell running containers of their CPUs: when what they share changes, and every so many seconds."""
+        """Update the CPUs of running containers when the shared pool changes, and periodically."""
         if not self.cpus.is_static:
             return
         complaints = ErrorLogLimiter(log, "Could not tell containers their CPUs; will be tried again")
@@ -220,16 +216,16 @@ class ResourceAllocator:
             return
         complaints.succeeded(now())
         self.cpus.told(due)
-        log.v(2).info("Told a container its CPUs", containerID=due.container_id, cpus=due.cpus)
+        log.v(2).info("Updated container CPUs", containerID=due.container_id, cpus=due.cpus)
 
     def _notice(self, before: frozenset[int]) -> None:
-        """Have running containers told when the CPUs that they share are others than before."""
+        """Request an update of running containers if the shared CPU pool has changed."""
         if self.cpus.shared != before:
             self._news.set()
 
 
 def wants_devices(pod: Pod) -> bool:
-    """Whether a container asks for what a device plugin may give."""
+    """Return whether a container requests an extended resource, which a device plugin may provide."""
     return any(
         is_extended_resource(name) and amount.nanos
         for container in (*pod.spec.init_containers, *pod.spec.containers)
@@ -242,19 +238,19 @@ def _translated(answer: TopologyRejection | None) -> AdmitRejection | None:
 
 
 class PodClaims(Protocol):
-    """Makes claims ready and gives them back; both may be repeated, and cancelled anywhere."""
+    """Preparation of resource claims; its methods may be repeated and cancelled at any point."""
 
     async def prepare(self, pod: Pod) -> None:
-        """Have all claims of a pod ready, before its sandbox is made; raises ClaimError."""
+        """Prepare all claims of a pod, before its sandbox is created. Raises ClaimError."""
         ...
 
     async def unprepare(self, uid: str) -> None:
-        """Give back what a pod has of which nothing runs any more; raises ClaimError."""
+        """Unprepare the claims of a terminated pod. Raises ClaimError."""
         ...
 
 
 class NoClaims:
-    """A node without an API server has no claims; a pod that names some is refused when it is read."""
+    """Claims of a standalone node: none; static pods with claims are rejected when they are parsed."""
 
     async def prepare(self, pod: Pod) -> None:
         """Do nothing."""
@@ -267,32 +263,32 @@ NO_CLAIMS = NoClaims()
 
 
 def has_claims(pod: Pod) -> bool:
-    """Whether a pod has claims, its own or one for its extended resources."""
+    """Return whether a pod has resource claims, also one for its extended resources."""
     return bool(pod.spec.resource_claims) or pod.status.extended_resource_claim_status is not None
 
 
 DeviceHealth = Mapping[str, list[ResourceStatus]]
-"""How devices are, by the container that has them."""
+"""Device health by container name."""
 
 
 async def no_grants(pod: Pod, container: Container) -> DeviceRunOptions:
-    """Give nothing."""
+    """Return no devices."""
     return NOTHING
 
 
 def no_health(pod: Pod) -> DeviceHealth:
-    """Know of no devices."""
+    """Return no device health."""
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProvider:
-    """How devices come to containers, and into their statuses."""
+    """Devices of containers, for container starts and statuses."""
 
     grants: Callable[[Pod, Container], Awaitable[DeviceRunOptions]] = no_grants
-    """What a container that is about to start gets with its devices; raises AllocationError."""
+    """Returns the device run options of a container that is about to start. Raises AllocationError."""
     health: Callable[[Pod], DeviceHealth] = no_health
-    """How the devices of a pod's containers are."""
+    """Returns the health of the devices of a pod's containers."""
 
 
 NO_DEVICES = DeviceProvider()

@@ -1,8 +1,8 @@
-"""Restarting all containers of a pod in place, because one of them ended in a way that asks for it.
+"""In-place restart of all containers of a pod, after an exit that matches a `RestartAllContainers` rule.
 
-The step removes what there is and nothing more; the next one finds a sandbox without containers and
-starts the pod as if it were new. There is no pause after a crash, since what ended is gone. But a
-container that keeps ending at once does not keep the node busy: it gets a second for each life.
+The sync only removes the containers; the next one finds a sandbox without containers and starts the pod from
+the beginning. There is no crash-loop back-off, because the exited containers are gone; instead at least a
+second passes between the creation of a container and the restart that its exit causes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pykubelet.podsync.executor import PodSyncState
 from pykubelet.transport.errors import CriError
 
 LIFE_SECONDS = 1.0
-"""How long after its creation a container's end restarts all at the earliest."""
+"""Minimum seconds between a container's creation and the restart that its exit causes."""
 
 
 class RestartAll:
-    """Takes a pod's containers away so that all begin anew; where it is switched off, no rule asks for it."""
+    """Removal of all containers of a pod; disabled without the feature gate."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class RestartAll:
         self._clock = clock
 
     def honoured(self, pod: Pod) -> Pod:
-        """Give the pod with the rules that are honoured here; its own is not written to."""
+        """Return the pod with the restart rules that this node honours; the argument is not modified."""
         return pod if self._enabled or not may_restart_all(pod.spec) else _without_rule(pod)
 
     async def clear(self, pod: Pod, waves: Waves, memory: PodSyncState) -> float:
-        """Stop and remove all of these containers; gives in how many seconds to look again.
+        """Stop and remove these containers; return the seconds until the next sync.
 
-        Raises StepError when some could not be removed; those before them are gone.
+        Raises SyncError when some could not be removed; those before them are gone.
         """
         age = self._clock() - max(container.created_at for container in waves[-1]) / 1e9
         if 0 <= age < LIFE_SECONDS:
@@ -68,11 +68,11 @@ class RestartAll:
         return 0.0
 
     async def _remove(self, pod: Pod, container: ObservedContainer) -> str:
-        """Remove a container; gives what went wrong, so that the others of its wave get their end."""
+        """Remove a container; return the error, so that the others of its wave are removed too."""
         message = f"Container {container.name} is stopped because all containers of the pod restart"
         try:
             if container.phase != "exited":
-                # No grace, and so no hook: what it would save is of a life that is over.
+                # Without grace period and so without preStop hook: the container is replaced anyway.
                 await self._killer.container(pod, container, message, grace=0)
             await self._remover.remove(pod, container)
         except CriError as err:
@@ -81,7 +81,7 @@ class RestartAll:
 
 
 def _without_rule(pod: Pod) -> Pod:
-    """Give a pod in which such a rule still fits an end, so that none after it does, but asks for nothing."""
+    """Return a pod in which such rules still match, so that no later rule does, but have no action."""
 
     def plain(container: Container) -> Container:
         rules = [

@@ -1,10 +1,10 @@
-"""Bounds how many pods are being started at once, the oldest first.
+"""Limit on the number of pods that start concurrently, the oldest first.
 
-The runtime takes the same total time for forty pods whether it is asked for four or forty at a
-time; at four, the first ones are ready early. A pod asks for a turn more than once on its way (for
-its sandbox, then for its containers), so turns go by age and not by arrival: otherwise every
-pod would wait for every other one's sandbox. A few pods whose starts hang, in the runtime or on a dead
-server's volume, must not keep all others from starting: a turn is theirs for a while only.
+The runtime needs the same total time for forty pods whether four or forty start concurrently; with four, the
+first ones are ready early. A pod acquires a slot several times (for its sandbox, then for its containers), so
+slots are granted by the pod's age and not by arrival: otherwise every pod would wait for every other pod's
+sandbox. Starts that hang, in the runtime or on a dead server's volume, must not block all others, so a slot
+counts for a limited time only.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LONGEST_SECONDS = 10.0
-"""How long a turn counts. Whoever has it for longer waits for something that hangs, a dead server perhaps."""
+"""Seconds that a held slot counts; a start that takes longer waits for something that hangs."""
 
 
 class StartSlot:
-    """A turn that is held; it can be lent to others for a while, and who takes too long has lent it."""
+    """A held slot, which can be released temporarily and is released when it is held too long."""
 
     def __init__(self, gate: StartLimiter, order: int) -> None:
-        """Take the gate, which has given the turn just now."""
+        """Initialize with the limiter, which has just granted the slot."""
         self._gate = gate
         self._order = order
         self._counts: asyncio.TimerHandle | None = None
         self._hold()
 
     async def while_away(self, work: Awaitable[T], after: float = 0.0) -> T:
-        """Wait for something that takes no turn; others may have this one meanwhile.
+        """Await `work` with the slot released, and acquire it again.
 
-        `after` so many seconds only, where it is mostly over by then: if all that wait were let in at
-        once, what they do first would come before what the oldest does next.
+        The slot is released only `after` so many seconds, for work that is mostly done by then: if all
+        waiting pods were admitted immediately, their first operations would precede the next one of the
+        oldest pod.
         """
         if isinstance(work, asyncio.Future) and work.done():
             done: T = work.result()
@@ -56,14 +57,14 @@ class StartSlot:
         return result
 
     def end(self) -> None:
-        """Pass the turn on, if it is still held."""
+        """Release the slot, if it is still held."""
         if self._counts is not None:
             self._counts.cancel()
             self._counts = None
             self._gate.give_back()
 
     async def _again(self) -> None:
-        """Have a turn again; whoever is cancelled needs none any more, and does not wait for it."""
+        """Acquire the slot again; a cancelled task does not wait for it."""
         if self._counts is None:
             await self._gate.take(self._order)
             self._hold()
@@ -73,7 +74,7 @@ class StartSlot:
 
 
 class StartLimiter:
-    """Hands out at most `limit` turns, lowest order first."""
+    """Limiter of concurrent pod starts: at most `limit` slots, lowest order first."""
 
     def __init__(self, limit: int = 4) -> None:
         self._free = limit
@@ -82,12 +83,12 @@ class StartLimiter:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next pod would have to wait."""
+        """Whether all slots are taken."""
         return self._free <= 0
 
     @asynccontextmanager
     async def turn(self, order: int) -> AsyncIterator[StartSlot]:
-        """Hold a turn while inside."""
+        """Hold a slot while the context is open."""
         await self.take(order)
         turn = StartSlot(self, order)
         try:
@@ -96,7 +97,7 @@ class StartLimiter:
             turn.end()
 
     async def take(self, order: int) -> None:
-        """Wait for a turn; whoever takes one gives it back."""
+        """Acquire a slot; the caller must release it."""
         if self._free > 0 and not self._waiting:
             self._free -= 1
         else:
@@ -113,7 +114,7 @@ class StartLimiter:
             raise
 
     def give_back(self) -> None:
-        """Pass a turn on to the oldest that waits."""
+        """Release a slot to the oldest waiter."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

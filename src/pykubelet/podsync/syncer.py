@@ -1,18 +1,11 @@
-"""What happens to one pod in one step: look, decide, do, look again, report.
+"""Pod syncer: each sync observes the pod in the runtime, computes and executes actions, sets the status.
 
-The stations are the same every time: the runtime's picture, the decision, volumes and cgroup, the
-sandbox, the containers, the status. Each leaves a note in the pod's journal. A failure ends the
-step; the next one starts from the runtime's picture again, so a step may be interrupted anywhere.
+Each part of a sync adds a note to the pod's history. A failure ends the sync; the next one observes the
+runtime first, so a sync may be interrupted at any point. Active deadlines (`activeDeadlineSeconds`) are
+evaluated with every status.
 
-What a step of a pod's life leaves in words, and what it compares with. Pure.
-
-Pods that may be active on a node for so long only: `activeDeadlineSeconds`.
-
-Pods that have lost their cgroup: somebody removed it, and their processes run without limits.
-
-A process cannot be brought back under a cgroup's limits as if nothing had happened (what it has used is
-charged elsewhere), so the pod is stopped in order, and its next step starts it anew if its restart policy
-wants that.
+A pod whose cgroup was removed runs without limits. Its processes cannot be returned to a cgroup with their
+usage, so the pod is stopped, and the next sync starts it again if its restart policy allows.
 """
 
 from __future__ import annotations
@@ -67,18 +60,18 @@ log = get_logger(__name__)
 
 
 def ended(observed: ObservedPod) -> set[str]:
-    """Give the containers that have ended, by id."""
+    """Return the ids of exited containers."""
     return {container.id for container in observed.containers if container.phase == "exited"}
 
 
 def status_before(pod: Pod, observed: ObservedPod) -> PodStatus:
-    """Give a pod's status as of an earlier agent: a pod that runs did not begin when this agent did."""
+    """Return the status of a pod that an earlier kubelet process started, with its original start time."""
     began = min((sandbox.created_at for sandbox in observed.sandboxes), default=0)
     return msgspec.structs.replace(pod.status, start_time=pod.status.start_time or api_time(began))
 
 
 def told(actions: Actions) -> str:
-    """Say in a line what was decided."""
+    """Describe the actions in one line."""
     parts = []
     if actions.create_sandbox:
         parts.append(f"new sandbox ({actions.why})")
@@ -100,10 +93,10 @@ MESSAGE = "Pod was active on the node longer than the specified deadline"
 
 
 def time_left(pod: Pod, status: PodStatus, memory: PodSyncState, now: float, clock: float) -> float | None:
-    """Give the seconds until a pod's deadline, None when it has none.
+    """Return the seconds until a pod's active deadline, None without one.
 
-    `now` is the loop's time, `clock` seconds since 1970. The clock is looked at once: whoever sets it later
-    neither ends pods nor lets them live.
+    `now` is the loop time, `clock` seconds since 1970. The clock is read once: setting it later has no
+    effect.
     """
     if pod.spec.active_deadline_seconds is None or status.start_time is None:
         return None
@@ -113,9 +106,9 @@ def time_left(pod: Pod, status: PodStatus, memory: PodSyncState, now: float, clo
 
 
 def ended_in_time(pod: Pod, status: PodStatus) -> bool:
-    """Return whether all containers ended by themselves before the deadline.
+    """Return whether all containers exited by themselves before the deadline.
 
-    A kubelet that was not running at the deadline learns of both later.
+    A kubelet that was not running at the deadline observes both later.
     """
     if status.phase not in TERMINAL or status.start_time is None or pod.spec.active_deadline_seconds is None:
         return False
@@ -126,13 +119,13 @@ def ended_in_time(pod: Pod, status: PodStatus) -> bool:
 
 
 def exceeded(status: PodStatus) -> PodStatus:
-    """Give the status of a pod whose time is over."""
+    """Return the status of a pod that exceeded its active deadline."""
     return msgspec.structs.replace(status, phase="Failed", reason=EXCEEDED, message=MESSAGE)
 
 
 async def stop_unbound(pod: Pod, observed: ObservedPod, killer: ContainerKiller, journal: PodHistory) -> None:
-    """Stop everything of a pod that runs without its cgroup; raises StepError."""
-    log.info("Stopping a pod that has lost its cgroup", pod=pod.full_name, podUID=pod.uid)
+    """Stop a pod that runs without its cgroup. Raises SyncError."""
+    log.info("Stopping pod whose cgroup was removed", pod=pod.full_name, podUID=pod.uid)
     journal.note(pod.uid, "cgroup", "it is gone: the pod is stopped, to run within its limits again")
     try:
         await killer.pod(pod, observed)
@@ -141,32 +134,32 @@ async def stop_unbound(pod: Pod, observed: ObservedPod, killer: ContainerKiller,
 
 
 LAG_SECONDS = 0.05
-"""When to look again for an exit that an event told of and that CRI does not show yet."""
+"""Seconds until the next observation of an exit that an event reported and CRI does not report yet."""
 REFRESH_SECONDS = 10.0
-"""When to try again to bring volumes up to date that could not be."""
+"""Seconds until the next attempt to update volumes after a failure."""
 Fate = Literal["wanted", "restarted", "leaving", "gone"]
-"""What is to become of a pod that has ended: it stays known, the same static pod starts again and counts its
-restarts on, it is being deleted, or nobody wants it."""
+"""Fate of a terminated pod: it stays known, the same static pod starts again with its restart counts, its
+deletion in the API server is pending, or no source has it."""
 
 
 class PodSourceClient(Protocol):
-    """Whoever gave the pods and must hear of their end: the API server, for those that came from it."""
+    """Interface to the API server for the end of its pods."""
 
     def stopped(self, uid: str) -> None:
-        """Take note that nothing of a pod runs any more."""
+        """Record that no container of a pod runs."""
         ...
 
     async def told(self, uid: str) -> None:
-        """Wait until the pod's last status is known there."""
+        """Wait until the API server has the pod's final status."""
         ...
 
     async def remove(self, pod: Pod) -> None:
-        """Delete the pod in the API server, now that it is finished here."""
+        """Complete the deletion of a finished pod in the API server."""
         ...
 
 
 class NodePodSyncer:
-    """The steps of a pod's life on this node; see `worker.PodLife` for their contract."""
+    """Pod syncer of a node; see `PodSyncer` for its contract."""
 
     def __init__(
         self,
@@ -230,14 +223,14 @@ class NodePodSyncer:
         self._arrivals = 0
 
     def observed(self, uid: str) -> ObservedPod | None:
-        """The newest full picture of a pod."""
+        """Return the last observed state of a pod."""
         memory = self._memories.get(uid)
         return memory.observed if memory else None
 
     def take(self, change: PodLifecycleEvent) -> bool:
-        """Take an event of the runtime; True when the pod's worker should look.
+        """Handle a runtime event; return whether the pod's worker should be woken.
 
-        During a step they are kept until its end, whose look mostly knows them.
+        Events that arrive during a sync are deferred to its end, whose observation mostly contains them.
         """
         memory = self._memories.get(change.uid)
         if memory is None:
@@ -248,17 +241,17 @@ class NodePodSyncer:
         return self._is_news(memory, change)
 
     def _is_news(self, memory: PodSyncState, change: PodLifecycleEvent) -> bool:
-        """Whether an event says more than the picture of the pod shows."""
+        """Return whether an event differs from the last observed state."""
         if memory.observed is None or not change.container_id:
             return True
         known = memory.observed.phase_of(change.container_id)
         if change.what == "ended" and known == "running":
             memory.ended.add(change.container_id)
         old = known == "exited" or (known == "running" and change.what == "started")
-        return not old or change.what == "oom"  # which tells why, also after the end
+        return not old or change.what == "oom"  # also after the exit, because it is the reason
 
     def request_restart(self, uid: str, container: str | None) -> list[str]:
-        """Have running containers of a pod restarted in place at its next step; gives their names."""
+        """Request an in-place restart of running containers at the next sync; return their names."""
         memory = self._memory(uid)
         running = memory.observed.running if memory.observed else ()
         chosen = [c for c in running if container in (None, c.name)]
@@ -266,7 +259,7 @@ class NodePodSyncer:
         return [c.name for c in chosen]
 
     async def sync(self, pod: Pod) -> Outcome:
-        """Bring the pod nearer to its desired state."""
+        """Bring the pod closer to its desired state."""
         pod = self._to_run(pod)
         memory = self._memory(pod.uid)
         memory.busy = True
@@ -312,7 +305,7 @@ class NodePodSyncer:
         memory.current = memory.mounted = False
         again = await self._doer.apply(pod, observed, actions, memory)
         if observed.running and not memory.mounted and not actions.kill_pod:
-            # Containers that wait to be restarted must not keep the others' volumes from being refreshed.
+            # Containers in back-off must not keep volumes of running ones from being updated.
             refresh = await self._refresh(pod)
             again = min((seconds for seconds in (again, refresh) if seconds is not None), default=None)
         observed = await self._look(pod.uid)
@@ -321,7 +314,7 @@ class NodePodSyncer:
         if status.phase in TERMINAL:
             return True, None
         if ended(observed) - ended(before):
-            # A quick init container, perhaps: its event tells nothing new, so nobody else would go on.
+            # A fast init container: its event is no news, so nothing else would cause the next sync.
             return False, 0
         if memory.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS
@@ -331,7 +324,7 @@ class NodePodSyncer:
         return self._restart_all.honoured(self._resizing.allocated(pod))
 
     async def _refresh(self, pod: Pod) -> float | None:
-        """Bring the pod's volumes up to date; gives in how many seconds to try again what failed."""
+        """Update the pod's volumes; return the seconds until a retry after a failure."""
         if not pod.spec.volumes:
             return None
         try:
@@ -344,13 +337,13 @@ class NodePodSyncer:
         return None
 
     def probed(self, pod: Pod) -> None:
-        """Report what the probes say of a pod whose step takes long: it is being stopped."""
+        """Report new probe results of a pod that is being stopped, which takes long."""
         memory = self._memories.get(pod.uid)
         if memory is not None and memory.observed is not None:
             self._report(self._to_run(pod), memory.observed)
 
     async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
-        """Stop everything of the pod that runs."""
+        """Stop all containers of the pod."""
         pod = self._to_run(pod) if pod is not None else None
         memory = self._memory(uid)
         observed = await self._picture(memory, uid, pod)
@@ -376,15 +369,15 @@ class NodePodSyncer:
         self._prober.remove_pod(uid)
 
     async def _give_back_claims(self, uid: str) -> None:
-        """Give back the pod's claims before its end is told: then others may get its devices."""
+        """Unprepare the pod's claims before its final status, after which other pods may get its devices."""
         try:
             await self._claims.unprepare(uid)
         except ClaimError as err:
             self._journal.note(uid, "claims", str(err))
             if self._fate_of(uid) != "gone":
                 raise SyncError(str(err)) from err
-            # It was deleted by force: whoever did that does not want to wait for a driver.
-            log.error(err, "Claims of a pod that is gone will be given back later", podUID=uid)
+            # It was deleted by force, so it does not wait for a driver.
+            log.error(err, "Failed to unprepare claims of a removed pod, retrying later", podUID=uid)
 
     async def clean_up(self, uid: str, pod: Pod | None) -> Remnants | None:
         """Release volumes and cgroup, and complete the deletion of a pod that is being deleted."""
@@ -402,7 +395,7 @@ class NodePodSyncer:
                 raise SyncError(f"cleaning up: {err}") from err
             except (OSError, CriError) as err:
                 raise SyncError(f"cleaning up: {err}") from err
-            # It may have been deleted meanwhile: nobody else would clean up the rest.
+            # It may have been deleted concurrently; then the rest has to be cleaned up here.
             if fate != "wanted" or self._fate_of(uid) == "wanted":
                 break
         memory = self._memories.pop(uid, None)
@@ -411,7 +404,7 @@ class NodePodSyncer:
             self._journal.forget(uid)
             self._on_gone(uid)
             if fate == "restarted":
-                # The exited containers stay: the next worker of this pod counts its restarts on.
+                # The exited containers stay: the next worker of this pod continues its restart counts.
                 return None
             known = memory if memory is not None and memory.current and not memory.ended else None
             return Remnants(
@@ -427,22 +420,22 @@ class NodePodSyncer:
         return None
 
     async def _finish(self, uid: str, pod: Pod | None, fate: Fate) -> None:
-        """Release what other pods and nodes may wait for; nothing here depends on removing containers."""
+        """Release what other pods and nodes may wait for; this does not depend on removing containers."""
         await self._volumes.unmount(uid)
         await self._cgroups.remove(uid)
         self._objects.unregister(uid)
         if fate == "leaving" and self.registrar is not None and pod is not None:
-            # Until the status is reported, only the containers tell how the pod ended.
+            # Until the status is reported, only the containers contain the exit codes.
             await self.registrar.told(uid)
             await self.registrar.remove(pod)
 
     async def remove(self, remnants: Remnants) -> None:
         """Remove containers, sandboxes, logs and directory of a finished pod.
 
-        Raises StepError after having tried everything.
+        Raises SyncError after having tried everything.
         """
         uid = remnants.uid
-        # After a failed attempt, only the runtime knows what is left.
+        # After a failed attempt, the runtime has to be queried for what is left.
         observed, remnants.observed = remnants.observed, None
         try:
             if observed is None:
@@ -452,7 +445,7 @@ class NodePodSyncer:
         problems = await self._remove_from_runtime(observed, remnants.stopped)
         pod = remnants.pod or restored_pod(observed)
         try:
-            # In a thread: containers may have filled them with any number of files.
+            # In a thread: containers may have created any number of files there.
             await finish_in_thread(lambda: self._starter.remove_logs(pod))
             await finish_in_thread(lambda: self._dirs.remove(uid))
         except OSError as err:
@@ -476,7 +469,7 @@ class NodePodSyncer:
             if sandbox.id in held:
                 continue
             try:
-                # Once is enough: taking a network down again takes as long as the first time.
+                # Stop once: tearing down a network again takes as long as the first time.
                 if sandbox.id not in stopped:
                     await self._cri.runtime.stop_pod_sandbox(sandbox.id)
                 await self._cri.runtime.remove_pod_sandbox(sandbox.id)
@@ -494,17 +487,17 @@ class NodePodSyncer:
         return memory
 
     async def _picture(self, memory: PodSyncState, uid: str, pod: Pod | None = None) -> ObservedPod:
-        """What there is of a pod to end; looks only if something was done since, or happened by itself."""
+        """Return the state of a pod to terminate; query the runtime only if it may have changed."""
         if memory.observed is not None and memory.current and not memory.ended:
             return memory.observed
         return await self._look(uid, pod)
 
     async def _look(self, uid: str, pod: Pod | None = None) -> ObservedPod:
-        """Look at the runtime; `pod` hears of it when that cannot be done."""
+        """Observe the pod in the runtime; a failure becomes an event of `pod`. Raises SyncError."""
         memory = self._memory(uid)
         try:
             if memory.observed is None and self._is_new(uid):
-                observed = ObservedPod(uid=uid)  # nobody ever made anything of it: no need to ask
+                observed = ObservedPod(uid=uid)  # the runtime has nothing of it: no query needed
             else:
                 observed = await self._observer.pod(uid)
         except CriError as err:
@@ -549,7 +542,7 @@ class NodePodSyncer:
         )
         status = compute_status(view, api_now())
         if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
-            # No news by itself: it goes with whatever happens to the pod next.
+            # Not reported on its own: the next status contains it.
             status.resources = previous.resources
         if previous.phase not in TERMINAL:
             status = self._past_deadline(pod, status, memory)
@@ -570,16 +563,16 @@ class NodePodSyncer:
         return exceeded(status)
 
     def _told_failures(self, memory: PodSyncState) -> dict[str, StartFailure]:
-        """Why containers wait; in a cluster a crash is told at first, and the pause after it later.
+        """Return why containers wait; in a cluster a crash is reported first, its back-off in the next status.
 
-        So does the reference. People at a standalone node are told of the pause at once.
+        Upstream does the same. A standalone node reports the back-off immediately.
         """
         if self.registrar is None:
             return memory.failures
         return {name: failure for name, failure in memory.failures.items() if name not in memory.untold}
 
     def _in_force(self, pod: Pod, previous: PodStatus) -> StatusResources | None:
-        """What a pod of the API server has, once it was said to run; at its end it stays what it was."""
+        """Return the enforced resources of a running pod of the API server; they stay after its end."""
         if previous.phase in TERMINAL:
             return previous.resources
         if previous.phase != "Running" or is_static_pod(pod):

@@ -1,14 +1,8 @@
-"""The pod engine: every part between the sources and the runtime, put together.
+"""Pod engine: builds and starts every part between the pod sources and the runtime.
 
-Reads as the picture in docs/architecture.md: sources → mux → loop → workers → life (volumes,
-cgroups, sandbox, containers) → status; and the runtime's events back into the loop. In a cluster, pods
-come from an API server too and their statuses go back to it (`cluster.py`).
-
-The engine's prober: probes run in containers through the runtime, and failures are pods' events.
-
-The image puller, put together from the configuration and the machine's credentials.
-
-Resizing, put together for the engine: the rules of this node, who does it, and who is asked.
+Sources → mux → loop → workers → syncer (cgroup, volumes, sandbox, containers) → status, and runtime events
+back into the loop, as in docs/architecture.md. In a cluster, pods come from the API server too, and their
+statuses are sent to it (`api_server_sync.py`).
 """
 
 from __future__ import annotations
@@ -87,9 +81,9 @@ _LOOPBACK = "127.0.0.1"
 def make_prober(
     cri: RuntimeConnection, journal: PodHistory, registry: CollectorRegistry, host_ips: Sequence[str]
 ) -> Prober:
-    """Give a prober; pods in the host's network are probed at the first of `host_ips`.
+    """Return a prober; pods with hostNetwork are probed at the first of `host_ips`.
 
-    While the host has none they are probed at its loopback, where nearly all of them answer, too.
+    While the host has no address they are probed at its loopback, where most of them listen, too.
     """
 
     async def run(container_id: str, command: Sequence[str], timeout_seconds: int) -> tuple[int, bytes]:
@@ -119,7 +113,7 @@ def make_puller(
     accounts: PodAccounts | None,
     pull_manager: PullManager | None,
 ) -> ImageManager:
-    """Make the puller of a node; without `accounts` credential providers are asked in nobody's name."""
+    """Return the image manager; without `accounts` credential providers get no service account token."""
     metrics = ImageMetrics(registry)
     plugins = ProviderPlugins(providers, provider_dir, scope, metrics, accounts) if providers else None
     limits = PullLimits(
@@ -175,7 +169,7 @@ def _home() -> Path | None:
 
 
 def rules_of(config: KubeletConfiguration, node: RuntimeNodeOptions) -> ResizeRules:
-    """Give what this node can resize."""
+    """Return the resize rules of this node."""
     gates = node.gates
     whole = "InPlacePodLevelResourcesVerticalScaling"
     return ResizeRules(
@@ -192,7 +186,7 @@ def rules_of(config: KubeletConfiguration, node: RuntimeNodeOptions) -> ResizeRu
 def others_of(
     store: PodStore, workers: PodWorkers, admitting: PodAdmission, loop: SyncLoop, mux: PodMux
 ) -> ResizeCollaborators:
-    """Give whom resizing asks and tells."""
+    """Return the collaborators of the allocation manager."""
 
     def to_run(uid: str) -> Pod | None:
         worker = workers.get(uid)
@@ -220,7 +214,7 @@ def make_resizing(
     registry: CollectorRegistry,
     scope: TaskScope,
 ) -> tuple[AllocationManager, PodResizeStep]:
-    """Give who decides on resizes, once it knows the others (`others_of`), and who does them."""
+    """Return the allocation manager, which needs its collaborators (`others_of`), and the resize step."""
     resizing = AllocationManager(
         journal,
         books,
@@ -237,7 +231,7 @@ def make_resizing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDependencies:
-    """What the engine is built from."""
+    """Dependencies of the pod engine."""
 
     config: KubeletConfiguration
     node_name: str
@@ -259,11 +253,11 @@ class EngineDependencies:
     """Records an event about the node."""
     id_space: UserNamespaceRange
     user_namespaces: bool
-    """Whether the runtime can give pods a user namespace."""
+    """Whether the runtime supports user namespaces."""
     legacy_logs: Path | None
     admission: AdmissionParts
     local_objects: LocalObjects
-    """The configMaps and secrets of the manifests folder; a cluster has others."""
+    """ConfigMaps and secrets of the manifest directory, for a standalone node."""
     cluster: ClusterParts | None = None
     """None on a standalone node."""
     devices: DeviceProvider = NO_DEVICES
@@ -273,7 +267,7 @@ class EngineDependencies:
 
 
 class PodEngine:
-    """Runs the desired pods; `start` puts its tasks into a scope."""
+    """Engine that runs the desired pods; `start` adds its tasks to a scope."""
 
     def __init__(self, parts: EngineDependencies, scope: TaskScope) -> None:
         config, cluster = parts.config, parts.cluster
@@ -423,7 +417,7 @@ class PodEngine:
         )
         self._resizing.others = others_of(self.store, self.workers, self._admitting, self.loop, self._mux)
         self._departed: set[str] = set()
-        """Pods of which nothing is left here, and which the API server has not let go of yet."""
+        """Uids of removed pods that the API server still has."""
         self._cluster: ApiServerSync | None = None
         if cluster is not None:
             self._cluster = ApiServerSync(
@@ -444,7 +438,7 @@ class PodEngine:
         objects.listen(self.workers.wake)
 
     def start(self) -> None:
-        """Start listening, probing, syncing, and the sources at last."""
+        """Start PLEG, prober and main loop, and finally the sources."""
         self._scope.start(self.pleg.run(), name="pleg")
         self._scope.start(self.prober.run(), name="prober")
         self._scope.start(self._parts.books.write_behind(), name="resize-books")
@@ -475,26 +469,26 @@ class PodEngine:
 
     @property
     def all_sources_reported(self) -> bool:
-        """Whether the set of desired pods is whole; nothing may be deleted before."""
+        """Whether all sources have reported their pods; nothing may be deleted before."""
         return self._mux.all_reported
 
     def wanted(self) -> Mapping[str, Pod]:
-        """The pods that some source wants, also those that were not handed on yet."""
+        """Return the desired pods, also those that were not dispatched yet."""
         return self._mux.pods()
 
     def is_desired(self, uid: str) -> bool:
-        """Return whether some source has this pod, also one that was not handed on yet."""
+        """Return whether some source has this pod, also one that was not dispatched yet."""
         return uid in self._mux
 
     @property
     def has_begun(self) -> bool:
-        """Whether the desired pods are known and each has been handed to a worker."""
+        """Whether the desired pods are known and each has been dispatched."""
         return self.all_sources_reported and all(self.store.get(uid) for uid in self._mux.pods())
 
-    # What people and the API ask.
+    # Queries of the API and the command line
 
     def pods(self) -> list[Pod]:
-        """The desired pods and those that are leaving, each with its present status."""
+        """Return the desired and the terminating pods, each with its current status."""
         found = []
         leaving = [pod for pod in self.workers.pods() if self.store.get(pod.uid) is None]
         for pod in [*self.store.pods(), *leaving]:
@@ -503,11 +497,11 @@ class PodEngine:
         return found
 
     def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
-        """A pod's events and timeline."""
+        """Return a pod's events and timeline."""
         return self.book.events(uid), self.book.timeline(uid)
 
     def restart(self, uid: str, container: str | None) -> list[str]:
-        """Restart a pod's containers, or one, in place; raises LookupError when nothing such runs."""
+        """Restart the containers of a pod, or one, in place. Raises LookupError when none runs."""
         if self.store.get(uid) is None:
             raise LookupError(f"no pod with uid {uid}")
         names = self.life.request_restart(uid, container)
@@ -517,14 +511,14 @@ class PodEngine:
         return names
 
     def state(self, uid: str) -> str:
-        """Where the pod's worker is."""
+        """Return the state of the pod's worker."""
         worker = self.workers.get(uid)
         return worker.state.value if worker is not None else "gone"
 
-    # What the loop hands on (sync.loop.Handlers).
+    # Handlers of the main loop (podworkers.loop.Handlers)
 
     def pod_changed(self, change: PodChange) -> None:
-        """Take a change of the desired pods."""
+        """Handle a change of the desired pods."""
         pod, reconcile = change.pod, change.op == "RECONCILE"
         log.v(4 if reconcile else 2).info(
             f"SyncLoop {change.op}", source=change.source, pod=pod.full_name, podUID=pod.uid
@@ -554,7 +548,7 @@ class PodEngine:
         self.workers.sync(pod)
 
     def _shall_run(self, change: PodChange) -> bool:
-        """Whether an API server's pod is to be synced; sees to one that is on its way out, or was."""
+        """Return whether a pod of the API server is to be synced; terminate one that is being deleted."""
         pod = change.pod
         worker, status = self.workers.get(pod.uid), self.statuses.get(pod.uid)
         if pod.uid in self._departed:
@@ -565,7 +559,7 @@ class PodEngine:
         if worker is None:
             return status is None or status.phase not in TERMINAL
         if change.op == "UPDATE" and worker.state is not PodWorkerState.SYNCING:
-            # It has ended by itself; a new label does not bring it back.
+            # It has terminated by itself; an update does not start it again.
             worker.know(pod)
             return False
         return True
@@ -578,7 +572,7 @@ class PodEngine:
         self.workers.end(pod)
 
     def _reconcile(self, pod: Pod) -> None:
-        """Take a pod whose status in the API server has changed: what others said there may matter."""
+        """Handle a changed pod status in the API server, which other components may have written."""
         worker = self.workers.get(pod.uid)
         before = worker.pod if worker is not None else None
         self.workers.know(pod)
@@ -586,20 +580,20 @@ class PodEngine:
             self.workers.wake(pod.uid)
 
     def runtime_changed(self, change: PodLifecycleEvent) -> None:
-        """Take a change in the runtime, unless it is known already."""
+        """Handle a runtime event, unless it is known already."""
         if self.life.take(change):
             self.workers.wake(change.uid)
 
     def probe_changed(self, uid: str) -> None:
-        """Take a probe's new verdict."""
+        """Handle a new probe result."""
         worker = self.workers.get(uid)
         if worker is not None and worker.state is PodWorkerState.TERMINATING and worker.pod is not None:
-            # It is busy until everything has stopped, and readers want to know now.
+            # Its worker is busy until everything has stopped; report the result now.
             self.life.probed(worker.pod)
         self.workers.wake(uid)
 
     async def housekeep(self) -> None:
-        """Find pods that nobody wants any more, in the runtime and on the disk; collect garbage at times."""
+        """Run housekeeping: orphaned pods in the runtime and on disk, and garbage collection."""
         if self.all_sources_reported:
             self._static_readiness.retain(self._mux.__contains__)
         self._housekeeping.keep()
@@ -607,7 +601,7 @@ class PodEngine:
     def _fate_of(self, uid: str) -> Fate:
         pod = self.store.get(uid)
         if pod is not None and self.workers.is_reborn(uid):
-            # What has ended for good leaves nothing, or it would not run again.
+            # A pod that has terminated for good must leave nothing, or it would not run again.
             return "restarted" if always_restarts(pod) else "gone"
         if pod is None:
             return "gone"
@@ -632,7 +626,7 @@ class PodEngine:
             self._cluster.gone(uid)
 
     def _runtime_errors(self) -> list[str]:
-        """Why no pod can be worked on now; what runs must be known before anything is started."""
+        """Return the reasons why no pod can be synced now; the running pods must be known first."""
         problem = self.pleg.health()
         return [*self._parts.runtime_errors(), *([problem] if problem else [])]
 

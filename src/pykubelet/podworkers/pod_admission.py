@@ -1,25 +1,19 @@
-"""Where pods come in: each new one is judged before anything of it starts, one after the other.
+"""Pod admission: every new pod passes the admission handlers before it is synced, one after the other.
 
-Most are judged at once. Some have to wait: for those who make room for them, for whoever gives them
-devices, or for the node's newest labels when those that are known speak against them. Whoever comes
-meanwhile waits behind them, so that nobody takes the room that was made for another; only where others can
-make no difference a pod waits apart, with its room kept. The pods that count as there are those that were
-admitted and have not ended, and those that run since an earlier agent although their source has not been
-worked off yet: what runs is never refused for want of room, and never crowded out by what comes.
+Most pods are admitted or rejected immediately. Some wait: for preempted pods to terminate, for device
+plugins, or for the current node object when the known labels would reject them. Later pods wait behind them,
+so that no other pod takes the resources freed for them; only a pod that does not compete with others waits
+apart, with its resources reserved. The admitted pods are those that were admitted and have not terminated,
+and those that an earlier kubelet process started and whose source has not been handled yet: a running pod is
+never rejected for lack of resources.
 
-A refused pod is Failed with the reason, and nothing of it is ever started. One of the API server stays
-refused after a restart of the agent, by its status there; a static one is judged anew.
+A rejected pod is Failed with the reason, and nothing of it is started. A pod of the API server stays rejected
+after a kubelet restart, by its status there; a static pod is evaluated again.
 
-Resources of all admitted pods, summed up incrementally.
-
-Admission compares what a pod requests with what all admitted pods have. Summing them up for each new pod
-costs more the more pods there are, so the sum is kept: `mark` records that the share of a pod may have
-changed, and the next `usage_without` reads only the marked pods again. Whether a pod counts, and with which
-resources, is decided by `pods_of` alone; after a missed mark the sum would be wrong, so every component that
-`pods_of` reads reports its changes here. The state is in memory only and is built again by a restarted
-kubelet.
-
-How many pods were refused, and how many had to go for others.
+`AdmittedPods` keeps the sum of the resources of all admitted pods, so that the cost of admission does not
+grow with their number: `mark` records that the share of a pod may have changed, and `usage_without` reads
+only the marked pods again. Whether a pod counts, and with which resources, is decided by `pods_of` alone;
+every component that it reads reports its changes to `mark`. The sum is in memory only.
 """
 
 from __future__ import annotations
@@ -166,11 +160,11 @@ _KNOWN = frozenset(
         "VolumeAttachmentLimitExceeded",
     }
 )
-"""Reasons that are counted by name; others' may be any number."""
+"""Rejection reasons with their own metric label; others share one."""
 
 
 class AdmissionMetrics:
-    """The admission of one agent; without a registry nobody sees the numbers."""
+    """Metrics of pod admission; without a registry they are not exposed."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._refused = Counter(
@@ -184,46 +178,46 @@ class AdmissionMetrics:
         )
 
     def refused(self, reason: str) -> None:
-        """Count a pod that was refused."""
+        """Record a rejected pod."""
         if reason not in _KNOWN:
             reason = "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"
         self._refused.labels(reason).inc()
 
     def preempted(self, resource: str) -> None:
-        """Count a pod that made room."""
+        """Record a preempted pod."""
         self._preempted.labels(resource).inc()
 
 
 FETCH_SECONDS = 10.0
-"""How long the API server is waited for when the known labels of the node speak against a pod."""
+"""Seconds to wait for the current node object when the known one would reject a pod."""
 LEAST_PATIENCE_SECONDS = 10
 WAITING = "AdmissionWaiting"
-"""Reason of the event about a pod whose admission may take minutes; its message says what it waits for."""
+"""Reason of the event about a pod whose admission may take minutes; its message names the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionParts:
-    """What pods are judged by."""
+    """Dependencies of pod admission."""
 
     own: Node
-    """This node as the agent knows it: name, labels, taints, what it has to give and can do."""
+    """This node as the kubelet knows it: name, labels, taints, allocatable resources, features."""
     known: Callable[[], Node | None] = lambda: None
-    """The node as the API server was last seen to have it."""
+    """Returns the last observed node object of the API server."""
     fetch: Callable[[], Awaitable[Node]] | None = None
-    """Asks the API server for the node; raises KubeError. None on a standalone node."""
+    """Requests the node object from the API server. Raises KubeError. None on a standalone node."""
     allowed_sysctls: Sequence[str] = ()
     gates: FeatureGates
     devices: Callable[[str], Resources] = lambda uid: {}
-    """How many devices there are for a pod, by its uid."""
+    """Returns the devices available to a pod, by its uid."""
     pressure: PodAdmitHandler | None = None
     allocation: PodAdmitHandler | None = None
     released: Callable[[str], None] = lambda uid: None
-    """Takes back what `allocation` has given to a pod that may not run after all."""
+    """Releases what `allocation` has allocated to a pod that is rejected after all."""
     shutdown: PodAdmitHandler | None = None
 
 
 class PodAdmission:
-    """Judges new pods; `may_start` is asked before each is handed to its worker."""
+    """Admission of new pods; `may_start` is called before a pod is passed to its worker."""
 
     def __init__(
         self,
@@ -241,10 +235,10 @@ class PodAdmission:
         allocated: Callable[[Pod], Pod] = lambda pod: pod,
         counted: Callable[[Pod], Pod] = lambda pod: pod,
     ) -> None:
-        """Take where pods are; `wanted` also finds those that were not handed on yet, `start` begins one.
+        """Initialize; `wanted` also finds pods that were not dispatched yet, `start` starts a pod.
 
-        Resources are those that pods were promised by an earlier agent (`allocated`), and for the others
-        all that they hold (`counted`), whatever their authors wish by now.
+        Resources of a pod are its allocated ones (`allocated`), and for other pods all that they hold
+        (`counted`), independent of the desired ones.
         """
         self._parts = parts
         self._scope = scope
@@ -273,19 +267,19 @@ class PodAdmission:
             )
         )
         self._queue: dict[str, Pod] = {}
-        """Pods that wait to be judged, the first of them until it has been."""
+        """Pods that wait for admission; the first one is being evaluated."""
         self._apart: dict[str, Pod] = {}
-        """Pods whose judgement takes long and holds up nobody; they count as there meanwhile."""
+        """Pods whose admission takes long and does not block others; they count as admitted."""
         self._waited: set[str] = set()
-        """Pods in the queue that were apart before."""
+        """Uids of queued pods that waited apart before."""
         self._admitted = AdmittedPods(self._counting, self._requests)
         self._relisted: Mapping[str, ObservedPod] = {}
-        """The relist that `_admitted` was last marked for."""
+        """Relist for which `_admitted` was last marked."""
         store.add_listener(self._admitted.mark)
         workers.add_listener(self._admitted.mark)
 
     def may_start(self, pod: Pod) -> bool:
-        """Say whether a pod may be worked on from now; if not, it was refused or will be started later."""
+        """Return whether a pod may be synced now; otherwise it was rejected or will be started later."""
         worker = self._workers.get(pod.uid)
         if worker is not None and worker.state is PodWorkerState.SYNCING:
             if worker.pod is not None:
@@ -314,7 +308,7 @@ class PodAdmission:
         return self._settle(pod, answer)
 
     def forget(self, uid: str) -> None:
-        """Drop a pod that is gone."""
+        """Drop the state of a removed pod."""
         self._requests.forget(uid)
         self.mark(uid)
 
@@ -323,7 +317,7 @@ class PodAdmission:
         self._admitted.mark(uid)
 
     def _look_at_update(self, before: Pod, after: Pod) -> None:
-        """Say when a pod that runs shall now be something that this node cannot make of it."""
+        """Log an update of a running pod that this node cannot apply."""
         if before.spec is after.spec or not self._parts.gates.enabled("NodeDeclaredFeatures"):
             return
         missing = features_of_update(before, after) - set(self._parts.own.status.declared_features)
@@ -331,25 +325,25 @@ class PodAdmission:
             self._journal.event(after, "Warning", "FailedNodeDeclaredFeaturesCheck", lacking(missing))
 
     def _stays_refused(self, pod: Pod) -> bool:
-        """Whether an earlier agent refused this pod, and nothing of it is here to be cleaned up."""
+        """Return whether an earlier kubelet process rejected this pod, and nothing of it is left."""
         if not was_refused(pod.status) or self._runs(pod.uid):
             return False
         self._statuses.set(pod, pod.status)
         self._journal.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
         return True
 
-    # Judging
+    # Evaluation
 
     def _ask(self, pod: Pod, node: Node) -> Answer | DeferredResult:
-        # What still runs of an earlier life of the pod is on its way out.
+        # Running containers of an earlier pod with this uid are terminating.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
         return self._judge(self._allocated(pod), node, running=running)
 
     def judge_resize(self, pod: Pod) -> Answer | DeferredResult:
-        """Judge a pod that is here already and wishes for other resources.
+        """Evaluate the resize of an admitted pod.
 
-        What its containers have of CPUs, memory nodes and devices stays theirs, and nothing is given anew:
-        wishes that would need that are infeasible before anybody is asked.
+        Exclusive CPUs, NUMA nodes and devices of its containers stay; a resize that would need new ones is
+        infeasible and not evaluated here.
         """
         return self._judge(pod, self._node())
 
@@ -375,7 +369,7 @@ class PodAdmission:
         return True
 
     def refuse(self, pod: Pod, refusal: AdmitRejection) -> None:
-        """Have a pod fail for good, one that was admitted before too."""
+        """Reject a pod permanently, also one that was admitted before."""
         log.info(
             "Pod admission denied",
             pod=pod.full_name,
@@ -392,7 +386,7 @@ class PodAdmission:
         self._release(pod.uid)
 
     def _release(self, uid: str) -> None:
-        """Have taken back what was given to a pod that may not run, unless something of it still does."""
+        """Release the allocations of a rejected pod, unless a container of it still runs."""
         if self._workers.get(uid) is None and not self._runs(uid):
             self._parts.released(uid)
 
@@ -427,7 +421,7 @@ class PodAdmission:
             if self._is_there(uid):
                 found.append(pod)
         elif (
-            # A previous kubelet process started it, and its source has not been worked off yet.
+            # A previous kubelet process started it, and its source has not been handled yet.
             seen is not None
             and seen.is_alive
             and self._workers.get(uid) is None
@@ -470,14 +464,14 @@ class PodAdmission:
         if not self._is_wanted(uid):
             self._release(uid)
         elif isinstance(answer, Preempt) or self._may_be_stale(answer):
-            # What it waited for it has now: it is judged once more, in its turn.
+            # It has what it waited for: it is evaluated again, in its order.
             self._waited.add(uid)
             self._line_up(pod)
         elif self._settle(pod, answer):
             self._start(pod)
 
     async def _work_off(self) -> None:
-        """Judge the pods that wait, in their order."""
+        """Evaluate the waiting pods, in their order."""
         while self._queue:
             uid, pod = next(iter(self._queue.items()))
             answer: Answer = None
@@ -494,7 +488,7 @@ class PodAdmission:
             pod = self._queue.pop(uid)
             self._waited.discard(uid)
             if not self._is_wanted(uid):
-                # It has gone meanwhile.
+                # It was removed concurrently.
                 self._release(uid)
             elif self._settle(pod, answer):
                 self._start(pod)
@@ -513,11 +507,11 @@ class PodAdmission:
             async with asyncio.timeout(FETCH_SECONDS):
                 return present_node(self._parts.own, await self._parts.fetch())
         except (KubeError, TimeoutError) as err:
-            log.error(err, "Failed to fetch the node; pods are judged by what is known of it")
+            log.error(err, "Failed to get the node object, using the last known one")
             return self._node()
 
     async def make_room(self, pod: Pod, room: Preempt) -> None:
-        """End pods, and wait until they have ended, but not for ever."""
+        """Preempt pods, and wait until they have terminated, for a bounded time."""
         clock = asyncio.get_running_loop().time
         began = clock()
         for victim in room.victims:
@@ -556,19 +550,19 @@ class PodAdmission:
             return preempted_status(victim, status, api_now())
 
         if self._workers.get(victim.uid) is None and self._runs(victim.uid):
-            # An earlier agent started it, and its source's news has not come to it yet.
+            # An earlier kubelet process started it, and its source has not been handled yet.
             self._workers.end(victim, pod_status=preempted)
             return
         if self._workers.get(victim.uid) is None:
-            # It waits to be started: without a worker, only its status keeps it from that.
+            # It waits for its start: without a worker, only its status prevents it.
             self._statuses.set(victim, preempted(self._statuses.get(victim.uid) or victim.status))
         self._workers.terminate(victim.uid, pod_status=preempted)
 
 
 def present_node(own: Node, known: Node | None) -> Node:
-    """Give the node that pods are judged by: the cluster's word on its labels, taints and extra resources.
+    """Return the node for admission: labels, taints and extended resources are those of the API server.
 
-    Of what the machine has, this agent knows more, and it knows it first.
+    The host's capacity comes from the kubelet itself, which knows it first.
     """
     if known is None:
         return own
@@ -581,7 +575,7 @@ def present_node(own: Node, known: Node | None) -> Node:
 
 
 class _Requests:
-    """What pods are promised, computed once for each version of a pod: every newcomer adds up all others."""
+    """Resource requests of pods, computed once per version of a pod."""
 
     def __init__(self, *, pod_level: bool) -> None:
         self._pod_level = pod_level
