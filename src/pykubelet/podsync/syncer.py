@@ -563,7 +563,7 @@ class NodePodSyncer:
         return exceeded(status)
 
     def _told_failures(self, memory: PodSyncState) -> dict[str, StartFailure]:
-        """Return why containers wait; in a cluster a crash is reported first, its back-off in the next status.
+        """Return why containers wait; in a cluster a crash is reported first, then its back-off.
 
         Upstream does the same. A standalone node reports the back-off immediately.
         """
