@@ -12,7 +12,6 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
@@ -20,6 +19,7 @@ from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import NOW
+from tests.sync.syncers import Sources, make_stages, make_syncer
 
 START = int(NOW.timestamp())
 """Unix time at which the pod was started and the loop time is 0."""
@@ -69,36 +69,27 @@ class EndingNode:
         """Build what a kubelet process knows of the pod: nothing, at first."""
         parts: Any = self
         observer: Any = SimpleNamespace(pod=self._observe)
-        starter: Any = SimpleNamespace(remove_logs=lambda pod: self._call("remove logs"))
         volumes: Any = SimpleNamespace(unmount=self._unmount)
         cgroups: Any = SimpleNamespace(
             remove=self._remove_cgroup, exists=lambda pod: True, in_force=lambda *_: None
         )
         dirs: Any = SimpleNamespace(remove=lambda uid: self._call("remove directory"))
-        registrar: Any = SimpleNamespace(stopped=lambda uid: None, told=self._reported, remove=self._delete)
-        return NodePodSyncer(
+        killer = ContainerKiller(parts, HookRunner(parts, self._no_get, lambda uid: "10.0.0.2"), self.journal)
+        return make_syncer(
             cri=parts,
             observer=observer,
-            doer=parts,
-            starter=starter,
-            remover=parts,
-            killer=ContainerKiller(
-                parts, HookRunner(parts, self._no_get, lambda uid: "10.0.0.2"), self.journal
-            ),
+            executor=SimpleNamespace(stop=killer.pod),
+            stages=make_stages(self.journal, self._resizing, cgroups=cgroups, dirs=dirs, volumes=volumes),
             prober=self.prober,
-            volumes=volumes,
             cgroups=cgroups,
-            dirs=dirs,
-            journal=self.journal,
+            history=self.journal,
+            allocation=self._resizing,
+            sources=_Sources(self, clustered=cluster),
             statuses=self.statuses,
-            objects=NoObjects(),
-            host_ips=["10.0.0.1"],
-            fate_of=lambda uid: self.fate,
-            is_new=lambda uid: False,
-            on_gone=lambda uid: self._call("gone"),
+            dirs=dirs,
+            remove_logs=lambda pod: self._call("remove logs"),
             on_removed=lambda uid: self._call("removed"),
-            resizing=self._resizing,
-            registrar=registrar if cluster else None,
+            host_ips=["10.0.0.1"],
             clock=lambda: START + self.now,
         )
 
@@ -166,21 +157,39 @@ class EndingNode:
             containers=tuple(self.containers.values()),
         )
 
+    def note_gone(self) -> None:
+        """Record that the pod's state was dropped."""
+        self._call("gone")
+
     async def _unmount(self, uid: str) -> None:
         self._call("unmount")
 
     async def _remove_cgroup(self, uid: str) -> None:
         self._call("remove cgroup")
 
-    async def _reported(self, uid: str) -> None:
+    async def complete_deletion(self) -> None:
+        """Report the pod's final status and delete the pod, as the API server's client does."""
         await self.may_report.wait()
         self._call("status reported")
-
-    async def _delete(self, pod: Pod) -> None:
         self._call("delete in API server")
 
     async def _no_get(self, *_: object) -> str | None:
         return "connection refused"
+
+
+class _Sources(Sources):
+    """Sources of the pod of an `EndingNode`."""
+
+    def __init__(self, node: EndingNode, *, clustered: bool) -> None:
+        super().__init__(
+            clustered=clustered, fate_of=lambda uid: node.fate, on_removed=lambda uid: node.note_gone()
+        )
+        self._node = node
+
+    async def complete_deletion(self, pod: Pod) -> None:
+        """Delete the pod in a cluster; a standalone node has no API server."""
+        if self.clustered:
+            await self._node.complete_deletion()
 
 
 def cri_failure(text: str = "busy") -> CriError:

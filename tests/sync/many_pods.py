@@ -38,7 +38,7 @@ from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.local_objects import LocalObjects
-from pykubelet.podsync.executor import Volumes
+from pykubelet.podsync.contract import Volumes
 from pykubelet.podworkers.api_server_sync import ClusterParts
 from pykubelet.podworkers.engine import EngineDependencies, PodEngine
 from pykubelet.podworkers.pod_admission import AdmissionParts

@@ -19,33 +19,29 @@ from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import SyncError
-from pykubelet.podsync.executor import ActionExecutor, PodSyncState, crash_loop_back_off
-from pykubelet.podsync.start_limiter import StartLimiter
+from pykubelet.podsync.contract import PodSyncState, SyncError
+from pykubelet.podsync.executor import ActionExecutor
+from pykubelet.podsync.stages.containers import crash_loop_back_off
 from pykubelet.util.backoff import BackOff
 from tests.sync.making import make_pod
+from tests.sync.syncers import make_executor
 
 
-def doer_with(fail: Callable[[str], None], journal: PodHistory, pauses: BackOff) -> ActionExecutor:
-    """Give one who has nothing to do it with; `fail` is asked before each step whether it goes wrong."""
+def doer_with(
+    fail: Callable[[str], None], journal: PodHistory, pauses: BackOff, starter: Any = None
+) -> ActionExecutor:
+    """Return an executor without a runtime; `fail` is called before each stage and may raise."""
 
     async def ensure(_: object) -> str:
         fail("ensure")
         return "/parent"
 
-    parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"))
-    return ActionExecutor(
-        starter=parts,
-        remover=parts,
-        killer=parts,
-        volumes=parts,
-        cgroups=parts,
-        dirs=parts,
-        journal=journal,
-        gate=StartLimiter(),
-        crash_back_off=pauses,
-        user_namespaces=parts,
-        handler_of=parts,
+    parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"), of=lambda _: None)
+    return make_executor(
+        starter=starter or parts,
+        parts=parts,
+        history=journal,
+        back_off=pauses,
         clock=asyncio.get_running_loop().time,
     )
 
@@ -160,10 +156,9 @@ async def test_apply_failed_start_says_when_to_look_again(
     async def image(*_: object) -> None:
         raise StartError(reason, "no", retry_after)
 
-    pod, memory, doer = make_pod(), PodSyncState(order=1), doer_with(lambda _: None, PodHistory(), BackOff())
-    parts: Any = doer
-    parts._starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
-    parts._user_namespaces = SimpleNamespace(of=lambda _: None)
+    starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
+    pod, memory = make_pod(), PodSyncState(order=1)
+    doer = doer_with(lambda _: None, PodHistory(), BackOff(), starter)
     observed = ObservedPod(uid=pod.uid, name="web", namespace="default")
     wait = await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), memory)
     assert wait == expected

@@ -9,7 +9,7 @@ import pytest
 from pykubelet.api.pod import Container, ExecAction, Pod, Probe
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podsync.contract import KillPodOptions, SyncError
-from pykubelet.podsync.syncer import MESSAGE
+from pykubelet.podsync.reporter import MESSAGE
 from pykubelet.status.compute import PREEMPTED, preempted_status
 from pykubelet.volumes.errors import VolumeError
 from tests.sync.ending import EndingNode, cri_failure

@@ -2,7 +2,7 @@
 
 import threading
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,15 +15,14 @@ from pykubelet.cm.resize import PodResources
 from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected
-from pykubelet.podsync.executor import PodSyncState
+from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected, PodSyncState
 from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from tests.sync.making import make_pod
+from tests.sync.syncers import Sources, make_stages, make_syncer
 
 POD = make_pod(init=("init",))
 BOX = ObservedSandbox(id="box", ready=True, created_at=1, attempt=0, ips=("10.0.0.2",))
@@ -88,35 +87,27 @@ def life(
         if refreshed is not None:
             refreshed.append(pod.uid)
 
-    killer: Any = SimpleNamespace(pod=stop)
     parts: Any = SimpleNamespace(
         pod=look,
-        apply=apply,
         refresh=refresh,
         exists=lambda _: stopped is None,
         in_force=lambda *_: None,
         version=SimpleNamespace(runtime_name="cri-o"),
     )
-    return NodePodSyncer(
+    history = PodHistory()
+    allocation = resizing or AllocationManager(history)
+    return make_syncer(
         cri=parts,
         observer=parts,
-        doer=parts,
-        starter=parts,
-        remover=parts,
-        killer=killer,
+        executor=SimpleNamespace(apply=apply, stop=stop),
+        stages=make_stages(history, allocation, cgroups=parts, dirs=parts, volumes=parts),
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
-        volumes=parts,
         cgroups=parts,
-        dirs=parts,
-        journal=PodHistory(),
-        statuses=statuses or StatusStore(),
-        objects=NoObjects(),
+        history=history,
+        allocation=allocation,
+        sources=Sources(reject=refuse),
+        statuses=statuses,
         host_ips=["10.0.0.1"],
-        fate_of=lambda _: "wanted",
-        is_new=lambda _: False,
-        on_gone=lambda _: None,
-        refuse=refuse,
-        resizing=resizing,
     )
 
 
@@ -179,25 +170,7 @@ async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
 async def test_clean_up_restarted_static_pod_keeps_what_counts_its_restarts(fate: Fate) -> None:
     """Verify that the runtime keeps the exited containers of a pod that starts again, and no others'."""
     done = list[str]()
-    subject = life(seen(("main", "exited")), seen(("main", "exited")))
-    doing: Any = subject
-
-    async def note(what: str) -> None:
-        done.append(what)
-
-    doing._fate_of = lambda _: fate
-    doing._on_gone = lambda _: done.append("gone")
-    doing._volumes = SimpleNamespace(unmount=lambda _: note("unmount"))
-    doing._cgroups = SimpleNamespace(remove=lambda _: note("cgroup"))
-    doing._dirs = SimpleNamespace(remove=lambda _: done.append("directory"))
-    doing._starter = SimpleNamespace(remove_logs=lambda _: done.append("logs"))
-    doing._cri = SimpleNamespace(
-        runtime=SimpleNamespace(
-            remove_container=lambda _: note("container"),
-            stop_pod_sandbox=lambda _: note("stop"),
-            remove_pod_sandbox=lambda _: note("sandbox"),
-        )
-    )
+    subject = ending(fate, done)
     remnants = await subject.clean_up(POD.uid, POD)
     assert (remnants is None) == (fate == "restarted")
     if remnants is not None:
@@ -249,23 +222,59 @@ async def test_sync_container_in_back_off_refreshes_volumes_of_running_siblings(
 
 async def test_remove_deletes_directories_off_the_event_loop() -> None:
     """Verify that the number of files that a pod leaves behind does not hold up other pods."""
-    removed: dict[str, threading.Thread] = {}
-    subject = life(seen())
-
-    async def nothing(*_: object) -> None:
-        return
-
-    removing: Any = SimpleNamespace(
-        unmount=nothing,
-        remove_logs=lambda pod: removed.update(logs=threading.current_thread()),
-        remove=lambda uid: removed.update(directories=threading.current_thread()),
-        runtime=SimpleNamespace(stop_pod_sandbox=nothing, remove_pod_sandbox=nothing),
-    )
-    subject._volumes = subject._starter = subject._dirs = subject._cri = removing
-    subject._cgroups = cast(Any, SimpleNamespace(remove=nothing))
-    subject._fate_of = lambda _: "gone"
+    threads: dict[str, threading.Thread] = {}
+    subject = ending("gone", [], threads)
     remnants = await subject.clean_up(POD.uid, None)
     assert remnants is not None
     await subject.remove(remnants)
-    assert removed.keys() == {"logs", "directories"}
-    assert threading.main_thread() not in removed.values()
+    assert threads.keys() == {"logs", "directory"}
+    assert threading.main_thread() not in threads.values()
+
+
+def ending(fate: Fate, done: list[str], threads: dict[str, threading.Thread] | None = None) -> NodePodSyncer:
+    """Return the syncer of a pod that has exited; `done` records what is released and removed."""
+
+    async def observe(_: str) -> ObservedPod:
+        return seen(("main", "exited"))
+
+    async def note(what: str) -> None:
+        done.append(what)
+
+    def removed(what: str) -> None:
+        done.append(what)
+        if threads is not None:
+            threads[what] = threading.current_thread()
+
+    cri: Any = SimpleNamespace(
+        pod=observe,
+        version=SimpleNamespace(runtime_name="cri-o"),
+        runtime=SimpleNamespace(
+            remove_container=lambda _: note("container"),
+            stop_pod_sandbox=lambda _: note("stop"),
+            remove_pod_sandbox=lambda _: note("sandbox"),
+        ),
+    )
+    cgroups = SimpleNamespace(remove=lambda _: note("cgroup"), in_force=lambda *_: None)
+    dirs = SimpleNamespace(remove=lambda _: removed("directory"))
+    unused: Any = None
+    history = PodHistory()
+    allocation = AllocationManager(history)
+    return make_syncer(
+        cri=cri,
+        observer=cri,
+        executor=None,
+        stages=make_stages(
+            history,
+            allocation,
+            cgroups=cgroups,
+            dirs=dirs,
+            volumes=SimpleNamespace(unmount=lambda _: note("unmount")),
+        ),
+        prober=Prober(unused, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
+        cgroups=cgroups,
+        history=history,
+        allocation=allocation,
+        sources=Sources(fate_of=lambda _: fate, on_removed=lambda _: done.append("gone")),
+        dirs=dirs,
+        remove_logs=lambda _: removed("logs"),
+    )

@@ -14,17 +14,17 @@ from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.kuberuntime.removal import ContainerRemover
-from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import SyncError
-from pykubelet.podsync.executor import PodSyncState
+from pykubelet.podsync.contract import PodSyncState, SyncError
 from pykubelet.podsync.restart_all import RestartAll
 from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.probes.prober import Prober
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from pykubelet.status.containers import StartFailure, says_restarting
 from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import make_pod
+from tests.sync.syncers import Sources, make_stages, make_syncer
 
 BORN = 1_000.0
 ALL_ON_3 = RestartRule(action="RestartAllContainers", exit_codes=ExitCodes(operator="In", values=[3]))
@@ -142,7 +142,14 @@ def test_where_it_is_off_the_rule_fits_and_the_policy_decides(policy: str, again
     assert switched_off.honoured(unruly) is unruly
 
 
-def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **fields: Any) -> NodePodSyncer:
+def life(
+    looks: Iterator[ObservedPod],
+    runtime: Runtime,
+    applied: list[str],
+    *,
+    statuses: StatusStore,
+    restart_all: bool = True,
+) -> NodePodSyncer:
     """A life whose looks at the runtime show this, one after the other; starts are only noted."""
 
     async def look(_: str) -> ObservedPod:
@@ -157,32 +164,32 @@ def life(looks: Iterator[ObservedPod], runtime: Runtime, applied: list[str], **f
     journal = PodHistory()
     parts: Any = SimpleNamespace(
         pod=look,
-        apply=apply,
         refresh=nothing,
         exists=lambda _: True,
         in_force=lambda *_: None,
         version=SimpleNamespace(runtime_name="cri-o"),
         runtime=runtime,
     )
-    return NodePodSyncer(
+    allocation, killer = AllocationManager(journal), ContainerKiller(parts, parts, journal)
+
+    def clock() -> float:
+        return BORN + 60
+
+    return make_syncer(
         cri=parts,
         observer=parts,
-        doer=parts,
-        starter=parts,
-        remover=ContainerRemover(parts, None),
-        killer=ContainerKiller(parts, parts, journal),
+        executor=SimpleNamespace(apply=apply, stop=killer.pod),
+        stages=make_stages(journal, allocation, cgroups=parts, dirs=parts, volumes=parts),
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
-        volumes=parts,
         cgroups=parts,
-        dirs=parts,
-        journal=journal,
-        objects=NoObjects(),
+        history=journal,
+        allocation=allocation,
+        sources=Sources(),
+        statuses=statuses,
+        restart_all=RestartAll(killer, ContainerRemover(parts, None), journal, clock, enabled=restart_all),
         host_ips=["10.0.0.1"],
-        fate_of=lambda _: "wanted",
-        is_new=lambda _: False,
-        on_gone=lambda _: None,
-        clock=lambda: BORN + 60,
-        **fields,
+        stays_initialized=restart_all,
+        clock=clock,
     )
 
 

@@ -12,9 +12,10 @@ from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.executor import ActionExecutor, PodSyncState
-from pykubelet.podsync.start_limiter import StartLimiter
+from pykubelet.podsync.contract import PodSyncState
+from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.util.backoff import BackOff
+from tests.sync.syncers import make_executor
 
 POD = from_document(
     Pod,
@@ -45,18 +46,11 @@ class Starting:
         starter: Any = SimpleNamespace(
             sandbox_config=lambda *_: None, image=self._nothing, grants=self._nothing, container=self._start
         )
-        return ActionExecutor(
+        return make_executor(
             starter=starter,
-            remover=nothing,
-            killer=nothing,
-            volumes=nothing,
-            cgroups=nothing,
-            dirs=nothing,
-            journal=PodHistory(),
-            gate=StartLimiter(),
-            crash_back_off=BackOff(),
-            user_namespaces=nothing,
-            handler_of=nothing,
+            parts=nothing,
+            history=PodHistory(),
+            back_off=BackOff(),
             clock=asyncio.get_running_loop().time,
         )
 

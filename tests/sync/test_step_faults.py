@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.objects.base import NoObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, SyncError
 from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.probes.prober import Prober
-from pykubelet.status.compute import StatusStore
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.transport.errors import CriError, NotFound, Unavailable
 from tests.sync.making import make_pod
+from tests.sync.syncers import Sources, make_stages, make_syncer
 
 POD = make_pod()
 BOX = ObservedSandbox(id="box", ready=True, created_at=1, ips=("10.0.0.2",))
@@ -42,24 +42,17 @@ class Faulty:
 
 
 def life(parts: Any, journal: PodHistory) -> NodePodSyncer:
-    return NodePodSyncer(
+    allocation, killer = AllocationManager(journal), ContainerKiller(parts, parts, journal)
+    return make_syncer(
         cri=parts,
         observer=parts,
-        doer=parts,
-        starter=parts,
-        remover=parts,
-        killer=ContainerKiller(parts, parts, journal),
+        executor=SimpleNamespace(stop=killer.pod, apply=parts.apply),
+        stages=make_stages(journal, allocation, cgroups=parts, dirs=parts, volumes=parts),
         prober=Prober(parts.probe, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
-        volumes=parts,
         cgroups=parts,
-        dirs=parts,
-        journal=journal,
-        statuses=StatusStore(),
-        objects=NoObjects(),
-        host_ips=[],
-        fate_of=lambda _: "wanted",
-        is_new=lambda _: False,
-        on_gone=lambda _: None,
+        history=journal,
+        allocation=allocation,
+        sources=Sources(),
     )
 
 

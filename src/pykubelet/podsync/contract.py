@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.meta import Resources
+from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import PodStatus
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
+from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.status.containers import StartFailure
+from pykubelet.volumes.plugin import MountedVolume
 
 Outcome = tuple[bool, float | None]
 """Whether the pod is finished, and the seconds until the next sync (None: the resync period)."""
@@ -97,3 +102,91 @@ class PodLifecycleEvent(NamedTuple):
     container_id: str = ""
     """Id of the container or sandbox; empty when only the pod is known."""
     what: What = "unknown"
+
+
+@dataclass(slots=True)
+class PodSyncState:
+    """State of a pod between syncs."""
+
+    order: int
+    """Rank of the pod by age: older pods start first."""
+    failures: dict[str, StartFailure] = field(default_factory=dict)
+    untold: set[str] = field(default_factory=set)
+    """Containers that entered crash-loop back-off in the last sync; the next status reports it."""
+    restart_requested: set[str] = field(default_factory=set)
+    observed: ObservedPod | None = None
+    mounted: bool = False
+    """Whether the last sync mounted the pod's volumes, which also updates them."""
+    current: bool = False
+    """Whether `observed` is current: nothing was done to the pod since."""
+    ended: set[str] = field(default_factory=set)
+    """Containers and sandboxes that exited according to an event; CRI may not report it yet."""
+    busy: bool = False
+    """Whether a sync is in progress."""
+    late: list[PodLifecycleEvent] = field(default_factory=list)
+    """Runtime events that arrived during the sync."""
+    ends: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """By container name: id of the container that exited last, and the loop time of its exit."""
+    began: float | None = None
+    """Loop time at which the pod's active deadline started."""
+    registered: PodSpec | None = None
+    """Spec for which the API objects are registered."""
+    stopped: set[str] = field(default_factory=set)
+    """Ids of sandboxes that were stopped, with their network."""
+
+
+class Volumes(Protocol):
+    """Interface of the volume manager."""
+
+    async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
+        """Mount all volumes of the pod. Raises VolumeError."""
+        ...
+
+    async def sub_paths(
+        self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Prepare the sub-paths of a container, by the mount's index. Raises VolumeError."""
+        ...
+
+    async def refresh(self, pod: Pod) -> None:
+        """Update the pod's mounted volumes with the current API objects. Raises VolumeError."""
+        ...
+
+    async def unmount(self, uid: str) -> None:
+        """Unmount all volumes of a pod. Raises VolumeError."""
+        ...
+
+
+class Cgroups(Protocol):
+    """Interface of the pod cgroups."""
+
+    async def ensure(self, pod: Pod) -> str:
+        """Ensure that the pod's cgroup has its limits; return its name for the runtime. Raises OSError."""
+        ...
+
+    def exists(self, pod: Pod) -> bool:
+        """Return whether the pod's cgroup exists in all hierarchies."""
+        ...
+
+    def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
+        """Return the limits and requests that the pod's cgroup enforces; None without a pod cgroup.
+
+        `settings`: values that were read from the cgroup, where they may differ from the pod's.
+        """
+        ...
+
+    def group(self, pod: Pod) -> PodCgroup | None:
+        """Return the pod's cgroup, for a resize; None without one."""
+        ...
+
+    def uids(self) -> set[str]:
+        """Return the uids of pods that have a cgroup."""
+        ...
+
+    async def update_qos(self, pods: Sequence[Pod]) -> None:
+        """Update the cgroups of the QoS classes for these pods."""
+        ...
+
+    async def remove(self, uid: str) -> None:
+        """Remove the pod's cgroups and kill processes in them. Raises OSError."""
+        ...

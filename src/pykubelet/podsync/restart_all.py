@@ -18,8 +18,7 @@ from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.observed import ObservedContainer
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import SyncError
-from pykubelet.podsync.executor import PodSyncState
+from pykubelet.podsync.contract import PodSyncState, SyncError
 from pykubelet.transport.errors import CriError
 
 LIFE_SECONDS = 1.0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
@@ -48,8 +49,10 @@ from pykubelet.podconfig.mux import PodChange, PodMux, PodStore
 from pykubelet.podconfig.pod_history import Event, PodHistory, TimelineEntry, field_of
 from pykubelet.podconfig.static_pods import is_mirror_pod, is_static_pod
 from pykubelet.podconfig.static_sources import start_sources
-from pykubelet.podsync.contract import PodLifecycleEvent
-from pykubelet.podsync.executor import ActionExecutor, Cgroups, Volumes, crash_loop_back_off
+from pykubelet.podsync.contract import Cgroups, PodLifecycleEvent, Volumes
+from pykubelet.podsync.executor import ActionExecutor
+from pykubelet.podsync.remnants import RemnantRemover
+from pykubelet.podsync.reporter import StatusOptions, StatusReporter
 from pykubelet.podsync.resource_allocator import (
     NO_CLAIMS,
     NO_DEVICES,
@@ -57,6 +60,17 @@ from pykubelet.podsync.resource_allocator import (
     PodClaims,
     ResourceAllocator,
 )
+from pykubelet.podsync.restart_all import RestartAll
+from pykubelet.podsync.stages.allocation import AllocationStage
+from pykubelet.podsync.stages.base import StageList
+from pykubelet.podsync.stages.cgroup import CgroupStage
+from pykubelet.podsync.stages.claims import ClaimStage
+from pykubelet.podsync.stages.containers import ContainerStage, crash_loop_back_off
+from pykubelet.podsync.stages.directory import DirectoryStage
+from pykubelet.podsync.stages.objects import ObjectStage
+from pykubelet.podsync.stages.sandbox import SandboxStage
+from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
+from pykubelet.podsync.stages.volumes import VolumeStage
 from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterParts
@@ -274,6 +288,7 @@ class PodEngine:
         objects: PodObjects = cluster.objects if cluster is not None else parts.local_objects
         self._parts = parts
         self._scope = scope
+        self.clustered = cluster is not None
         self.book = PodHistory()
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
@@ -337,49 +352,66 @@ class PodEngine:
             scope=scope,
         )
         remover = ContainerRemover(parts.cri, parts.legacy_logs)
-        doer = ActionExecutor(
-            starter=starter,
-            remover=remover,
-            killer=killer,
-            volumes=parts.volumes,
-            cgroups=parts.cgroups,
-            dirs=self.dirs,
-            journal=self.book,
-            gate=self._gate,
-            crash_back_off=crash_loop_back_off(config, parts.admission.gates),
-            user_namespaces=UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces),
-            handler_of=cluster.handler_of if cluster is not None else default_handler,
-            network_errors=parts.network_errors,
-            claims=parts.claims,
-            resizing=resize_doing,
-            metrics=self._metrics.starts,
+        restart_all = parts.admission.gates.enabled("RestartAllContainersOnContainerExits")
+        stages = StageList(
+            ObjectStage(objects),
+            CgroupStage(parts.cgroups, self._resizing, self.book),
+            DirectoryStage(self.dirs, self.book),
+            VolumeStage(parts.volumes, self.book),
+            UserNamespaceStage(
+                UserNamespaces(self.dirs, parts.id_space, supported=parts.user_namespaces), self.book
+            ),
+            AllocationStage(parts.allotment, self._resizing, lambda uid: self.workers.is_reborn(uid)),
+            ClaimStage(parts.claims, self.book, lambda uid: self.fate_of(uid) == "gone"),
         )
         self.life = NodePodSyncer(
-            cri=parts.cri,
             observer=self._observer,
-            doer=doer,
-            starter=starter,
-            remover=remover,
-            killer=killer,
+            executor=ActionExecutor(
+                stages=stages,
+                sandbox=SandboxStage(
+                    starter,
+                    cluster.handler_of if cluster is not None else default_handler,
+                    parts.network_errors,
+                    self.book,
+                    self._metrics.starts,
+                ),
+                containers=ContainerStage(
+                    starter,
+                    self._resizing,
+                    crash_loop_back_off(config, parts.admission.gates),
+                    self.book,
+                    self._metrics.starts,
+                ),
+                killer=killer,
+                remover=remover,
+                resize=resize_doing,
+                limiter=self._gate,
+                history=self.book,
+            ),
+            stages=stages,
+            reporter=StatusReporter(
+                StatusOptions(
+                    runtime_name=parts.cri.version.runtime_name,
+                    host_ips=parts.host_ips,
+                    recursive_handlers=parts.node.recursive_handlers,
+                    stays_initialized=restart_all,
+                    clustered=self.clustered,
+                ),
+                self.prober,
+                self.statuses,
+                self._resizing,
+                parts.cgroups,
+                self.book,
+                parts.devices.health,
+            ),
+            remover=RemnantRemover(
+                parts.cri, self._observer, self.dirs, starter.remove_logs, self.pleg.forget
+            ),
+            restart_all=RestartAll(killer, remover, self.book, time.time, enabled=restart_all),
+            allocation=self._resizing,
             prober=self.prober,
-            volumes=parts.volumes,
-            cgroups=parts.cgroups,
-            dirs=self.dirs,
-            journal=self.book,
-            statuses=self.statuses,
-            objects=objects,
-            host_ips=parts.host_ips,
-            fate_of=self._fate_of,
-            is_new=self.pleg.never_saw,
-            on_gone=self._pod_is_gone,
-            refuse=lambda pod, refusal: self._admitting.refuse(pod, refusal),
-            on_stopped=self._pod_stopped,
-            on_removed=self.pleg.forget,
-            device_health=parts.devices.health,
-            recursive_handlers=parts.node.recursive_handlers,
-            claims=parts.claims,
-            resizing=self._resizing,
-            restart_all=parts.admission.gates.enabled("RestartAllContainersOnContainerExits"),
+            history=self.book,
+            sources=self,
         )
         self.workers = PodWorkers(self.life, scope, config.sync_frequency.seconds, self._metrics.workers)
         self.crowd = PodChurn(self._gate, self.workers)
@@ -433,7 +465,6 @@ class PodEngine:
                 crowded=self.crowd.is_there,
                 metrics=self._metrics.statuses,
             )
-            self.life.registrar = self._cluster
             self.sources_expected = True
         objects.listen(self.workers.wake)
 
@@ -598,7 +629,10 @@ class PodEngine:
             self._static_readiness.retain(self._mux.__contains__)
         self._housekeeping.keep()
 
-    def _fate_of(self, uid: str) -> Fate:
+    # What the pod syncer needs (podsync.syncer.PodSources)
+
+    def fate_of(self, uid: str) -> Fate:
+        """Return the fate of a terminated pod."""
         pod = self.store.get(uid)
         if pod is not None and self.workers.is_reborn(uid):
             # A pod that has terminated for good must leave nothing, or it would not run again.
@@ -608,19 +642,33 @@ class PodEngine:
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
         return "leaving" if deleted and self._cluster is not None else "wanted"
 
-    def _pod_stopped(self, uid: str) -> None:
-        self._resizing.ended(uid)
-        if not self.workers.is_reborn(uid):
-            self._parts.allotment.forget(uid)
+    def is_new(self, uid: str) -> bool:
+        """Return whether the runtime certainly has nothing of this pod."""
+        return self.pleg.never_saw(uid)
 
-    def _pod_is_gone(self, uid: str) -> None:
+    def reject(self, pod: Pod, rejection: AdmitRejection) -> None:
+        """Reject a pod that was admitted before."""
+        self._admitting.refuse(pod, rejection)
+
+    def on_terminated(self, uid: str) -> None:
+        """Record that no container of a pod runs."""
+        if self._cluster is not None:
+            self._cluster.stopped(uid)
+
+    async def complete_deletion(self, pod: Pod) -> None:
+        """Wait until the API server has the pod's final status, and delete the pod there."""
+        if self._cluster is not None:
+            await self._cluster.told(pod.uid)
+            await self._cluster.remove(pod)
+
+    def on_removed(self, uid: str) -> None:
+        """Drop the state of a pod that has left the node."""
         self.pleg.drop_snapshot(uid)
         self._metrics.pod_starts.gone(uid)
         self._images.forget_pod(uid)
         self._static_readiness.forget(uid)
         self._admitting.forget(uid)
-        self._resizing.gone(uid)
-        if self._fate_of(uid) == "leaving":
+        if self.fate_of(uid) == "leaving":
             self._departed.add(uid)
         if self._cluster is not None:
             self._cluster.gone(uid)

@@ -18,7 +18,7 @@ from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodMux, PodStore
-from pykubelet.podsync.executor import Cgroups
+from pykubelet.podsync.contract import Cgroups
 from pykubelet.podsync.resource_allocator import ResourceAllocator
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.workers import PodWorkers
