@@ -9,6 +9,8 @@ PYTEST = base=$$(mktemp -d /tmp/pyt-XXXX); trap 'rm -rf '$$base EXIT; $(PY)/pyte
 # The tests that run anywhere, and further arguments for pytest.
 UNIT := -m "not machine" --ignore=tests/cluster
 ARGS ?=
+# A file, directory or test id for `make test`.
+ONE ?=
 WORKERS ?= auto
 N ?= 20
 SECONDS ?= 600
@@ -26,9 +28,9 @@ setup: ## install what is missing (Debian/Ubuntu) and make .venv
 run: setup ## start a node: the agent with its own container runtime
 	@exec $(PY)/pykubelet up --data-dir $(DATA_DIR)
 
-test: ## run the whole test suite (as root: it runs real containers)
+test: ## run the whole test suite, or ONE= of it (as root: it runs real containers)
 	@scripts/setup --test
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(ONE) $(ARGS)
 
 unit: setup ## run the tests that need neither containers nor a control plane (minutes)
 	@$(PYTEST) $(UNIT) $(ARGS)
@@ -60,6 +62,7 @@ check: setup ## formatting, lint, types, layers
 	$(PY)/ruff check .
 	$(PY)/mypy
 	$(PY)/lint-imports
+	scripts/diagram --check
 
 format: setup ## format and fix what can be fixed
 	$(PY)/ruff format .
