@@ -50,4 +50,4 @@ def test_a_label_that_cannot_be_set_does_not_stop_the_agent(
     found = Attributes(OSError(95, "Operation not supported"))
     share_with_containers(tmp_path, fs, found.write)
     assert len(found.written) == 1
-    assert "plugins in plain containers may not work" in caplog.text
+    assert "unprivileged plugins may not work" in caplog.text
