@@ -109,4 +109,4 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     kinds = json.loads(done.stdout)
     assert kinds["glusterfs"] == "cloudy", "what the agent refuses, others may give"
     assert kinds["nfs"] == "pykubelet.volumes.plugins.nfs", "what the agent gives stays its own"
-    assert "is there already" in done.stderr
+    assert "already supported type" in done.stderr
