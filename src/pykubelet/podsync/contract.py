@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.pod import Container, Pod, PodSpec
+from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.cgroups.values import CgroupValues
@@ -129,8 +129,6 @@ class PodSyncState:
     """By container name: id of the container that exited last, and the loop time of its exit."""
     began: float | None = None
     """Loop time at which the pod's active deadline started."""
-    registered: PodSpec | None = None
-    """Spec for which the API objects are registered."""
     stopped: set[str] = field(default_factory=set)
     """Ids of sandboxes that were stopped, with their network."""
 

@@ -30,7 +30,7 @@ EXCEEDED = "DeadlineExceeded"
 MESSAGE = "Pod was active on the node longer than the specified deadline"
 
 
-def time_left(pod: Pod, status: PodStatus, memory: PodSyncState, now: float, clock: float) -> float | None:
+def time_left(pod: Pod, status: PodStatus, state: PodSyncState, now: float, clock: float) -> float | None:
     """Return the seconds until a pod's active deadline, None without one.
 
     `now` is the loop time, `clock` seconds since 1970. The clock is read once: setting it later has no
@@ -38,9 +38,9 @@ def time_left(pod: Pod, status: PodStatus, memory: PodSyncState, now: float, clo
     """
     if pod.spec.active_deadline_seconds is None or status.start_time is None:
         return None
-    if memory.began is None:
-        memory.began = now - max(0.0, clock - status.start_time.timestamp())
-    return memory.began + pod.spec.active_deadline_seconds - now
+    if state.began is None:
+        state.began = now - max(0.0, clock - status.start_time.timestamp())
+    return state.began + pod.spec.active_deadline_seconds - now
 
 
 def ended_in_time(pod: Pod, status: PodStatus) -> bool:

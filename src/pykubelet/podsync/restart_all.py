@@ -47,7 +47,7 @@ class RestartAll:
         """Return the pod with the restart rules that this node honours; the argument is not modified."""
         return pod if self._enabled or not may_restart_all(pod.spec) else _without_rule(pod)
 
-    async def clear(self, pod: Pod, waves: Waves, memory: PodSyncState) -> float:
+    async def clear(self, pod: Pod, waves: Waves, state: PodSyncState) -> float:
         """Stop and remove these containers; return the seconds until the next sync.
 
         Raises SyncError when some could not be removed; those before them are gone.
@@ -56,14 +56,14 @@ class RestartAll:
         if 0 <= age < LIFE_SECONDS:
             return LIFE_SECONDS - age
         self._journal.note(pod.uid, "decide", "restart all containers in the same sandbox")
-        memory.current = False
+        state.current = False
         for wave in waves:
             problems = [
                 told for told in await asyncio.gather(*(self._remove(pod, one) for one in wave)) if told
             ]
             if problems:
                 raise SyncError(f"restarting all containers: {'; '.join(problems)}")
-        memory.failures.clear()
+        state.failures.clear()
         return 0.0
 
     async def _remove(self, pod: Pod, container: ObservedContainer) -> str:

@@ -6,6 +6,10 @@ list. When no container of the pod runs any more, `release` is called in reverse
 may use what the pod had. When the pod has left the node, `forget` drops what is kept of it in memory and in
 checkpoints. A kubelet may be killed at any point, so `prepare` is idempotent, and `release` also works for a
 pod of which only the uid is known.
+
+While the pod runs, each sync passes the desired pod to `update`, checks `is_intact`, and calls `refresh`. A
+`release` that fails ends the step, which is retried: the stages below it keep what they have until it
+succeeds.
 """
 
 from __future__ import annotations
