@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pykubelet.api.pod import Container, Pod
@@ -36,15 +37,22 @@ def reported(ready: bool) -> PodStatus:
     )
 
 
+def is_written(subject: StaticReadiness, file: Path) -> bool:
+    """Return whether the file has what the subject knows; without anything to know there is no file."""
+    if subject._changed.is_set():
+        return False
+    content = msgspec.json.encode(subject._entries)
+    return file.read_bytes() == content if file.exists() else not subject._entries
+
+
 async def restarted(root: Path, *before: Callable[[StaticReadiness], None]) -> StaticReadiness:
     """The next process's, after one in which this happened; it ends without a chance to write."""
     subject = StaticReadiness(root)
     task = asyncio.create_task(subject.run())
     for happen in before:
         happen(subject)
-        await asyncio.sleep(2 * WRITE_SECONDS)
-        while subject._changed.is_set():
-            await asyncio.sleep(WRITE_SECONDS)
+        while not is_written(subject, root / FILE):
+            await asyncio.sleep(WRITE_SECONDS / 10)
     found = StaticReadiness(root)
     task.cancel()
     await asyncio.wait([task])
