@@ -320,6 +320,11 @@ class Node:
                 f"{one.metadata.name}.{one.metadata.attempt} {pb.ContainerState.Name(one.state)}"
                 for one in self.truth.containers()
             ]
+            told += [
+                f"sandbox {box.id[:12]} of {box.metadata.name} {box.metadata.uid[:8]}: "
+                f"{pb.PodSandboxState.Name(box.state)}"
+                for box in self.truth.sandboxes()
+            ]
         except grpc.RpcError as err:
             told.append(f"the runtime does not tell its containers: {err}")
         return "\n".join(told)

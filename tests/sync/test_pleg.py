@@ -195,3 +195,55 @@ async def test_what_it_never_saw_is_new() -> None:
     assert not pleg.never_saw("pod-2")
     pleg.forget("pod-2")
     assert pleg.never_saw("pod-2")
+
+
+def stopped(container: str) -> pb.ContainerEventResponse:
+    """Return an exit event that does not name its pod."""
+    return pb.ContainerEventResponse(container_id=container, container_event_type=pb.CONTAINER_STOPPED_EVENT)
+
+
+async def test_pleg_sandbox_created_during_relist_keeps_its_owner() -> None:
+    runtime = Runtime(events=True)
+    changes: list[PodLifecycleEvent] = []
+    pleg = pleg_of(runtime, changes.append)
+    listing, may_finish = asyncio.Event(), asyncio.Event()
+
+    async def slow_list(filter: object = None) -> list[pb.Container]:
+        listing.set()
+        await may_finish.wait()
+        return []
+
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(5)
+        runtime.list_containers = slow_list  # type: ignore[method-assign]
+        await listing.wait()
+        # The list of sandboxes is complete without this one.
+        runtime.run("s1", "pod-1")
+        pleg.learn("pod-1", "s1")
+        may_finish.set()
+        await asyncio.sleep(5)
+        await runtime.events.put(stopped("s1"))
+        await asyncio.sleep(0.1)
+    assert PodLifecycleEvent("pod-1", "s1", "ended") in changes
+
+
+async def test_pleg_unknown_container_exits_before_cri_reports_it_relists_again() -> None:
+    runtime = Runtime(events=True)
+    runtime.run("s1", "pod-1")
+    changes: list[PodLifecycleEvent] = []
+    pleg = pleg_of(runtime, changes.append)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(10)
+        changes.clear()
+        await runtime.events.put(stopped("unknown"))
+        await asyncio.sleep(0.5)
+        assert changes == []
+        runtime.ready.clear()
+        await asyncio.sleep(3)
+        assert changes == [PodLifecycleEvent("pod-1")]
+        await asyncio.sleep(3)
+        settled = runtime.lists
+        await asyncio.sleep(40)
+        assert runtime.lists == settled

@@ -72,6 +72,8 @@ class Pleg:
         """Uids of the pods in the last relist by their full name."""
         self._seen: dict[str, Fingerprint] = {}
         self._owner_of: dict[str, str] = {}
+        self._learned: dict[str, str] = {}
+        """Owners that were learned while a relist was in progress: its list may be older than they are."""
         self._known: set[str] = set()
         """Uids of pods that the runtime has or may have."""
         self._last_relist: float | None = None
@@ -92,7 +94,7 @@ class Pleg:
         """Map sandboxes or containers to their pod, so that their events find it."""
         self._known.add(uid)
         for one in ids:
-            self._owner_of[one] = uid
+            self._owner_of[one] = self._learned[one] = uid
 
     def never_saw(self, uid: str) -> bool:
         """Return whether the runtime certainly has nothing of this pod."""
@@ -123,12 +125,14 @@ class Pleg:
         clock, last = asyncio.get_running_loop().time, self._last_relist
         began = clock()
         self._metrics.listing(None if last is None else began - last)
+        self._learned.clear()
         try:
             pods = await self._observer.all_pods()
         finally:
             self._metrics.listed(clock() - began)
         seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
         self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
+        self._owner_of |= self._learned
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
         self._named = {}
@@ -213,7 +217,7 @@ class Pleg:
                         uid, event.container_id, _CRI_EVENTS.get(event.container_event_type, "unknown")
                     )
                 else:
-                    self._relist_now.set()
+                    self._relist_soon()
 
     async def _containerd_events(self) -> AsyncGenerator[PodLifecycleEvent, None]:
         async with aclosing(task_events(self._cri.runtime_channel)) as events:
@@ -227,7 +231,12 @@ class Pleg:
                 elif what != "started":
                     # Of another client, or created before the stream was open. An unknown start is
                     # our own, in progress: its sync observes it at the end.
-                    self._relist_now.set()
+                    self._relist_soon()
+
+    def _relist_soon(self) -> None:
+        """Relist now and again for some seconds: CRI may report an exit later than the event does."""
+        self._quick_until = max(self._quick_until, asyncio.get_running_loop().time() + SETTLING_SECONDS)
+        self._relist_now.set()
 
 
 def _what_happened(event: TaskEvent) -> What | None:
