@@ -75,7 +75,8 @@ async def test_pod_worker_deadline_between_ticks_is_reached() -> None:
 
     life = Deadline()
     async with TaskScope() as scope:
-        workers = PodWorkers(life, scope, 60)
+        workers = PodWorkers(scope, 60)
+        workers.start(life)
         workers.sync(plain_pod("1"))
         await asyncio.sleep(11)
         assert len(workers) == 0

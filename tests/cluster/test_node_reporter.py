@@ -21,6 +21,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.network import IPAddress, is_global_unicast, read_interfaces
 from pykubelet.node.addresses import PROVIDED_IP
 from pykubelet.node.conditions import NodePressure
+from pykubelet.node.informer import NodeInformer
 from pykubelet.node.registration import blank_node, try_register
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
@@ -64,11 +65,13 @@ class Reported:
                 addressed=self.addressed,
                 refresh=self.refresh,
             )
+            self.informer = NodeInformer(made.objects, self.name)
             reporter = NodeReporter(
                 made,
                 self.settings(**changes),
                 sources,
                 lambda kind, reason, message: recorder.record(about, kind, reason, message),
+                self.informer,
             )
             scope.start(recorder.run(), name="events")
             scope.start(self.poll(), name="poll")
@@ -134,7 +137,7 @@ def taints(node: Document) -> set[str]:
 async def test_registers_reports_and_lives(reported: Reported) -> None:
     reported.runtime.answer = runtime_status(network=False)
     mark = reported.plane.audit_mark()
-    async with reported.running(labels={"role": "web"}, provider_id="test:///1") as reporter:
+    async with reported.running(labels={"role": "web"}, provider_id="test:///1"):
         node = await reported.wait("to exist", lambda node: condition(node, "Ready")["status"] == "False")
         assert condition(node, "Ready")["message"].startswith("container runtime network not ready: Network")
         reported.runtime.answer = runtime_status()
@@ -154,8 +157,8 @@ async def test_registers_reports_and_lives(reported: Reported) -> None:
         ]
         # The node lifecycle controller sees that the node is ready.
         await reported.wait("to be untainted", lambda node: not taints(node))
-        await reporter.informer.synced()
-        seen = reporter.informer.node
+        await reported.informer.synced()
+        seen = reported.informer.node
         assert seen is not None
         assert seen.metadata.labels["role"] == "web"
     assert sorted(reported.told()) == [
@@ -219,9 +222,9 @@ async def test_comes_back(reported: Reported) -> None:
     external = {"external_cloud": True, "ips": (usable[0],)} if usable else {"external_cloud": True}
     reported.addresses = []
     reported.answers.clear()
-    async with reported.running(attach_detach=False, **external) as reporter:
+    async with reported.running(attach_detach=False, **external):
         # Pods of the cluster wait for the node to be known, so it must be told to them by then.
-        await reporter.informer.synced()
+        await reported.informer.synced()
         told = [(address.type, address.address) for address in reported.addresses]
         assert told == [(address["type"], address["address"]) for address in before["status"]["addresses"]]
         reported.answers.set()
@@ -252,7 +255,7 @@ async def test_comes_back(reported: Reported) -> None:
 
 async def test_a_deleted_node_stays_deleted_until_the_agent_starts_again(reported: Reported) -> None:
     plane = reported.plane
-    async with reported.running(update_seconds=1.0, lease_seconds=4) as reporter:
+    async with reported.running(update_seconds=1.0, lease_seconds=4):
         before = await reported.ready()
         await reported.lease()
         mark = plane.audit_mark()
@@ -271,7 +274,7 @@ async def test_a_deleted_node_stays_deleted_until_the_agent_starts_again(reporte
         await asyncio.to_thread(plane.wait, "the node to be missed", looked_for, SECONDS)
         assert plane.find("node", reported.name) is None
         assert plane.find("lease", reported.name, "kube-node-lease") is None
-        assert reporter.informer.node is None
+        assert reported.informer.node is None
     async with reported.running(lease_seconds=4):
         node = await reported.ready()
         assert node["metadata"]["uid"] != before["metadata"]["uid"]

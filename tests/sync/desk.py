@@ -12,11 +12,12 @@ from pykubelet.api.node import Node
 from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.kuberuntime.observed import ObservedPod, ObservedSandbox
-from pykubelet.podconfig.mux import Operation, PodChange, PodStore
+from pykubelet.podconfig.mux import Operation, PodChange, PodMux, PodStore
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
-from pykubelet.podworkers.pod_admission import AdmissionParts, PodAdmission
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.pod_admission import AdmissionMetrics, AdmissionNode, PodAdmission
+from pykubelet.podworkers.pod_records import PodRecords
+from pykubelet.podworkers.workers import PodChurn, PodWorkers
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
 from pykubelet.util.tasks import TaskScope
@@ -56,6 +57,17 @@ class Life:
         raise AssertionError("no pod leaves remnants here")
 
 
+class ScriptedMux(PodMux):
+    """A mux whose desired pods are set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0)
+        self.desired: dict[str, Pod] = {}
+
+    def get(self, uid: str) -> Pod | None:
+        return self.desired.get(uid)
+
+
 class Here:
     """A node's desk, with real workers and stores; `known` and `newest` are the API server's node."""
 
@@ -69,11 +81,13 @@ class Here:
         **links: Any,
     ) -> None:
         self.store, self.statuses, self.journal = PodStore(), StatusStore(), PodHistory()
+        self.mux = ScriptedMux()
         self.life = Life(statuses=self.statuses)
-        self.workers = PodWorkers(self.life, scope, 60.0)
+        self.churn = PodChurn()
+        self.workers = PodWorkers(scope, 60.0, self.churn)
+        self.workers.start(self.life)
         self.registry = CollectorRegistry()
         self.in_runtime: dict[str, ObservedPod] = {}
-        self.coming: dict[str, Pod] = {}
         self.fetched = 0
 
         async def fetch() -> Node:
@@ -84,22 +98,17 @@ class Here:
 
         resizing = resizing or AllocationManager(self.journal)
         self.desk = PodAdmission(
-            AdmissionParts(
+            AdmissionNode(
                 own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
             ),
-            scope,
-            self.registry,
-            store=self.store,
-            workers=self.workers,
-            statuses=self.statuses,
-            journal=self.journal,
+            PodRecords(self.mux, self.store, self.statuses, self.journal),
+            self.workers,
+            resizing,
             in_runtime=lambda: self.in_runtime,
-            wanted=lambda uid: self.coming.get(uid),
             start=self.workers.sync,
-            allocated=resizing.allocated,
-            counted=resizing.counted,
+            scope=scope,
+            metrics=AdmissionMetrics(self.registry),
         )
-        resizing.add_listener(self.desk.mark)
 
     def come(self, one: Pod, op: Operation = "ADD") -> bool:
         """Hand a pod on as the engine does."""
@@ -113,7 +122,7 @@ class Here:
         """Have a pod in the runtime that an earlier agent started."""
         box = ObservedSandbox(id=one.uid, ready=True, created_at=1, attempt=0)
         self.in_runtime = {**self.in_runtime, one.uid: ObservedPod(uid=one.uid, sandboxes=(box,))}
-        self.coming[one.uid] = one
+        self.mux.desired[one.uid] = one
 
     def phase(self, uid: str) -> tuple[str, str] | None:
         status = self.statuses.get(uid)

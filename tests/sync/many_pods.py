@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -20,11 +21,14 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.container_manager import make_allotment
+from pykubelet.agent.images import build_image_manager
+from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.api.meta import to_document
 from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_object
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.apiserver.events import EventRecorder
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.resize import no_books
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -33,15 +37,19 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.labels import POD_UID
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange, UserNamespaces
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podsync.contract import Volumes
-from pykubelet.podworkers.api_server_sync import ClusterParts
-from pykubelet.podworkers.engine import EngineDependencies, PodEngine
-from pykubelet.podworkers.pod_admission import AdmissionParts
+from pykubelet.podsync.resource_allocator import NO_CLAIMS, NO_DEVICES
+from pykubelet.podworkers.api_server_sync import ClusterAccess
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.podworkers.pod_admission import AdmissionNode
+from pykubelet.podworkers.pod_records import PodRecords
+from pykubelet.podworkers.workers import PodChurn
 from pykubelet.transport.errors import NotFound as NotInRuntime
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
@@ -385,54 +393,61 @@ async def engine_with_fakes(
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
         allotment = make_allotment(settings, registry)
-        parts = EngineDependencies(
-            config=config,
-            node_name=NODE,
-            host_ips=["10.1.0.1"],
-            cri=cri,
-            node=RuntimeNodeOptions(
-                pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity
+        churn, records = PodChurn(), PodRecords.create()
+        state: Any = SimpleNamespace(errors=list, network_errors=network_errors)
+        engine, start = build_pod_engine(
+            settings,
+            NodeRuntime(
+                cri=cri,
+                options=RuntimeNodeOptions(
+                    pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity
+                ),
+                state=state,
+                images=await build_image_manager(settings, cri, records.history, None, registry, scope),
+                collector=GarbageCollector(cri, root / "logs", None),
+                host_ips=["10.1.0.1"],
+                legacy_logs=None,
             ),
-            root_dir=root,
-            credential_providers=(),
-            credential_provider_dir=root,
-            pull_manager=None,
-            volumes=volumes
-            or PodVolumes(
-                root,
-                objects=objects,
-                node=cast(Any, None),
-                memory_limit=lambda pod: None,
-                allocatable_memory=64 << 30,
-                tasks=scope,
+            NodeResources(
+                cgroups=pod_cgroups,
+                volumes=volumes
+                or PodVolumes(
+                    root,
+                    objects=objects,
+                    node=cast(Any, None),
+                    memory_limit=lambda pod: None,
+                    allocatable_memory=64 << 30,
+                    tasks=scope,
+                ),
+                user_namespaces=UserNamespaces(
+                    PodDirs(root), UserNamespaceRange(65536, 65536 * 1000, 65536), supported=False
+                ),
+                allocator=allotment,
+                allocation_state=no_books(),
+                devices=NO_DEVICES,
+                claims=NO_CLAIMS,
             ),
-            cgroups=pod_cgroups,
-            registry=registry,
-            runtime_errors=list,
-            network_errors=network_errors,
-            collector=GarbageCollector(cri, root / "logs", None),
-            id_space=UserNamespaceRange(65536, 65536 * 1000, 65536),
-            user_namespaces=False,
-            legacy_logs=None,
-            admission=AdmissionParts(
+            records,
+            churn,
+            AdmissionNode(
                 own=own, gates=gates, allocation=allotment, released=allotment.forget, known=lambda: own
             ),
-            local_objects=LocalObjects(),
-            allotment=allotment,
-            cluster=ClusterParts(
+            ClusterAccess(
                 client=client,
                 node_uid=lambda: "node-uid",
                 objects=objects,
                 handler_of=default_handler,
                 services=lambda pod: {},
             ),
+            LocalObjects(),
+            registry,
+            scope,
         )
-        engine = PodEngine(parts, scope)
         recorder = EventRecorder(cast(Any, api), NODE, tries=None)
-        engine.book.listen(recorder.pod_event)
-        scope.start(recorder.run(engine.crowd.is_there), name="events")
-        engine.start()
-        while not engine.all_sources_reported or engine.pleg.health() is not None:
+        engine.history.listen(recorder.pod_event)
+        scope.start(recorder.run(churn.is_bursting), name="events")
+        start()
+        while not records.all_reported or engine.pleg.health() is not None:
             await asyncio.sleep(0.1)
         yield Rig(engine, runtime, api, recorder, registry)
 

@@ -129,7 +129,7 @@ class Scenario:
         for worker in workers.all():
             by_name.setdefault(worker.name, set()).add(worker.uid)
         assert {name: set(found) for name, found in workers._named.items()} == by_name
-        ending = workers.ending()
+        ending = self.desk.churn._terminating
         assert set(ending) == {one.uid for one in workers.all() if one.state is not PodWorkerState.SYNCING}
         assert list(ending.values()) == sorted(ending.values())
         static = {pod.uid for pod in store.pods() if is_static_pod(pod)}

@@ -82,7 +82,7 @@ async def test_what_runs_since_before_is_not_asked_and_counts_before_what_comes(
         for one in (old, wrong):
             node.run_since_before(one)
         new = asking("new", cpu="1")
-        node.coming["new"] = new
+        node.mux.desired["new"] = new
         # Although it was handed on first.
         assert not node.come(new)
         assert node.phase("new") == ("Failed", "OutOfcpu")

@@ -463,7 +463,7 @@ async def test_engine_init_containers_run_again_initialized_follows_the_gate(
 async def test_engine_duplicate_pod_name_recorded_as_event(node: ScriptedNode) -> None:
     async with node.running() as rig:
         first, second = make_pod(uid="u1"), make_pod(uid="u2")
-        rig.engine._mux.set("file", [first, second])
+        rig.engine.records.mux.set("file", [first, second])
         await node.until(lambda: node.api.recorded)
         await asyncio.sleep(1)
     assert node.api.recorded == [

@@ -1,12 +1,13 @@
 """Housekeeping: what the node's users are told when garbage cannot be collected."""
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pykubelet.podworkers.housekeeping import GC_SECONDS, Housekeeping
+from pykubelet.podworkers.housekeeping import GC_SECONDS, Housekeeping, collect_containers
 from pykubelet.transport.errors import Unavailable
 from pykubelet.util.tasks import TaskScope
 
@@ -36,30 +37,27 @@ async def test_housekeeping_failed_collection_recorded_as_node_event(
         health=lambda: None,
         pods=dict,
         uids=set,
+        desired_uids=set,
         update_qos=update_qos,
-        cleanup=lambda _: None,
-        keep_only=lambda _: None,
         tidy=lambda _: None,
     )
+    collector: Any = SimpleNamespace(collect=collect)
     pleg: Any = SimpleNamespace(pods={}, health=lambda: None)
     async with TaskScope() as scope:
         subject = Housekeeping(
-            mux=nothing,
-            store=nothing,
-            workers=nothing,
-            pleg=pleg,
-            dirs=nothing,
-            cgroups=nothing,
-            prober=nothing,
-            allotment=nothing,
-            resizing=nothing,
-            collector=SimpleNamespace(collect=collect),  # type: ignore[arg-type]
-            scope=scope,
+            nothing,
+            nothing,
+            pleg,
+            nothing,
+            nothing,
+            nothing,
+            collect=partial(collect_containers, collector, lambda *event: events.append(event)),
+            retain=(),
             unreadable=frozenset,
-            node_event=lambda *event: events.append(event),
+            scope=scope,
         )
         for _ in range(2):
-            subject.keep()
+            subject.run_once()
             await asyncio.sleep(GC_SECONDS + 1)
     ((kind, reason, told),) = events
     assert (kind, reason) == ("Warning", "ContainerGCFailed")

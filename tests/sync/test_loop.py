@@ -121,7 +121,7 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
         return ["down"]
 
     async with TaskScope() as scope:
-        scope.start(SyncLoop(Diary(), errors, MINUTE).run(), name="loop")
+        scope.start(SyncLoop(errors, MINUTE).run(Diary()), name="loop")
         await asyncio.sleep(30)
     gaps = [round(later - earlier, 3) for earlier, later in itertools.pairwise(asked)]
     assert gaps[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
@@ -129,10 +129,10 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
 
 @pytest.mark.looptime
 async def test_health_notices_a_stuck_loop() -> None:
-    loop = SyncLoop(Diary(), list, MINUTE)
+    loop = SyncLoop(list, MINUTE)
     assert loop.health() is None
     async with TaskScope() as scope:
-        scope.start(loop.run(), name="loop")
+        scope.start(loop.run(Diary()), name="loop")
         await asyncio.sleep(600)
         assert loop.health() is None
     await asyncio.sleep(119)
@@ -170,9 +170,9 @@ async def test_a_scope_cancels_its_tasks() -> None:
 @pytest.mark.looptime
 async def test_news_are_handed_on_in_order() -> None:
     diary = Diary()
-    loop = SyncLoop(diary, list, MINUTE)
+    loop = SyncLoop(list, MINUTE)
     async with TaskScope() as scope:
-        scope.start(loop.run(), name="loop")
+        scope.start(loop.run(diary), name="loop")
         loop.pods([change("REMOVE", "1"), change("ADD", "2")])
         loop.runtime(PodLifecycleEvent("2"))
         loop.after(lambda: diary.told.append("then"))
@@ -185,7 +185,7 @@ async def test_news_are_handed_on_in_order() -> None:
 async def test_housekeeping_every_other_second() -> None:
     diary = Diary()
     async with TaskScope() as scope:
-        scope.start(SyncLoop(diary, list, MINUTE).run(), name="loop")
+        scope.start(SyncLoop(list, MINUTE).run(diary), name="loop")
         await asyncio.sleep(10.5)
     assert diary.told == ["housekeep"] * 6
 
@@ -193,9 +193,9 @@ async def test_housekeeping_every_other_second() -> None:
 @pytest.mark.looptime
 async def test_no_news_is_lost_while_the_runtime_is_down() -> None:
     diary, errors = Diary(), ["down"]
-    loop = SyncLoop(diary, lambda: errors, MINUTE)
+    loop = SyncLoop(lambda: errors, MINUTE)
     async with TaskScope() as scope:
-        scope.start(loop.run(), name="loop")
+        scope.start(loop.run(diary), name="loop")
         loop.pods([change("ADD", "1")])
         await asyncio.sleep(60)
         assert diary.told == []
@@ -208,9 +208,9 @@ async def test_no_news_is_lost_while_the_runtime_is_down() -> None:
 async def test_a_failing_handler_does_not_stop_the_loop() -> None:
     diary = Diary()
     diary.fail = True
-    loop = SyncLoop(diary, list, MINUTE)
+    loop = SyncLoop(list, MINUTE)
     async with TaskScope() as scope:
-        scope.start(loop.run(), name="loop")
+        scope.start(loop.run(diary), name="loop")
         loop.pods([change("ADD", "1"), change("ADD", "2")])
         await asyncio.sleep(3)
     assert [told for told in diary.told if told != "housekeep"] == ["ADD 1", "ADD 2"]

@@ -193,7 +193,8 @@ async def test_steps_of_workers() -> None:
         return count, total and round(total, 3)
 
     async with TaskScope() as scope:
-        workers = PodWorkers(Life(), scope, 60, WorkerMetrics(registry), clock)
+        workers = PodWorkers(scope, 60, metrics=WorkerMetrics(registry), clock=clock)
+        workers.start(Life())
         workers.sync(new_pod())
         await asyncio.sleep(10)  # the first step, which fails, and another after a second
         assert (steps("create"), steps("sync"), steps("update")) == ((1, 2), (1, 2), (None, None))

@@ -70,7 +70,9 @@ class NoChannel:
 
 def pleg_of(runtime: Runtime, on_change: Callable[[PodLifecycleEvent], None]) -> Pleg:
     cri: Any = SimpleNamespace(runtime=runtime, runtime_channel=NoChannel())
-    return Pleg(cri, Observer(cri), on_change)
+    pleg = Pleg(cri, Observer(cri))
+    pleg.add_listener(on_change)
+    return pleg
 
 
 def started(uid: str, container: str) -> pb.ContainerEventResponse:

@@ -68,7 +68,9 @@ def life() -> Life:
 @pytest.fixture
 async def workers(life: Life) -> AsyncIterator[PodWorkers]:
     async with TaskScope() as scope:
-        yield PodWorkers(life, scope, 60)
+        workers = PodWorkers(scope, 60)
+        workers.start(life)
+        yield workers
 
 
 async def test_a_pod_lives_and_dies(life: Life, workers: PodWorkers) -> None:

@@ -7,9 +7,8 @@ running, static pods start, and events and statuses are sent when the API server
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -34,23 +33,20 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.images.credential_provider import PodAccounts
 from pykubelet.logs import get_logger
-from pykubelet.node.conditions import RuntimeHealth
-from pykubelet.node.informer import CachedNode
+from pykubelet.node.informer import CachedNode, NodeInformer
 from pykubelet.node.registration import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
-from pykubelet.node.status import DeviceCapacity
-from pykubelet.node.status_inputs import node_sources
+from pykubelet.node.status_inputs import NodeSources
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
 from pykubelet.objects.runtime_classes import RuntimeClasses
 from pykubelet.objects.services import Services
 from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
-from pykubelet.podworkers.api_server_sync import ClusterParts
-from pykubelet.podworkers.engine import PodEngine
-from pykubelet.podworkers.runtime_state import RuntimeState
+from pykubelet.podworkers.api_server_sync import ClusterAccess
+from pykubelet.podworkers.workers import PodChurn
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
@@ -82,10 +78,6 @@ class Cluster:
         clients: Clients,
         registry: CollectorRegistry,
         tasks: TaskScope,
-        cri: RuntimeConnection,
-        health: RuntimeHealth,
-        runtime_state: RuntimeState,
-        startup: NodeStartup,
     ) -> None:
         flags, config = settings.flags, settings.config
         self._settings = settings
@@ -94,30 +86,10 @@ class Cluster:
         self.clients = clients
         self.recorder = EventRecorder(clients.events, settings.node_name, tries=None)
         self._about = node_reference(settings.node_name)
-        self.reporter = NodeReporter(
-            clients,
-            node_settings(flags, config, settings.gates, settings.node_name),
-            replace(
-                node_sources(cri, flags, config, health, runtime_state.refresh),
-                volumes_in_use=self._volumes_in_use,
-                volumes_reported=self._volumes_reported,
-                problems=self._problems,
-                devices=lambda: self.devices(),
-                addressed=lambda addresses: self.addressed(addresses),
-            ),
-            self.node_event,
-            startup,
-        )
-        self._read: tuple[CachedNode | None, Node | None] = (None, None)
+        self.informer = NodeInformer(clients.objects, settings.node_name)
+        self._parsed: tuple[CachedNode | None, Node | None] = (None, None)
         """The cached node object and its parsed form; parsed again only when it changes."""
-        self._volumes: PodVolumes | None = None
-        self.devices: Callable[[], DeviceCapacity] = DeviceCapacity
-        """Returns the device capacity of the node."""
-        self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
-        """Called with the node addresses of the node status."""
-        self.is_crowded: Callable[[], bool] = lambda: False
-        """Returns whether events are delayed because of a burst of starting or terminating pods."""
-        self._services = Services(clients.objects)
+        self.services = Services(clients.objects)
         self._classes = RuntimeClasses(clients.objects, tasks)
         self._objects = ClusterObjects(
             clients.objects,
@@ -130,64 +102,47 @@ class Cluster:
         self.objects: PodObjects = self._objects
         self._handler_of = self._classes.handler
         if self.checkpoints is not None:
-            kept = CheckpointedObjects(self._objects, self.checkpoints, self._classes.handler)
-            self.objects, self._handler_of = kept, kept.handler
-            self.reporter.informer.listen(lambda _: self._keep_node())
+            checkpointed = CheckpointedObjects(self._objects, self.checkpoints, self._classes.handler)
+            self.objects, self._handler_of = checkpointed, checkpointed.handler
+            self.informer.listen(lambda _: self._checkpoint_node())
 
-    def parts(self) -> ClusterParts:
-        """Dependencies of the pod engine on the cluster."""
-        return ClusterParts(
+    def access(self) -> ClusterAccess:
+        """Return what the pod engine uses of the cluster."""
+        return ClusterAccess(
             client=self.clients.objects,
             node_uid=self._node_uid,
             objects=self.objects,
             handler_of=self._handler_of,
-            services=self._services.env,
-            accounts=self._objects,
-            node_ready=self.reporter.informer.synced,
+            services=self.services.env,
+            node_event=self.node_event,
+            node_ready=self.informer.synced,
             checkpoints=self.checkpoints,
         )
 
-    def start(self, engine: PodEngine) -> None:
-        """Start the watches and the node status; from now on pod events are sent to the API server."""
-        engine.book.listen(self.recorder.pod_event)
-        self.is_crowded = engine.crowd.is_there
-        self._tasks.start(self._services.run(), name="services")
-        self._tasks.start(self.reporter.run(), name="node")
-
-    def use_volumes(self, volumes: PodVolumes) -> None:
-        """Report volumes in use in the node status, so that the attach controller does not detach them."""
-        self._volumes = volumes
-        volumes.listen_in_use(self.reporter.wake)
-        self.reporter.informer.listen(
-            lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
-        )
-        csi = volumes.kinds.get("csi")
-        if isinstance(csi, CsiPlugin):
-            health = self._settings.gates.enabled("CSIVolumeHealth")
-            csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
-            self.reporter.informer.listen(
-                lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
-            )
+    @property
+    def accounts(self) -> PodAccounts:
+        """Service accounts of pods, for credential providers that use their tokens."""
+        return self._objects
 
     def node_labels(self) -> Mapping[str, str] | None:
         """Labels of the node in the API server; None while they are not known."""
-        node = self.reporter.informer.node
+        node = self.informer.node
         return node.metadata.labels if node is not None else None
 
     def node(self) -> Node | None:
         """Return the last observed node object of the API server; None before the first one."""
-        known = self.reporter.informer.node
-        if self.checkpoints is not None and not self.reporter.informer.has_synced:
+        known = self.informer.node
+        if self.checkpoints is not None and not self.informer.has_synced:
             return self.checkpoints.node
-        if known is not self._read[0]:
+        if known is not self._parsed[0]:
             try:
-                self._read = known, known.whole() if known is not None else None
+                self._parsed = known, known.whole() if known is not None else None
             except ValueError as err:
                 log.error(err, "Failed to parse the node object", node=self._settings.node_name)
-                self._read = known, None
-        return self._read[1]
+                self._parsed = known, None
+        return self._parsed[1]
 
-    def _keep_node(self) -> None:
+    def _checkpoint_node(self) -> None:
         node = self.node()
         if node is not None and self.checkpoints is not None:
             self.checkpoints.keep_node(node)
@@ -218,23 +173,12 @@ class Cluster:
         """Record an event about the node."""
         self.recorder.record(self._about, kind, reason, message)
 
-    def _volumes_in_use(self) -> list[str] | None:
-        return self._volumes.in_use() if self._volumes is not None else None
-
-    def _volumes_reported(self, names: list[str]) -> None:
-        if self._volumes is not None:
-            self._volumes.reported(names)
-
-    def _problems(self) -> list[str]:
-        csi = self._volumes.kinds.get("csi") if self._volumes is not None else None
-        return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
-
     def _node_uid(self) -> str:
-        node = self.reporter.informer.node
+        node = self.informer.node
         return node.metadata.uid if node is not None else ""
 
     def _object_ttl(self) -> float | None:
-        node = self.reporter.informer.node
+        node = self.informer.node
         return object_ttl(node.metadata.annotations) if node is not None else None
 
     def _addresses(self) -> Iterable[NodeAddress]:
@@ -246,14 +190,11 @@ class Cluster:
 async def join_cluster(
     settings: AgentSettings,
     registry: CollectorRegistry,
-    cri: RuntimeConnection,
-    health: RuntimeHealth,
-    runtime_state: RuntimeState,
-    started: datetime,
+    churn: PodChurn,
 ) -> AsyncIterator[Cluster]:
     """Obtain the node's identity, by a TLS bootstrap if necessary, and connect. Raises KubeconfigError.
 
-    `started`: the time at which the kubelet started.
+    Normal events are delayed during a burst of starting or terminating pods (`churn`).
     """
     config, metrics = settings.config, RestMetrics(registry)
     async with contextlib.AsyncExitStack() as stack:
@@ -269,10 +210,9 @@ async def join_cluster(
             status_seconds=config.node_status_update_frequency.seconds,
             metrics=metrics,
         )
-        startup = NodeStartup(registry, started=started.timestamp())
-        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup)
+        cluster = Cluster(settings, clients, registry, tasks)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
-        tasks.start(cluster.recorder.run(lambda: cluster.is_crowded()), name="events")
+        tasks.start(cluster.recorder.run(churn.is_bursting), name="events")
         if not config.rotate_certificates:
             path = Path(settings.flags.kubeconfig)
             following = follow_kubeconfig(path, load_kubeconfig, access, transport.credentials)
@@ -281,6 +221,43 @@ async def join_cluster(
             yield cluster
         finally:
             await cluster.recorder.flush(FAREWELL_SECONDS)
+
+
+def build_node_reporter(
+    cluster: Cluster,
+    settings: AgentSettings,
+    sources: NodeSources,
+    volumes: PodVolumes,
+    startup: NodeStartup,
+) -> NodeReporter:
+    """Return the reporter of the node's status, which wakes when volumes or CSI drivers change.
+
+    Volumes in use are in the status, so that the attach controller does not detach them.
+    """
+    csi = volumes.kinds.get("csi")
+
+    def problems() -> list[str]:
+        return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
+
+    reporter = NodeReporter(
+        cluster.clients,
+        node_settings(settings.flags, settings.config, settings.gates, settings.node_name),
+        replace(sources, volumes_in_use=volumes.in_use, volumes_reported=volumes.reported, problems=problems),
+        cluster.node_event,
+        cluster.informer,
+        startup,
+    )
+    volumes.listen_in_use(reporter.wake)
+    cluster.informer.listen(
+        lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
+    )
+    if isinstance(csi, CsiPlugin):
+        health = settings.gates.enabled("CSIVolumeHealth")
+        csi.listen(cluster.recorder.record, health=health, ready=reporter.wake)
+        cluster.informer.listen(
+            lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
+        )
+    return reporter
 
 
 async def _identity(settings: AgentSettings, registry: CollectorRegistry, tasks: TaskScope) -> RestConfig:

@@ -42,12 +42,13 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
+from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.status import DeviceCapacity
 from pykubelet.objects.fetch import until_seen
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
-from pykubelet.podworkers.active_pods import ActivePods
 from pykubelet.podworkers.engine import PodEngine
+from pykubelet.podworkers.pod_records import ActivePods
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
@@ -100,12 +101,12 @@ def start_allotment(
     def is_leaving(uid: str) -> bool:
         worker = engine.workers.get(uid)
         if worker is None:
-            return not engine.is_desired(uid) and engine.store.get(uid) is None
+            return not engine.records.is_desired(uid)
         return worker.state is not PodWorkerState.SYNCING
 
     def running() -> Iterator[RunningContainer]:
         for worker in engine.workers.all():
-            observed = engine.life.observed(worker.uid)
+            observed = engine.syncer.observed(worker.uid)
             for container in observed.running if observed is not None else ():
                 yield RunningContainer(worker.uid, container.name, container.id)
 
@@ -204,19 +205,13 @@ class NodeDevices:
         except OSError as err:
             raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
 
-    def know(self, engine: PodEngine, cluster: Cluster | None) -> None:
-        """Connect to the pod engine, and to the cluster whose node status reports the devices."""
+    def know(self, engine: PodEngine, reporter: NodeReporter | None, claims: Claims | None) -> None:
+        """Connect to the pod engine, and to the reporter of the node status."""
         self._wake = engine.workers.wake_all
-        if cluster is not None:
-            cluster.devices, self._tell_node = self._amounts, cluster.reporter.wake
-        self._pods = ActivePods(
-            store=engine.store,
-            workers=engine.workers,
-            statuses=engine.statuses,
-            in_runtime=lambda: engine.pleg.pods,
-            wanted=engine.wanted,
-            all_reported=lambda: engine.all_sources_reported,
-        )
+        self.claims = claims
+        if reporter is not None:
+            self._tell_node = reporter.wake
+        self._pods = ActivePods(engine.records, engine.workers, lambda: engine.pleg.pods)
 
     @property
     def handlers(self) -> Mapping[str, PluginHandler]:
@@ -240,7 +235,8 @@ class NodeDevices:
 
     # Behind it
 
-    def _amounts(self) -> DeviceCapacity:
+    def capacity(self) -> DeviceCapacity:
+        """Return the devices of the node status."""
         return DeviceCapacity(*self.manager.amounts())
 
     def _changed(self, uids: frozenset[str]) -> None:
@@ -360,7 +356,7 @@ def make_claims(
     if gates.enabled("ResourceHealthStatus"):
         health = DeviceHealthCache(root, tasks, messages=gates.enabled("ResourceHealthStatusMessage"))
     drivers = DraPluginRegistry(tasks, metrics, health)
-    slices = ResourceSliceCleaner(api, settings.node_name, tasks, cluster.reporter.informer.synced)
+    slices = ResourceSliceCleaner(api, settings.node_name, tasks, cluster.informer.synced)
     drivers.listen(slices.driver_changed)
     slices.start()
 

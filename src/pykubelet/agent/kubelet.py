@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pykubelet import KUBERNETES_VERSION, __version__
-from pykubelet.agent.cluster import AgentSettings, Cluster, join_cluster
+from pykubelet.agent.cluster import AgentSettings, Cluster, build_node_reporter, join_cluster
 from pykubelet.agent.container_manager import (
     NodeDevices,
     claim_plugins,
@@ -42,20 +43,21 @@ from pykubelet.agent.host_setup import (
     take_cgroup_driver,
     tell_kills,
 )
+from pykubelet.agent.images import build_image_manager
+from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.volumes import make_volumes, start_plugins, start_volumes, volume_plugins
 from pykubelet.apiserver.errors import KubeconfigError
-from pykubelet.cm.cgroups.node_cgroups import no_record
+from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
-from pykubelet.images.credential_provider import CredentialProvider, load_providers
-from pykubelet.images.pull_manager import PullManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts, recursive_handlers
-from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR
+from pykubelet.kuberuntime.options import gather_node_facts, recursive_handlers
+from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
+from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.linux import HostError
 from pykubelet.linux import cgroupfs as cgroups
 from pykubelet.linux import lock_file as lockfile
@@ -68,19 +70,27 @@ from pykubelet.logs.setup import log_health
 from pykubelet.node.addresses import HostIPs
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import own_node
+from pykubelet.node.registration import NodeStartup
+from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
-from pykubelet.node.status_inputs import PodCidr
+from pykubelet.node.status_inputs import PodCidr, node_sources
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, ResourceAllocator
-from pykubelet.podworkers.engine import EngineDependencies, PodEngine, open_pull_manager
-from pykubelet.podworkers.pod_admission import AdmissionParts
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.podworkers.pod_admission import AdmissionNode
+from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.run_once import run_once
 from pykubelet.podworkers.runtime_state import RuntimeState
+from pykubelet.podworkers.workers import PodChurn
 from pykubelet.server.debug import configz_document
 from pykubelet.server.metrics import KubeletInfo
 from pykubelet.server.readonly import Check
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.usage import VolumeStatCalculator
+
+if TYPE_CHECKING:
+    from pykubelet.cm.dra.manager import DraManager
 
 log = get_logger(__name__)
 _YOUNG_OBJECTS = 10_000
@@ -98,6 +108,33 @@ class NodeIdentity:
     def ips(self) -> list[str]:
         """One address, or one per family; empty while the host has no network."""
         return self.addresses.ips
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """The prepared host, before the node joins a cluster."""
+
+    settings: AgentSettings
+    identity: NodeIdentity
+    cri: RuntimeConnection
+    health: RuntimeHealth
+    runtime_state: RuntimeState
+    churn: PodChurn
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Every part of the node, built and not started."""
+
+    host: _Host
+    cluster: Cluster | None
+    reporter: NodeReporter | None
+    devices: NodeDevices
+    allocator: ResourceAllocator
+    volumes: PodVolumes
+    claims: DraManager | None
+    engine: PodEngine
+    start_engine: Callable[[], None]
 
 
 class Kubelet:
@@ -142,22 +179,10 @@ class Kubelet:
             )
             if self.flags.standalone:
                 log.info("Standalone mode, no API client")
-            identity = await self._identify()
-            self.registry.register(KubeletInfo(identity.name, self.gates))
-            check_machine(self.config)
-            adjust_process(self.config)
-            if self._tunes_kernel and not self.config.protect_kernel_defaults:
-                set_kernel_defaults()
-            cri = await self._connect_runtime(stack)
-            await take_cgroup_driver(cri, self.config, self.gates)
-            await PodCidr(cri.runtime.update_runtime_config).follow([self.config.pod_cidr])
+            host = await self._prepare_host(stack)
             if self._stop.is_set():
                 return
-            health = RuntimeHealth(cri.runtime.status)
-            runtime_state = RuntimeState(health.status)
-            # The capacity of the node is read from its disk when it joins.
-            prepare_root(Path(self.flags.root_dir), stack)
-            cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
+            cluster = await self._join_cluster(stack, host)
             if self._stop.is_set():
                 return
             devices = NodeDevices(
@@ -166,39 +191,22 @@ class Kubelet:
             # They outlive the engine: a pending Allocate must not become a rejection at the stop.
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
-            tasks.start(runtime_state.run(), name="runtime-state")
-            tasks.start(identity.addresses.run(), name="host-addresses")
-            start_util_chains(self.config, tasks)
-            start_daemon_cgroups(self.config, tasks)
             try:
-                engine = await self._start_engine(
-                    stack, tasks, cri, identity, runtime_state, cluster, devices
-                )
+                node = await self._build(host, cluster, devices, tasks)
+                checks = await self._start(node, stack, tasks)
             except StartupError as err:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
-            runtime_state.on_ready = identity.addresses.on_change = engine.workers.wake_all
-            health.add_check("PLEG", engine.pleg.health)
-            if cluster is not None:
-                cluster.addressed = identity.addresses.follow
-                cluster.start(engine)
-                tasks.start(tell_kills(cluster.node_event), name="oom-watch")
-            checks: dict[str, Check] = {
-                "ping": lambda: None,
-                "log": log_health,
-                "syncloop": engine.loop.health,
-                "device-plugin": devices.manager.registration_problem,
-            }
-            await stack.enter_async_context(self._servers(identity, cri, engine, cluster, checks))
+            await stack.enter_async_context(self._servers(node, checks))
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
-            log.info("Started kubelet", node=identity.name, pid=os.getpid())
+            log.info("Started kubelet", node=host.identity.name, pid=os.getpid())
             _spare_the_collector()
             self._on_started()
             if self.config.run_once:
-                if problems := await run_once(engine.pods, lambda: engine.has_begun):
+                if problems := await run_once(node.engine.pods, lambda: node.engine.records.all_dispatched):
                     raise StartupError("; ".join(problems))
                 return
             try:
@@ -206,6 +214,24 @@ class Kubelet:
             finally:
                 log.info("Stopping kubelet")
                 notify.stopping()
+
+    async def _prepare_host(self, stack: contextlib.AsyncExitStack) -> _Host:
+        """Check and set up the host, and connect to the runtime."""
+        identity = await self._identify()
+        self.registry.register(KubeletInfo(identity.name, self.gates))
+        check_machine(self.config)
+        adjust_process(self.config)
+        if self._tunes_kernel and not self.config.protect_kernel_defaults:
+            set_kernel_defaults()
+        cri = await self._connect_runtime(stack)
+        await take_cgroup_driver(cri, self.config, self.gates)
+        await PodCidr(cri.runtime.update_runtime_config).follow([self.config.pod_cidr])
+        if not self._stop.is_set():
+            # The capacity of the node is read from its disk when it joins.
+            prepare_root(Path(self.flags.root_dir), stack)
+        health = RuntimeHealth(cri.runtime.status)
+        settings = AgentSettings(self.flags, self.config, self.gates, identity.name)
+        return _Host(settings, identity, cri, health, RuntimeState(health.status), PodChurn())
 
     async def _take_lock(self, stack: contextlib.AsyncExitStack, tasks: TaskScope) -> None:
         path = self.flags.lock_file
@@ -225,19 +251,10 @@ class Kubelet:
         )
         self.stop()
 
-    async def _join_cluster(
-        self,
-        stack: contextlib.AsyncExitStack,
-        identity: NodeIdentity,
-        cri: RuntimeConnection,
-        health: RuntimeHealth,
-        runtime_state: RuntimeState,
-    ) -> Cluster | None:
+    async def _join_cluster(self, stack: contextlib.AsyncExitStack, host: _Host) -> Cluster | None:
         if self.flags.standalone:
             return None
-        joining = join_cluster(
-            self._settings(identity), self.registry, cri, health, runtime_state, self._started
-        )
+        joining = join_cluster(host.settings, self.registry, host.churn)
         try:
             # A TLS bootstrap waits for the approval of its certificate signing request.
             async with asyncio.timeout(None) as self._joining:
@@ -250,9 +267,6 @@ class Kubelet:
             raise StartupError(f"cannot join the cluster: {err}") from err
         finally:
             self._joining = None
-
-    def _settings(self, identity: NodeIdentity) -> AgentSettings:
-        return AgentSettings(self.flags, self.config, self.gates, identity.name)
 
     async def _identify(self) -> NodeIdentity:
         name = hostname.node_name(self.flags.hostname_override)
@@ -284,122 +298,161 @@ class Kubelet:
         )
         return cri
 
-    async def _start_engine(
-        self,
-        stack: contextlib.AsyncExitStack,
-        tasks: TaskScope,
-        cri: RuntimeConnection,
-        identity: NodeIdentity,
-        runtime_state: RuntimeState,
-        cluster: Cluster | None,
-        devices: NodeDevices,
-    ) -> PodEngine:
-        root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
+    # First everything is built, …
+
+    async def _build(
+        self, host: _Host, cluster: Cluster | None, devices: NodeDevices, tasks: TaskScope
+    ) -> _Node:
+        """Build every part of the node; only the image manager reads its records already."""
+        settings, cri, root = host.settings, host.cri, Path(self.flags.root_dir)
         record = cluster.node_event if cluster is not None else no_record
         pod_cgroups = await prepare_cgroups(self.config, self.gates, root, self.registry, record)
-        node = gather_node_facts(
-            self.config,
-            self.gates,
-            root,
-            identity.ips,
-            cgroup_v2=found.unified,
-            ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
+        # Known when the loop starts, which would wait for the first poll otherwise.
+        await host.runtime_state.refresh()
+        runtime = await cri.runtime.status()
+        options = dataclasses.replace(
+            gather_node_facts(
+                self.config,
+                self.gates,
+                root,
+                host.identity.ips,
+                cgroup_v2=cgroups.detect_cgroups().unified,
+                ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
+            ),
+            recursive_handlers=recursive_handlers(runtime),
         )
         local_objects = LocalObjects()
-        settings = self._settings(identity)
-        allotment = make_allotment(settings, self.registry, devices.manager)
+        allocator = make_allotment(settings, self.registry, devices.manager)
         if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
-            pod_cgroups.leave_unbound(allotment.has_exclusive)
-        volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks, self.registry)
-        claims = devices.claims = make_claims(settings, self.registry, cluster, tasks)
-        runtime = await cri.runtime.status()
-        node = dataclasses.replace(node, recursive_handlers=recursive_handlers(runtime))
-        parts = EngineDependencies(
-            config=self.config,
-            node_name=identity.name,
-            host_ips=identity.ips,
-            cri=cri,
-            node=node,
-            root_dir=root,
-            credential_providers=self._credential_providers(),
-            credential_provider_dir=Path(self.flags.image_credential_provider_bin_dir),
-            pull_manager=await self._pull_manager(cri, tasks, root),
-            volumes=volumes,
-            cgroups=pod_cgroups,
-            registry=self.registry,
-            runtime_errors=runtime_state.errors,
-            network_errors=runtime_state.network_errors,
-            collector=self._collector(cri),
-            node_event=record,
-            legacy_logs=self._legacy_logs(),
-            id_space=find_id_space(self.config),
-            user_namespaces=_has_user_namespaces(runtime),
-            admission=dataclasses.replace(
-                self._admission(identity, node, runtime, cluster, allotment),
-                devices=devices.manager.allocatable_for,
+            pod_cgroups.leave_unbound(allocator.has_exclusive)
+        volumes = await make_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
+        claims = make_claims(settings, self.registry, cluster, tasks)
+        records = PodRecords.create()
+        images = await build_image_manager(
+            settings,
+            cri,
+            records.history,
+            cluster.accounts if cluster is not None else None,
+            self.registry,
+            tasks,
+        )
+        own = own_node(
+            node_settings(self.flags, self.config, self.gates, settings.node_name),
+            architecture(),
+            options.allocatable,
+            runtime,
+        )
+        engine, start_engine = build_pod_engine(
+            settings,
+            NodeRuntime(
+                cri=cri,
+                options=options,
+                state=host.runtime_state,
+                images=images,
+                collector=self._collector(cri),
+                host_ips=host.identity.ips,
+                legacy_logs=self._legacy_logs(),
             ),
-            allotment=allotment,
-            devices=devices.side,
-            claims=claims or NO_CLAIMS,
-            books=open_books(root),
-            local_objects=local_objects,
-            cluster=cluster.parts() if cluster is not None else None,
+            NodeResources(
+                cgroups=pod_cgroups,
+                volumes=volumes,
+                user_namespaces=UserNamespaces(
+                    PodDirs(root), find_id_space(self.config), supported=_has_user_namespaces(runtime)
+                ),
+                allocator=allocator,
+                allocation_state=open_books(root),
+                devices=devices.side,
+                claims=claims or NO_CLAIMS,
+            ),
+            records,
+            host.churn,
+            AdmissionNode(
+                own=own,
+                known=cluster.node if cluster is not None else lambda: None,
+                fetch=cluster.fetch_node if cluster is not None else None,
+                gates=self.gates,
+                allowed_sysctls=self.config.allowed_unsafe_sysctls,
+                devices=devices.manager.allocatable_for,
+                allocation=allocator,
+                released=allocator.forget,
+            ),
+            cluster.access() if cluster is not None else None,
+            local_objects,
+            self.registry,
+            tasks,
         )
-        if self.config.resolv_conf:
-            problem = check_resolv_conf(Path(self.config.resolv_conf), self.config.cluster_domain)
-            if problem:
-                log.warning("Host resolv.conf failed the limits check", problem=problem)
-                record("Warning", "CheckLimitsForResolvConf", problem)
-        engine = PodEngine(parts, tasks)
-        self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
-        start_allotment(allotment, settings, cri, engine, tasks)
-        devices.know(engine, cluster)
-        if claims is not None:
-            start_claims(claims, cri, engine, devices.active, tasks)
-        rooms = (volume_plugins(volumes), devices.handlers, claim_plugins(claims))
-        start_plugins(root, self.registry, tasks, *rooms)
-        await devices.answer(stack, self.registry, allotment)
-        engine.start()
-        return engine
+        reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
+        return _Node(host, cluster, reporter, devices, allocator, volumes, claims, engine, start_engine)
 
-    def _admission(
-        self,
-        identity: NodeIdentity,
-        node: RuntimeNodeOptions,
-        runtime: StatusResponse,
-        cluster: Cluster | None,
-        allotment: ResourceAllocator,
-    ) -> AdmissionParts:
-        settings = node_settings(self.flags, self.config, self.gates, identity.name)
-        own = own_node(settings, architecture(), node.allocatable, runtime)
-        parts = AdmissionParts(
-            own=own,
-            gates=self.gates,
-            allowed_sysctls=self.config.allowed_unsafe_sysctls,
-            allocation=allotment,
-            released=allotment.forget,
+    def _build_reporter(
+        self, host: _Host, cluster: Cluster, devices: NodeDevices, volumes: PodVolumes
+    ) -> NodeReporter:
+        try:
+            sources = node_sources(host.cri, self.flags, self.config, host.health, host.runtime_state.refresh)
+        except (HostError, OSError) as err:
+            raise StartupError(f"cannot join the cluster: {err}") from err
+        return build_node_reporter(
+            cluster,
+            host.settings,
+            dataclasses.replace(sources, devices=devices.capacity, addressed=host.identity.addresses.follow),
+            volumes,
+            NodeStartup(self.registry, started=self._started.timestamp()),
         )
-        if cluster is None:
-            return parts
-        return dataclasses.replace(parts, known=cluster.node, fetch=cluster.fetch_node)
 
-    def _servers(
-        self,
-        identity: NodeIdentity,
-        cri: RuntimeConnection,
-        engine: PodEngine,
-        cluster: Cluster | None,
-        checks: dict[str, Check],
-    ) -> contextlib.AbstractAsyncContextManager[None]:
+    # … then everything is started.
+
+    async def _start(
+        self, node: _Node, stack: contextlib.AsyncExitStack, tasks: TaskScope
+    ) -> dict[str, Check]:
+        """Start every part of the node, and return its health checks."""
+        host, engine, cluster, devices = node.host, node.engine, node.cluster, node.devices
+        self._warn_of_resolv_conf(cluster.node_event if cluster is not None else no_record)
+        tasks.start(host.runtime_state.run(), name="runtime-state")
+        tasks.start(host.identity.addresses.run(), name="host-addresses")
+        start_util_chains(self.config, tasks)
+        start_daemon_cgroups(self.config, tasks)
+        self.volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
+        start_allotment(node.allocator, host.settings, host.cri, engine, tasks)
+        devices.know(engine, node.reporter, node.claims)
+        if node.claims is not None:
+            start_claims(node.claims, host.cri, engine, devices.active, tasks)
+        handlers = (volume_plugins(node.volumes), devices.handlers, claim_plugins(node.claims))
+        start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
+        await devices.answer(stack, self.registry, node.allocator)
+        node.start_engine()
+        host.runtime_state.add_listener(engine.workers.wake_all)
+        host.identity.addresses.on_change = engine.workers.wake_all
+        host.health.add_check("PLEG", engine.pleg.health)
+        if cluster is not None and node.reporter is not None:
+            engine.history.listen(cluster.recorder.pod_event)
+            tasks.start(cluster.services.run(), name="services")
+            tasks.start(node.reporter.run(), name="node")
+            tasks.start(tell_kills(cluster.node_event), name="oom-watch")
+        return {
+            "ping": lambda: None,
+            "log": log_health,
+            "syncloop": engine.loop.health,
+            "device-plugin": devices.manager.registration_problem,
+        }
+
+    def _warn_of_resolv_conf(self, record: Record) -> None:
+        if not self.config.resolv_conf:
+            return
+        problem = check_resolv_conf(Path(self.config.resolv_conf), self.config.cluster_domain)
+        if problem:
+            log.warning("Host resolv.conf failed the limits check", problem=problem)
+            record("Warning", "CheckLimitsForResolvConf", problem)
+
+    def _servers(self, node: _Node, checks: dict[str, Check]) -> contextlib.AbstractAsyncContextManager[None]:
         parts = ServerDependencies(
-            settings=self._settings(identity),
-            ips=identity.ips,
+            settings=node.host.settings,
+            ips=node.host.identity.ips,
             flag_values=self._flag_values,
             started=self._started,
             registry=self.registry,
-            cri=cri,
-            engine=engine,
-            cluster=cluster,
+            cri=node.host.cri,
+            engine=node.engine,
+            cluster=node.cluster,
             checks=checks,
         )
         return serving(parts)
@@ -412,22 +465,6 @@ class Kubelet:
             max_containers=flags.maximum_dead_containers,
         )
         return GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs(), policy)
-
-    def _credential_providers(self) -> list[CredentialProvider]:
-        config, folder = (
-            self.flags.image_credential_provider_config,
-            self.flags.image_credential_provider_bin_dir,
-        )
-        return load_providers(Path(config), Path(folder)) if config else []
-
-    async def _pull_manager(self, cri: RuntimeConnection, tasks: TaskScope, root: Path) -> PullManager | None:
-        try:
-            return await open_pull_manager(cri, self.config, self.gates, tasks, self.registry, root)
-        except OSError as err:
-            raise StartupError(
-                f"cannot use the records of pulled images in {root / 'image_manager'}: {err}; "
-                "make the directory readable and writable for the kubelet"
-            ) from err
 
     def _legacy_logs(self) -> Path | None:
         """Directory of links to container logs; None when the pod logs are not in the host's directory."""

@@ -66,15 +66,12 @@ def start_volumes(
     volumes: PodVolumes,
     settings: AgentSettings,
     engine: PodEngine,
-    cluster: Cluster | None,
     tasks: TaskScope,
     registry: CollectorRegistry,
 ) -> VolumeStatCalculator:
     """Start the volume garbage collection and the CSI driver watches; return the volume usage collector."""
     root = Path(settings.flags.root_dir)
-    volumes.listen(engine.workers.wake, engine.book.event, engine.workers.pod)
-    if cluster is not None:
-        cluster.use_volumes(volumes)
+    volumes.listen(engine.workers.wake, engine.history.event, engine.workers.pod)
     tasks.start(volumes.run(), name="volumes")
     csi = volumes.kinds.get("csi")
     if isinstance(csi, CsiPlugin):

@@ -2,7 +2,7 @@
 
     health = RuntimeHealth(cri.runtime.status)
     state = RuntimeState(health.status)
-    reporter = NodeReporter(clients, node_settings(...), node_sources(...), record)
+    reporter = NodeReporter(clients, node_settings(...), node_sources(...), record, informer)
     scope.start(reporter.run(), name="node")
 
 Created only when an API server is configured; `run` starts the loops and cancels them when it is cancelled.
@@ -28,7 +28,7 @@ from pykubelet.util.tasks import TaskScope
 
 
 class NodeReporter:
-    """Owner of the node's registration, status loop, lease loop and informer (`informer`, shared)."""
+    """Owner of the node's registration, status loop and lease loop; runs the shared informer."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class NodeReporter:
         settings: NodeSettings,
         sources: NodeSources,
         record: Record,
+        informer: NodeInformer,
         startup: NodeStartup | None = None,
     ) -> None:
         self._startup = startup or NodeStartup()
@@ -56,8 +57,8 @@ class NodeReporter:
         )
         self._lease = LeaseLoop(clients.heartbeats, settings, lambda: self._status.node_uid, close_all)
         self._registered = asyncio.Event()
-        self.informer = NodeInformer(clients.objects, settings.name)
-        self.informer.listen(self._seen)
+        self._informer = informer
+        informer.listen(self._seen)
         sources.health.listen(self.wake)
 
     async def registered(self) -> None:
@@ -72,7 +73,7 @@ class NodeReporter:
         """Register the node, then report its status and renew its lease until cancelled."""
         self._events.starting()
         async with TaskScope() as tasks:
-            tasks.start(self.informer.run(), name="node-informer")
+            tasks.start(self._informer.run(), name="node-informer")
             # Started before registration completes: an existing node must not lose its lease.
             tasks.start(self._lease.run(), name="node-lease")
             if self._settings.register:

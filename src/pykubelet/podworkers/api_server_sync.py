@@ -7,31 +7,30 @@ server, statuses and mirror pods are delayed.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.client import ApiClient
+from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.errors import Problem
-from pykubelet.images.credential_provider import PodAccounts
 from pykubelet.objects.base import PodObjects
-from pykubelet.podconfig.api_source import ApiSource, CheckpointSource, EmitUpdate
+from pykubelet.podconfig.api_source import ApiSource, CheckpointSource
 from pykubelet.podconfig.checkpoints import Checkpoints
-from pykubelet.podconfig.file_source import Emit
-from pykubelet.podconfig.mux import PodStore
 from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
 from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
-from pykubelet.status.compute import StatusStore
+from pykubelet.podworkers.workers import PodChurn, PodWorkers
 from pykubelet.status.manager import StatusManager, StatusMetrics
 from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, fits
 from pykubelet.util.tasks import TaskScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterParts:
-    """Dependencies of the pod engine on the cluster."""
+class ClusterAccess:
+    """What the pod engine uses of the cluster."""
 
     client: ApiClient
     """Client for objects, with the rate limit of `kubeAPIQPS`."""
@@ -42,8 +41,8 @@ class ClusterParts:
     """Returns the runtime handler of a pod's RuntimeClass. Raises ObjectError."""
     services: Callable[[Pod], Mapping[str, str] | None]
     """Returns the service environment variables of a pod; None before services are synced."""
-    accounts: PodAccounts | None = None
-    """Service accounts of pods, for credential providers that use their tokens."""
+    node_event: Record = no_record
+    """Records an event about the node."""
     node_ready: Callable[[], Awaitable[None]] | None = None
     """Waits until the node object was read; pods are listed only then."""
     checkpoints: Checkpoints | None = None
@@ -55,51 +54,47 @@ class ApiServerSync:
 
     def __init__(
         self,
-        parts: ClusterParts,
+        access: ClusterAccess,
         node_name: str,
-        emit: Emit,
-        emit_update: EmitUpdate,
-        offer: Callable[[Sequence[Pod]], None],
-        *,
-        store: PodStore,
-        statuses: StatusStore,
+        updates: SourceUpdates,
+        records: PodRecords,
         workers: PodWorkers,
-        all_reported: Callable[[], bool],
-        crowded: Callable[[], bool],
+        churn: PodChurn,
         metrics: StatusMetrics | None = None,
     ) -> None:
-        self._parts = parts
-        self._emit = emit
-        self._store = store
-        self._statuses = statuses
+        self._access = access
+        self._updates = updates
+        self._records = records
+        self._store = records.store
         self._workers = workers
-        self._all_reported = all_reported
         self._source = ApiSource(
-            parts.client, node_name, self._take, emit_update=emit_update, ready=parts.node_ready
+            access.client, node_name, self._replace, emit_update=updates.update, ready=access.node_ready
         )
-        self._sender = StatusManager(
-            parts.client,
+        self._status_manager = StatusManager(
+            access.client,
             object_of=self._object_of,
             may_run=self._may_run,
-            crowded=crowded,
+            crowded=churn.is_bursting,
             metrics=metrics,
         )
         self._mirrors = MirrorPods(
-            parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
+            access.client, self._store, node_name, wishes=self._desired_mirrors, node_uid=access.node_uid
         )
-        self._last = (
-            CheckpointSource(parts.checkpoints, store, offer) if parts.checkpoints is not None else None
+        self._checkpoint_source = (
+            CheckpointSource(access.checkpoints, self._store, partial(updates.offer, "api"))
+            if access.checkpoints is not None
+            else None
         )
-        statuses.listen(self._status_changed)
+        records.statuses.listen(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
         """Start to watch pods and to send statuses."""
         scope.start(self._source.run(), name="source-api")
-        scope.start(self._sender.run(), name="status-sender")
+        scope.start(self._status_manager.run(), name="status-sender")
         scope.start(self._mirrors.run(), name="mirror-pods")
-        if self._last is not None and self._parts.checkpoints is not None:
-            scope.start(self._parts.checkpoints.run(), name="checkpoints")
-            scope.start(self._last.run(self._source.synced), name="last-pods")
+        if self._checkpoint_source is not None and self._access.checkpoints is not None:
+            scope.start(self._access.checkpoints.run(), name="checkpoints")
+            scope.start(self._checkpoint_source.run(self._source.synced), name="last-pods")
 
     @property
     def unreadable(self) -> Set[str]:
@@ -108,9 +103,10 @@ class ApiServerSync:
 
     def services(self, pod: Pod) -> Mapping[str, str] | None:
         """Return the service environment variables of a pod; None while it must wait for them."""
-        found = self._parts.services(pod)
+        found = self._access.services(pod)
         # Without the API server, pods start without these variables rather than wait indefinitely.
-        return {} if found is None and self._last is not None and self._last.speak_for_the_api else found
+        checkpoints = self._checkpoint_source
+        return {} if found is None and checkpoints is not None and checkpoints.speak_for_the_api else found
 
     # Called by the engine
 
@@ -119,51 +115,48 @@ class ApiServerSync:
         if is_static_pod(pod):
             self._mirrors.wake()
             return
-        self._sender.seen(pod.uid)
-        if self._last is not None:
-            self._last.changed(pod, self._statuses.get(pod.uid))
-
-    def pods_known(self) -> None:
-        """Record that the first full list of the API server's pods was handled."""
-        self._mirrors.wake()
+        self._status_manager.seen(pod.uid)
+        if self._checkpoint_source is not None:
+            self._checkpoint_source.changed(pod, self._records.statuses.get(pod.uid))
 
     def mirror_changed(self, mirror: Pod) -> None:
         """Handle a mirror pod that was added, changed or removed."""
         self._mirrors.seen(mirror)
         static = self._store.by_name(mirror.full_name)
         if static is not None:
-            self._sender.seen(static.uid)
+            self._status_manager.seen(static.uid)
 
     def stopped(self, uid: str) -> None:
         """Record that no container of a pod runs: from now on a terminal status may be sent."""
-        self._sender.check(uid)
+        self._status_manager.check(uid)
 
-    async def told(self, uid: str) -> None:
+    async def final_status_sent(self, uid: str) -> None:
         """Wait until the API server has the pod's final status."""
-        await self._sender.told(uid)
+        await self._status_manager.told(uid)
 
     async def remove(self, pod: Pod) -> None:
         """Complete the deletion of a finished pod in the API server."""
-        await self._sender.remove(pod)
+        await self._status_manager.remove(pod)
 
-    def gone(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Drop the state of a removed pod."""
-        self._sender.forget(uid)
+        self._status_manager.forget(uid)
         pod = self._workers.pod(uid)
         if pod is None or is_static_pod(pod):
             self._mirrors.wake()
 
     # Called by its parts
 
-    def _take(self, source: str, pods: list[Pod], problems: list[Problem]) -> None:
-        self._emit(source, pods, problems)
-        if self._last is not None:
-            self._last.answered(pods, self.unreadable)
+    def _replace(self, source: str, pods: list[Pod], problems: list[Problem]) -> None:
+        self._updates.replace(source, pods, problems)
+        self._updates.when_dispatched(self._mirrors.wake)
+        if self._checkpoint_source is not None:
+            self._checkpoint_source.answered(pods, self.unreadable)
 
     def _status_changed(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
-        self._sender.changed(pod, status)
-        if self._last is not None:
-            self._last.changed(pod, status)
+        self._status_manager.changed(pod, status)
+        if self._checkpoint_source is not None:
+            self._checkpoint_source.changed(pod, status)
 
     def _object_of(self, uid: str) -> Pod | None:
         """Return the last observed object of a pod in the API server."""
@@ -177,11 +170,11 @@ class ApiServerSync:
         worker = self._workers.get(uid)
         return worker is not None and worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
 
-    def _wishes(self) -> DesiredMirrors | None:
-        if not self._all_reported():
+    def _desired_mirrors(self) -> DesiredMirrors | None:
+        if not self._records.all_reported:
             return None
-        return DesiredMirrors(self._store.static_pods(), self._leaving)
+        return DesiredMirrors(self._store.static_pods(), self._terminating)
 
-    def _leaving(self) -> set[str]:
+    def _terminating(self) -> set[str]:
         """Return the names of pods that are no longer desired and have not terminated yet."""
         return {worker.name for worker in self._workers.unfinished() if self._store.get(worker.uid) is None}

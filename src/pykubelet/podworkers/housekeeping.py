@@ -9,20 +9,19 @@ not be parsed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from pykubelet.api.pod import Pod
-from pykubelet.cm.cgroups.node_cgroups import Record, no_record
+from pykubelet.cm.cgroups.node_cgroups import Record
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.mux import PodMux, PodStore
 from pykubelet.podsync.contract import Cgroups
-from pykubelet.podsync.resource_allocator import ResourceAllocator
 from pykubelet.podworkers.pleg import Pleg
+from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.workers import PodWorkers
-from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.transport.errors import CriError
 from pykubelet.util.backoff import ErrorLogLimiter
@@ -37,94 +36,93 @@ class Housekeeping:
 
     def __init__(
         self,
-        *,
-        mux: PodMux,
-        store: PodStore,
+        records: PodRecords,
         workers: PodWorkers,
         pleg: Pleg,
         dirs: PodDirs,
         cgroups: Cgroups,
-        prober: Prober,
-        allotment: ResourceAllocator,
-        resizing: AllocationManager,
-        collector: GarbageCollector,
-        scope: TaskScope,
+        allocation: AllocationManager,
+        *,
+        collect: Callable[[Callable[[str], bool]], Coroutine[Any, Any, None]],
+        retain: Sequence[Callable[[AbstractSet[str]], None]],
         unreadable: Callable[[], AbstractSet[str]],
-        node_event: Record = no_record,
+        scope: TaskScope,
     ) -> None:
-        """Initialize; `unreadable` returns the names of desired pods that could not be parsed."""
-        self._mux = mux
-        self._store = store
+        """Initialize.
+
+        `collect` collects container garbage and gets a function that returns whether a pod is deleted;
+        `retain` drop the state of all pods but those with the given uids; `unreadable` returns the names of
+        desired pods that could not be parsed.
+        """
+        self._records = records
         self._workers = workers
         self._pleg = pleg
         self._dirs = dirs
         self._cgroups = cgroups
-        self._prober = prober
-        self._allotment = allotment
-        self._resizing = resizing
-        self._collector = collector
-        self._scope = scope
+        self._allocation = allocation
+        self._collect = collect
+        self._retain = retain
         self._unreadable = unreadable
-        self._node_event = node_event
+        self._scope = scope
         self._next_gc = 0.0
-        self._class_complaints = ErrorLogLimiter(log, "Could not update the cgroups of the QoS classes")
+        self._qos_errors = ErrorLogLimiter(log, "Failed to update the cgroups of the QoS classes")
 
-    def keep(self) -> None:
-        """Run once; slow work continues in tasks."""
-        if not self._mux.all_reported or self._pleg.health() is not None:
+    def run_once(self) -> None:
+        """Compare pods, remove orphans and collect garbage; slow work continues in tasks."""
+        if not self._records.all_reported or self._pleg.health() is not None:
             return
-        known = self._workers.uids() | self._wanted()
+        known = self._workers.uids() | self._records.desired_uids()
         for uid in sorted((set(self._pleg.pods) | self._dirs.uids() | self._cgroups.uids()) - known):
-            if not self._may_be_wanted(uid):
-                self._end_orphan(uid)
-        self._prober.cleanup(known)
-        self._allotment.keep_only(known | self._pleg.pods.keys())
-        self._resizing.tidy(known | self._pleg.pods.keys())
-        self._scope.start(self._weigh_classes(), name="weigh")
+            if not self._may_be_desired(uid):
+                self._terminate_orphan(uid)
+        present = known | self._pleg.pods.keys()
+        for retain in self._retain:
+            retain(present)
+        self._allocation.tidy(present)
+        self._scope.start(self._update_qos(), name="qos-cgroups")
         now = asyncio.get_running_loop().time()
         if now >= self._next_gc:
             self._next_gc = now + GC_SECONDS
-            self._scope.start(self._collect(), name="gc")
+            self._scope.start(self._collect(self._is_deleted), name="gc")
 
-    def end_namesakes(self, pod: Pod) -> None:
+    def terminate_namesakes(self, pod: Pod) -> None:
         """Terminate orphans with the name of a pod, so that the pod waits for their end."""
         for uid in self._pleg.named(pod.full_name):
-            desired = uid in self._mux or self._store.get(uid) is not None
-            if not desired and not self._may_be_wanted(uid):
-                self._end_orphan(uid)
+            if not self._records.is_desired(uid) and not self._may_be_desired(uid):
+                self._terminate_orphan(uid)
 
-    def _wanted(self) -> set[str]:
-        """Return the uids of all desired pods, also of those that the loop has not dispatched yet."""
-        return {*self._mux.pods(), *(pod.uid for pod in self._store.pods())}
-
-    def _may_be_wanted(self, uid: str) -> bool:
+    def _may_be_desired(self, uid: str) -> bool:
         """Return whether this may be a desired pod that could not be parsed."""
         names, seen = self._unreadable(), self._pleg.pods.get(uid)
         return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
 
-    def _end_orphan(self, uid: str) -> None:
+    def _terminate_orphan(self, uid: str) -> None:
         seen = self._pleg.pods.get(uid)
         name = seen.full_name if seen is not None else ""
         log.info("Cleaning up orphaned pod", pod=name, podUID=uid)
         self._workers.terminate_orphan(uid, name, alive=seen is not None and seen.is_alive)
 
-    async def _weigh_classes(self) -> None:
+    async def _update_qos(self) -> None:
         now = asyncio.get_running_loop().time()
         try:
-            await self._cgroups.update_qos([self._resizing.allocated(pod) for pod in self._workers.pods()])
+            await self._cgroups.update_qos([self._allocation.allocated(pod) for pod in self._workers.pods()])
         except OSError as err:
-            self._class_complaints.failed(err, now)
+            self._qos_errors.failed(err, now)
         else:
-            self._class_complaints.succeeded(now)
+            self._qos_errors.succeeded(now)
 
-    async def _collect(self) -> None:
-        def is_deleted(uid: str) -> bool:
-            known = uid in self._mux or self._store.get(uid) is not None or self._may_be_wanted(uid)
-            return not known and self._workers.get(uid) is None
+    def _is_deleted(self, uid: str) -> bool:
+        known = self._records.is_desired(uid) or self._may_be_desired(uid)
+        return not known and self._workers.get(uid) is None
 
-        try:
-            await self._collector.collect(is_deleted=is_deleted, all_sources_ready=self._mux.all_reported)
-        except (CriError, OSError) as err:
-            log.error(err, "Container garbage collection failed")
-            message = err.rpc_text if isinstance(err, CriError) else str(err)
-            self._node_event("Warning", "ContainerGCFailed", message)
+
+async def collect_containers(
+    collector: GarbageCollector, node_event: Record, is_deleted: Callable[[str], bool]
+) -> None:
+    """Collect container garbage when all sources have reported; a failure becomes an event of the node."""
+    try:
+        await collector.collect(is_deleted=is_deleted, all_sources_ready=True)
+    except (CriError, OSError) as err:
+        log.error(err, "Container garbage collection failed")
+        message = err.rpc_text if isinstance(err, CriError) else str(err)
+        node_event("Warning", "ContainerGCFailed", message)

@@ -46,41 +46,42 @@ class Handlers(Protocol):
         ...
 
 
-News = Callable[[], None]
+QueuedCall = Callable[[Handlers], None]
+"""An event in the queue: calls its handler."""
 
 
 class SyncLoop:
     """The main loop and its health."""
 
-    def __init__(self, handlers: Handlers, runtime_errors: Callable[[], list[str]], resync: Duration) -> None:
-        self._handlers = handlers
+    def __init__(self, runtime_errors: Callable[[], list[str]], resync: Duration) -> None:
+        """Initialize; `runtime_errors` returns the reasons why no pod can be synced now."""
         self._runtime_errors = runtime_errors
         self._longest_round = max(STUCK_SECONDS, 2 * resync.seconds)
         self._began: float | None = None
-        self._news: asyncio.Queue[News] = asyncio.Queue()
-        self._complaint: list[str] = []
+        self._queue: asyncio.Queue[QueuedCall] = asyncio.Queue()
+        self._logged_errors: list[str] = []
 
     # Producers of events call these at any time; they never block.
 
     def pods(self, changes: Sequence[PodChange]) -> None:
         """Queue changes of the desired pods, in their order."""
         for change in changes:
-            self._news.put_nowait(lambda change=change: self._handlers.pod_changed(change))  # type: ignore[misc]
+            self._queue.put_nowait(_pod_changed(change))
 
     def runtime(self, change: PodLifecycleEvent) -> None:
         """Queue a change in the runtime."""
-        self._news.put_nowait(lambda: self._handlers.runtime_changed(change))
+        self._queue.put_nowait(lambda handlers: handlers.runtime_changed(change))
 
     def probe(self, uid: str) -> None:
         """Queue a new probe result."""
-        self._news.put_nowait(lambda: self._handlers.probe_changed(uid))
+        self._queue.put_nowait(lambda handlers: handlers.probe_changed(uid))
 
-    def after(self, call: News) -> None:
+    def after(self, call: Callable[[], None]) -> None:
         """Queue a call that runs when all earlier events have been dispatched."""
-        self._news.put_nowait(call)
+        self._queue.put_nowait(lambda _: call())
 
-    async def run(self) -> None:
-        """Run until cancelled."""
+    async def run(self, handlers: Handlers) -> None:
+        """Dispatch events to the handlers until cancelled."""
         clock = asyncio.get_running_loop().time
         pause, housekeeping = FIRST_PAUSE, clock()
         while True:
@@ -91,9 +92,9 @@ class SyncLoop:
                 continue
             pause = FIRST_PAUSE
             if clock() >= housekeeping:
-                await self._guarded(self._handlers.housekeep())
+                await self._guarded(handlers.housekeep())
                 housekeeping = clock() + HOUSEKEEPING_SECONDS
-            await self._next_news()
+            await self._dispatch(handlers)
 
     def health(self) -> str | None:
         """Return the reason why the loop counts as stuck, or None."""
@@ -106,27 +107,27 @@ class SyncLoop:
 
     def _runtime_is_down(self) -> bool:
         errors = self._runtime_errors()
-        if errors and errors != self._complaint:
+        if errors and errors != self._logged_errors:
             log.error("; ".join(errors), "Skipping pod synchronization")
-        self._complaint = errors
+        self._logged_errors = errors
         return bool(errors)
 
-    async def _next_news(self) -> None:
+    async def _dispatch(self, handlers: Handlers) -> None:
         """Dispatch all queued events, or wait up to one tick for the first."""
         try:
             async with asyncio.timeout(TICK_SECONDS):
-                news = await self._news.get()
+                call = await self._queue.get()
         except TimeoutError:
             return
         while True:
-            self._guarded_call(news)
-            if self._news.empty():
+            self._guarded_call(call, handlers)
+            if self._queue.empty():
                 return
-            news = self._news.get_nowait()
+            call = self._queue.get_nowait()
 
-    def _guarded_call(self, news: News) -> None:
+    def _guarded_call(self, call: QueuedCall, handlers: Handlers) -> None:
         try:
-            news()
+            call(handlers)
         except Exception as err:  # one failing handler must not stop the kubelet
             log.exception(err, "Unexpected error in the sync loop")
 
@@ -135,3 +136,7 @@ class SyncLoop:
             await work
         except Exception as err:  # the same for housekeeping
             log.exception(err, "Unexpected error while housekeeping")
+
+
+def _pod_changed(change: PodChange) -> QueuedCall:
+    return lambda handlers: handlers.pod_changed(change)

@@ -41,7 +41,7 @@ UNHEALTHY_SECONDS = 180.0
 RECONNECT_SECONDS = (0.1, 5.0)
 Mode = Literal["cri-events", "containerd-events", "relist"]
 _CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
-OnChange = Callable[[PodLifecycleEvent], None]
+Listener = Callable[[PodLifecycleEvent], None]
 Fingerprint = tuple[tuple[str, str], ...]
 
 
@@ -52,19 +52,18 @@ def fingerprint(pod: ObservedPod) -> Fingerprint:
 
 
 class Pleg:
-    """Generator of pod lifecycle events, which calls `on_change`."""
+    """Generator of pod lifecycle events for its listeners."""
 
     def __init__(
         self,
         cri: RuntimeConnection,
         observer: Observer,
-        on_change: OnChange,
         metrics: PlegMetrics | None = None,
     ) -> None:
         self._metrics = metrics or PlegMetrics()
         self._cri = cri
         self._observer = observer
-        self._on_change = on_change
+        self._listeners: list[Listener] = []
         self.mode: Mode = "relist"
         self.pods: dict[str, ObservedPod] = {}
         """Pods of the last relist, by uid."""
@@ -80,6 +79,10 @@ class Pleg:
         self._relist_now = asyncio.Event()
         self._quick_until = math.inf
         """Loop time until which relists are fast; infinite without an event stream."""
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` with each event; it must not block."""
+        self._listeners.append(listener)
 
     def health(self) -> str | None:
         """Return the reason why the last relist is too old, or None."""
@@ -142,7 +145,11 @@ class Pleg:
         self._last_relist = clock()
         self._metrics.seen()
         for uid in sorted(changed):
-            self._on_change(PodLifecycleEvent(uid))
+            self._notify(PodLifecycleEvent(uid))
+
+    def _notify(self, event: PodLifecycleEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
     async def _relist_forever(self) -> None:
         pause = RECONNECT_SECONDS[0]
@@ -198,7 +205,7 @@ class Pleg:
                     self._relist_now.set()
                     async for change in stream:
                         pause = RECONNECT_SECONDS[0]
-                        self._on_change(change)
+                        self._notify(change)
             except Unimplemented:
                 return False
             except CriError as err:

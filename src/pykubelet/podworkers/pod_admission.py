@@ -51,20 +51,21 @@ from pykubelet.cm.qos import pod_requests, qos_class
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.mux import PodStore
-from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.podworkers.housekeeping import Housekeeping
+from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import (
     PREEMPTED,
     PREEMPTING,
     TERMINAL,
-    StatusStore,
     preempted_status,
     refused_status,
     was_refused,
 )
+from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.util.metrics import PlainCounter
 from pykubelet.util.tasks import TaskScope
 
@@ -190,14 +191,39 @@ class AdmissionMetrics:
 
 FETCH_SECONDS = 10.0
 """Seconds to wait for the current node object when the known one would reject a pod."""
-LEAST_PATIENCE_SECONDS = 10
+SHORTEST_PREEMPTION_SECONDS = 10
 WAITING = "AdmissionWaiting"
 """Reason of the event about a pod whose admission may take minutes; its message names the cause."""
 
 
+class PodStarter:
+    """Passes admitted pods to their workers."""
+
+    def __init__(
+        self,
+        workers: PodWorkers,
+        housekeeping: Housekeeping,
+        allocation: AllocationManager,
+        static_readiness: StaticReadiness,
+    ) -> None:
+        self._workers = workers
+        self._housekeeping = housekeeping
+        self._allocation = allocation
+        self._static_readiness = static_readiness
+
+    def start(self, pod: Pod) -> None:
+        """Sync an admitted pod from now on; it waits for orphans that have its name."""
+        self._housekeeping.terminate_namesakes(pod)
+        worker = self._workers.get(pod.uid)
+        if worker is None and is_static_pod(pod):
+            pod = self._static_readiness.restore(pod)
+        self._allocation.take(pod, worker.pod if worker is not None else None)
+        self._workers.sync(pod)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionParts:
-    """Dependencies of pod admission."""
+class AdmissionNode:
+    """The node as pod admission sees it: its object, its features, and further admission handlers."""
 
     own: Node
     """This node as the kubelet knows it: name, labels, taints, allocatable resources, features."""
@@ -221,49 +247,44 @@ class PodAdmission:
 
     def __init__(
         self,
-        parts: AdmissionParts,
-        scope: TaskScope,
-        registry: CollectorRegistry | None,
-        *,
-        store: PodStore,
+        node: AdmissionNode,
+        records: PodRecords,
         workers: PodWorkers,
-        statuses: StatusStore,
-        journal: PodHistory,
+        allocation: AllocationManager,
+        *,
         in_runtime: Callable[[], Mapping[str, ObservedPod]],
-        wanted: Callable[[str], Pod | None],
         start: Callable[[Pod], None],
-        allocated: Callable[[Pod], Pod] = lambda pod: pod,
-        counted: Callable[[Pod], Pod] = lambda pod: pod,
+        scope: TaskScope,
+        metrics: AdmissionMetrics | None = None,
     ) -> None:
-        """Initialize; `wanted` also finds pods that were not dispatched yet, `start` starts a pod.
+        """Initialize; `in_runtime` returns the pods of the last relist, `start` starts an admitted pod.
 
-        Resources of a pod are its allocated ones (`allocated`), and for other pods all that they hold
-        (`counted`), independent of the desired ones.
+        Resources of a pod are its allocated ones, and for other pods all that they hold, independent of the
+        desired ones.
         """
-        self._parts = parts
-        self._scope = scope
-        self._store = store
+        self._admission_node = node
+        self._records = records
+        self._store = records.store
+        self._statuses = records.statuses
+        self._history = records.history
         self._workers = workers
-        self._statuses = statuses
-        self._journal = journal
+        self._allocation = allocation
         self._in_runtime = in_runtime
-        self._wanted = wanted
         self._start = start
-        self._allocated = allocated
-        self._counted = counted
-        self._metrics = AdmissionMetrics(registry)
-        self._requests = _Requests(pod_level=parts.gates.enabled("PodLevelResources"))
+        self._scope = scope
+        self._metrics = metrics or AdmissionMetrics()
+        self._requests = _Requests(pod_level=node.gates.enabled("PodLevelResources"))
         self.chain = make_chain(
             AdmitHandlerDeps(
                 requests_of=self._requests,
                 class_of=qos_class,
-                gates=parts.gates,
-                allowed_sysctls=parts.allowed_sysctls,
+                gates=node.gates,
+                allowed_sysctls=node.allowed_sysctls,
                 kernel=os.uname().release,
                 apparmor=apparmor_is_enabled(),
-                pressure=parts.pressure,
-                allocation=parts.allocation,
-                shutdown=parts.shutdown,
+                pressure=node.pressure,
+                allocation=node.allocation,
+                shutdown=node.shutdown,
             )
         )
         self._queue: dict[str, Pod] = {}
@@ -275,15 +296,21 @@ class PodAdmission:
         self._admitted = AdmittedPods(self._counting, self._requests)
         self._relisted: Mapping[str, ObservedPod] = {}
         """Relist for which `_admitted` was last marked."""
-        store.add_listener(self._admitted.mark)
+        records.store.add_listener(self._admitted.mark)
         workers.add_listener(self._admitted.mark)
+        allocation.add_listener(self._admitted.mark)
+
+    def admit(self, pod: Pod) -> None:
+        """Start a pod if it is admitted; a waiting pod is started later."""
+        if self.may_start(pod):
+            self._start(pod)
 
     def may_start(self, pod: Pod) -> bool:
         """Return whether a pod may be synced now; otherwise it was rejected or will be started later."""
         worker = self._workers.get(pod.uid)
         if worker is not None and worker.state is PodWorkerState.SYNCING:
             if worker.pod is not None:
-                self._look_at_update(worker.pod, pod)
+                self._check_update(worker.pod, pod)
             return True
         if self._workers.is_reborn(pod.uid):
             return True
@@ -298,12 +325,12 @@ class PodAdmission:
             self.mark(pod.uid)
             return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
-        answer = self._ask(pod, self._node()) if not waits else None
+        answer = self._evaluate_new(pod, self._node()) if not waits else None
         if isinstance(answer, DeferredResult) and answer.apart:
             self._set_apart(pod, answer)
             return False
         if waits or isinstance(answer, Preempt | DeferredResult) or self._may_be_stale(answer):
-            self._line_up(pod)
+            self._enqueue(pod)
             return False
         return self._settle(pod, answer)
 
@@ -316,38 +343,38 @@ class PodAdmission:
         """Record that it may have changed whether a pod counts as admitted, or with which resources."""
         self._admitted.mark(uid)
 
-    def _look_at_update(self, before: Pod, after: Pod) -> None:
+    def _check_update(self, before: Pod, after: Pod) -> None:
         """Log an update of a running pod that this node cannot apply."""
-        if before.spec is after.spec or not self._parts.gates.enabled("NodeDeclaredFeatures"):
+        if before.spec is after.spec or not self._admission_node.gates.enabled("NodeDeclaredFeatures"):
             return
-        missing = features_of_update(before, after) - set(self._parts.own.status.declared_features)
+        missing = features_of_update(before, after) - set(self._admission_node.own.status.declared_features)
         if missing:
-            self._journal.event(after, "Warning", "FailedNodeDeclaredFeaturesCheck", lacking(missing))
+            self._history.event(after, "Warning", "FailedNodeDeclaredFeaturesCheck", lacking(missing))
 
     def _stays_refused(self, pod: Pod) -> bool:
         """Return whether an earlier kubelet process rejected this pod, and nothing of it is left."""
         if not was_refused(pod.status) or self._runs(pod.uid):
             return False
         self._statuses.set(pod, pod.status)
-        self._journal.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
+        self._history.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
         return True
 
     # Evaluation
 
-    def _ask(self, pod: Pod, node: Node) -> Answer | DeferredResult:
+    def _evaluate_new(self, pod: Pod, node: Node) -> Answer | DeferredResult:
         # Running containers of an earlier pod with this uid are terminating.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
-        return self._judge(self._allocated(pod), node, running=running)
+        return self._evaluate(self._allocation.allocated(pod), node, running=running)
 
-    def judge_resize(self, pod: Pod) -> Answer | DeferredResult:
+    def evaluate_resize(self, pod: Pod) -> Answer | DeferredResult:
         """Evaluate the resize of an admitted pod.
 
         Exclusive CPUs, NUMA nodes and devices of its containers stay; a resize that would need new ones is
         infeasible and not evaluated here.
         """
-        return self._judge(pod, self._node())
+        return self._evaluate(pod, self._node())
 
-    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | DeferredResult:
+    def _evaluate(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | DeferredResult:
         return self.chain.admit(self._attempt(pod, node, running=running))
 
     def _attempt(self, pod: Pod, node: Node, *, running: bool) -> PodAdmitAttributes:
@@ -357,7 +384,7 @@ class PodAdmission:
             others=LazyPods(lambda: self._others(pod)),
             used=self._used_by_others(pod),
             running=running,
-            devices=lambda: self._parts.devices(pod.uid),
+            devices=lambda: self._admission_node.devices(pod.uid),
             renew=lambda: self._attempt(pod, self._node(), running=running),
         )
 
@@ -365,7 +392,7 @@ class PodAdmission:
         if isinstance(answer, AdmitRejection):
             self.refuse(pod, answer)
             return False
-        self._journal.note(pod.uid, "admission", "admitted")
+        self._history.note(pod.uid, "admission", "admitted")
         return True
 
     def refuse(self, pod: Pod, refusal: AdmitRejection) -> None:
@@ -377,8 +404,8 @@ class PodAdmission:
             reason=refusal.reason,
             message=refusal.message,
         )
-        self._journal.note(pod.uid, "admission", f"refused: {refusal.reason}")
-        self._journal.event(pod, "Warning", refusal.reason, refusal.message)
+        self._history.note(pod.uid, "admission", f"refused: {refusal.reason}")
+        self._history.event(pod, "Warning", refusal.reason, refusal.message)
         self._statuses.set(pod, refused_status(pod, refusal, api_now()))
         self._metrics.refused(refusal.reason)
         if self._runs(pod.uid):
@@ -388,10 +415,10 @@ class PodAdmission:
     def _release(self, uid: str) -> None:
         """Release the allocations of a rejected pod, unless a container of it still runs."""
         if self._workers.get(uid) is None and not self._runs(uid):
-            self._parts.released(uid)
+            self._admission_node.released(uid)
 
     def _node(self) -> Node:
-        return present_node(self._parts.own, self._parts.known())
+        return present_node(self._admission_node.own, self._admission_node.known())
 
     def _runs(self, uid: str) -> bool:
         seen = self._in_runtime().get(uid)
@@ -418,21 +445,21 @@ class PodAdmission:
         found = []
         pod, seen = self._store.get(uid), self._in_runtime().get(uid)
         if pod is not None:
-            if self._is_there(uid):
+            if self._is_admitted(uid):
                 found.append(pod)
         elif (
             # A previous kubelet process started it, and its source has not been handled yet.
             seen is not None
             and seen.is_alive
             and self._workers.get(uid) is None
-            and (coming := self._wanted(uid)) is not None
+            and (coming := self._records.mux.get(uid)) is not None
         ):
             found.append(coming)
-        if uid in self._apart and self._is_wanted(uid):
+        if uid in self._apart and self._is_desired(uid):
             found.append(self._apart[uid])
-        return [self._counted(one) for one in found]
+        return [self._allocation.counted(one) for one in found]
 
-    def _is_there(self, uid: str) -> bool:
+    def _is_admitted(self, uid: str) -> bool:
         worker = self._workers.get(uid)
         if worker is None:
             return self._workers.is_reborn(uid)
@@ -441,18 +468,18 @@ class PodAdmission:
     # Waiting
 
     def _may_be_stale(self, answer: Answer | DeferredResult) -> bool:
-        return isinstance(answer, AdmitRejection) and answer.stale and self._parts.fetch is not None
+        return isinstance(answer, AdmitRejection) and answer.stale and self._admission_node.fetch is not None
 
-    def _line_up(self, pod: Pod) -> None:
+    def _enqueue(self, pod: Pod) -> None:
         if not self._queue:
-            self._scope.start(self._work_off(), name="admission")
+            self._scope.start(self._drain_queue(), name="admission")
         self._queue[pod.uid] = pod
 
     def _set_apart(self, pod: Pod, later: DeferredResult) -> None:
         if later.why:
             log.info("Pod admission waits", pod=pod.full_name, podUID=pod.uid, reason=later.why)
-            self._journal.note(pod.uid, "admission", later.why)
-            self._journal.event(pod, "Warning", WAITING, later.why)
+            self._history.note(pod.uid, "admission", later.why)
+            self._history.event(pod, "Warning", WAITING, later.why)
         self._apart[pod.uid] = pod
         self.mark(pod.uid)
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
@@ -461,81 +488,81 @@ class PodAdmission:
         answer = await later.answer()
         pod = self._apart.pop(uid)
         self.mark(uid)
-        if not self._is_wanted(uid):
+        if not self._is_desired(uid):
             self._release(uid)
         elif isinstance(answer, Preempt) or self._may_be_stale(answer):
             # It has what it waited for: it is evaluated again, in its order.
             self._waited.add(uid)
-            self._line_up(pod)
+            self._enqueue(pod)
         elif self._settle(pod, answer):
             self._start(pod)
 
-    async def _work_off(self) -> None:
+    async def _drain_queue(self) -> None:
         """Evaluate the waiting pods, in their order."""
         while self._queue:
             uid, pod = next(iter(self._queue.items()))
             answer: Answer = None
-            if self._is_wanted(uid):
-                first = self._ask(pod, self._node())
+            if self._is_desired(uid):
+                first = self._evaluate_new(pod, self._node())
                 if isinstance(first, DeferredResult) and first.apart and uid not in self._waited:
                     self._set_apart(self._queue.pop(uid), first)
                     continue
                 answer = await first.answer() if isinstance(first, DeferredResult) else first
                 if self._may_be_stale(answer):
-                    answer = await self._ask_patiently(pod, await self._newest_node())
+                    answer = await self._evaluate_to_end(pod, await self._newest_node())
                 if isinstance(answer, Preempt):
-                    await self.make_room(pod, answer)
+                    await self.preempt(pod, answer)
             pod = self._queue.pop(uid)
             self._waited.discard(uid)
-            if not self._is_wanted(uid):
+            if not self._is_desired(uid):
                 # It was removed concurrently.
                 self._release(uid)
             elif self._settle(pod, answer):
                 self._start(pod)
 
-    async def _ask_patiently(self, pod: Pod, node: Node) -> Answer:
-        answer = self._ask(pod, node)
+    async def _evaluate_to_end(self, pod: Pod, node: Node) -> Answer:
+        answer = self._evaluate_new(pod, node)
         return await answer.answer() if isinstance(answer, DeferredResult) else answer
 
-    def _is_wanted(self, uid: str) -> bool:
+    def _is_desired(self, uid: str) -> bool:
         pod = self._store.get(uid)
         return pod is not None and (pod.metadata.deletion_timestamp is None or is_static_pod(pod))
 
     async def _newest_node(self) -> Node:
-        assert self._parts.fetch is not None
+        assert self._admission_node.fetch is not None
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                return present_node(self._parts.own, await self._parts.fetch())
+                return present_node(self._admission_node.own, await self._admission_node.fetch())
         except (KubeError, TimeoutError) as err:
             log.error(err, "Failed to get the node object, using the last known one")
             return self._node()
 
-    async def make_room(self, pod: Pod, room: Preempt) -> None:
+    async def preempt(self, pod: Pod, preemption: Preempt) -> None:
         """Preempt pods, and wait until they have terminated, for a bounded time."""
         clock = asyncio.get_running_loop().time
         began = clock()
-        for victim in room.victims:
-            self._preempt(victim, pod, room.resource)
-        for victim in room.victims:
+        for victim in preemption.victims:
+            self._preempt_victim(victim, pod, preemption.resource)
+        for victim in preemption.victims:
             grace = victim.spec.termination_grace_period_seconds or 0
-            patience = max(grace + grace // 2, LEAST_PATIENCE_SECONDS)
+            timeout = max(grace + grace // 2, SHORTEST_PREEMPTION_SECONDS)
             worker = self._workers.get(victim.uid)
             try:
-                async with asyncio.timeout_at(began + patience):
+                async with asyncio.timeout_at(began + timeout):
                     if worker is not None:
                         await worker.stopped.wait()
             except TimeoutError:
-                self._journal.event(
+                self._history.event(
                     victim,
                     "Warning",
                     "ExceededGracePeriod",
                     "Container runtime did not kill the pod within specified grace period.",
                 )
                 continue
-            self._metrics.preempted(room.resource)
+            self._metrics.preempted(preemption.resource)
             log.info("Pod evicted successfully", pod=victim.full_name, podUID=victim.uid)
 
-    def _preempt(self, victim: Pod, pod: Pod, resource: str) -> None:
+    def _preempt_victim(self, victim: Pod, pod: Pod, resource: str) -> None:
         log.v(2).info(
             "Preempting pod to free up resources",
             pod=victim.full_name,
@@ -543,8 +570,8 @@ class PodAdmission:
             insufficientResource=resource,
             requestingPod=pod.full_name,
         )
-        self._journal.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
-        self._journal.event(victim, "Warning", PREEMPTING, PREEMPTED)
+        self._history.note(victim.uid, "admission", f"makes room for {pod.full_name}: too little {resource}")
+        self._history.event(victim, "Warning", PREEMPTING, PREEMPTED)
 
         def preempted(status: PodStatus) -> PodStatus:
             return preempted_status(victim, status, api_now())

@@ -42,12 +42,15 @@ class RuntimeState:
 
     status: StatusCall
     last_good: float | None = None
-    on_ready: Callable[[], None] = lambda: None
-    """Called when the runtime and its network have become ready, because pods may wait for it."""
     _runtime: list[str] = field(
         default_factory=lambda: ["container runtime status check may not have completed yet"]
     )
     _network: list[str] = field(default_factory=list)
+    _listeners: list[Callable[[], None]] = field(default_factory=list)
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when the runtime and its network have become ready: pods may wait for it."""
+        self._listeners.append(listener)
 
     def errors(self) -> list[str]:
         """Return the reasons why no pod can be synced now."""
@@ -84,4 +87,5 @@ class RuntimeState:
                 log.error("; ".join([*self._runtime, *self._network]), "Container runtime is not ready")
             else:
                 log.info("Container runtime is ready")
-                self.on_ready()
+                for listener in self._listeners:
+                    listener()

@@ -33,6 +33,43 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 _FINISHED = (PodWorkerState.REMOVING, PodWorkerState.GONE)
+MANY = 4
+"""Number of concurrently terminating pods above which they count as a burst."""
+CALM_SECONDS = 1.5
+"""Seconds after the last start until a burst is over."""
+TERMINATING_SECONDS = 10.0
+"""Seconds after which a terminating pod no longer counts: it waits for something else than the host."""
+
+
+class PodChurn:
+    """Detection of bursts of starting or terminating pods."""
+
+    def __init__(self, limiter: StartLimiter | None = None) -> None:
+        """Initialize with the limiter of starting pods, which is full during a burst of them."""
+        self.limiter = limiter or StartLimiter()
+        self._terminating: dict[str, float] = {}
+        """Loop time at which each pod began to terminate, by uid, the latest last."""
+        self._last_burst = -math.inf
+
+    def terminating(self, uid: str) -> None:
+        """Record that a pod begins to terminate, or still does."""
+        self._terminating.setdefault(uid, asyncio.get_running_loop().time())
+
+    def finished(self, uid: str) -> None:
+        """Record that a pod has left its worker."""
+        self._terminating.pop(uid, None)
+
+    def is_bursting(self) -> bool:
+        """Return whether there is a burst, or was one within the last `CALM_SECONDS`."""
+        now = asyncio.get_running_loop().time()
+        if self.limiter.is_full or self._many_terminate(now - TERMINATING_SECONDS):
+            self._last_burst = now
+        return now - self._last_burst < CALM_SECONDS
+
+    def _many_terminate(self, oldest: float) -> bool:
+        """Return whether more than `MANY` pods began to terminate after the loop time `oldest`."""
+        latest = itertools.islice(reversed(self._terminating.values()), MANY + 1)
+        return sum(began > oldest for began in latest) > MANY
 
 
 class PodWorkers:
@@ -40,15 +77,17 @@ class PodWorkers:
 
     def __init__(
         self,
-        life: PodSyncer,
         scope: TaskScope,
         resync_seconds: float,
+        churn: PodChurn | None = None,
         metrics: WorkerMetrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """Initialize; `start` must be called before the first pod is synced."""
+        self._syncer: PodSyncer | None = None
+        self._churn = churn
         self._metrics = metrics or WorkerMetrics()
         self._clock = clock
-        self._life = life
         self._scope = scope
         self._resync = resync_seconds
         self._workers: dict[str, PodWorker] = {}
@@ -56,13 +95,15 @@ class PodWorkers:
         """By full name: the pod that waits until its predecessor is gone."""
         self._named: dict[str, dict[str, PodWorker]] = {}
         """Workers by full name and uid."""
-        self._ending: dict[str, float] = {}
-        """Loop time at which each pod left the state SYNCING, by uid, the latest last."""
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the uid of each pod whose worker or successor changed; it must not block."""
         self._listeners.append(listener)
+
+    def start(self, syncer: PodSyncer) -> None:
+        """Set the syncer that the workers call; it uses parts that need the workers."""
+        self._syncer = syncer
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -95,10 +136,6 @@ class PodWorkers:
     def uids(self) -> set[str]:
         """Return the uids of pods that have a worker or wait for one; housekeeping must not touch them."""
         return {*self._workers, *(pod.uid for pod in self._successors.values())}
-
-    def ending(self) -> dict[str, float]:
-        """Return the loop time at which each terminating pod left SYNCING, by uid, the latest last."""
-        return self._ending
 
     def is_reborn(self, uid: str) -> bool:
         """Return whether a new pod with this uid waits for the end of the current one."""
@@ -175,8 +212,9 @@ class PodWorkers:
         return next((worker for worker in namesakes if worker.state not in _FINISHED), None)
 
     def _state_changed(self, worker: PodWorker) -> None:
-        if worker.state is not PodWorkerState.SYNCING and self._workers.get(worker.uid) is worker:
-            self._ending.setdefault(worker.uid, asyncio.get_running_loop().time())
+        is_current = self._workers.get(worker.uid) is worker
+        if self._churn is not None and is_current and worker.state is not PodWorkerState.SYNCING:
+            self._churn.terminating(worker.uid)
         self._notify(worker.uid)
 
     def _notify(self, uid: str) -> None:
@@ -192,9 +230,10 @@ class PodWorkers:
     def _start(
         self, uid: str, pod: Pod | None, name: str = "", *, ending: KillPodOptions | None = None
     ) -> None:
+        assert self._syncer is not None, "not started"
         worker = PodWorker(
             uid,
-            self._life,
+            self._syncer,
             pod,
             self._resync,
             name,
@@ -215,7 +254,8 @@ class PodWorkers:
 
     def _remove(self, worker: PodWorker) -> None:
         del self._workers[worker.uid]
-        self._ending.pop(worker.uid, None)
+        if self._churn is not None:
+            self._churn.finished(worker.uid)
         namesakes = self._named[worker.name]
         del namesakes[worker.uid]
         if not namesakes:
@@ -237,32 +277,3 @@ class PodWorkers:
                 if same:
                     self._metrics.restarted(static=is_static_pod(successor))
                 self.sync(successor)
-
-
-MANY = 4
-"""Number of concurrently terminating pods above which they count as a burst."""
-CALM_SECONDS = 1.5
-"""Seconds after the last start until a burst is over."""
-PATIENCE_SECONDS = 10.0
-"""Seconds after which a terminating pod no longer counts: it waits for something else than the host."""
-
-
-class PodChurn:
-    """Detection of bursts of starting or terminating pods."""
-
-    def __init__(self, gate: StartLimiter, workers: PodWorkers) -> None:
-        self._gate = gate
-        self._workers = workers
-        self._last = -math.inf
-
-    def is_there(self) -> bool:
-        """Return whether there is a burst, or was one within the last `CALM_SECONDS`."""
-        now = asyncio.get_running_loop().time()
-        if self._gate.is_full or self._many_end(now - PATIENCE_SECONDS):
-            self._last = now
-        return now - self._last < CALM_SECONDS
-
-    def _many_end(self, oldest: float) -> bool:
-        """Return whether more than `MANY` pods left SYNCING after the loop time `oldest`."""
-        latest = itertools.islice(reversed(self._workers.ending().values()), MANY + 1)
-        return sum(since > oldest for since in latest) > MANY

@@ -114,6 +114,10 @@ class AllocationManager:
         """Trigger of the scheduled evaluation of all pending resizes; None if none is scheduled."""
         self._next_retry = 0.0
 
+    def start(self, others: ResizeCollaborators) -> None:
+        """Evaluate pending resizes from now on, with parts of the pod engine that use this manager."""
+        self.others = others
+
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the uid of each pod whose `counted` resources may have changed."""
         self.books.allocated.add_listener(listener)

@@ -5,9 +5,10 @@ import asyncio
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.podconfig.mux import PodChange, PodStore
+from pykubelet.podconfig.mux import PodChange, PodMux, PodStore
+from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants
-from pykubelet.podworkers.active_pods import ActivePods
+from pykubelet.podworkers.pod_records import ActivePods, PodRecords
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import StatusStore
 from pykubelet.util.tasks import TaskScope
@@ -39,20 +40,14 @@ class Life:
 async def test_from_the_first_word_to_the_last_container() -> None:
     store, statuses, life = PodStore(), StatusStore(), Life()
     seen: dict[str, ObservedPod] = {}
-    wanted: dict[str, Pod] = {}
-    heard = False
     async with TaskScope() as scope:
-        workers = PodWorkers(life, scope, 60.0)
-        active = ActivePods(
-            store=store,
-            workers=workers,
-            statuses=statuses,
-            in_runtime=lambda: seen,
-            wanted=lambda: wanted,
-            all_reported=lambda: heard,
-        )
+        workers = PodWorkers(scope, 60.0)
+        workers.start(life)
+        mux = PodMux(lambda: 0)
+        mux.expect("api")
+        active = ActivePods(PodRecords(mux, store, statuses, PodHistory()), workers, lambda: seen)
         assert active.uids() is None
-        heard = True
+        mux.set("api", [])
         assert active.uids() == set()
 
         # It runs since an earlier agent, and its source has just spoken of it.
@@ -62,8 +57,8 @@ async def test_from_the_first_word_to_the_last_container() -> None:
         seen["u1"] = ObservedPod(uid="u1", containers=(here, gone))
         assert active.uids() == {"u1"}
         assert active.pods() == []
-        wanted["u1"] = one
-        assert active.pods() == [one]
+        mux.set("api", [one])
+        assert [pod.uid for pod in active.pods()] == ["u1"]
         assert active.running_before("u1") == {"main"}
         assert active.running_before("u2") == frozenset()
         store.apply(PodChange("ADD", one, "api"))
@@ -83,7 +78,7 @@ async def test_from_the_first_word_to_the_last_container() -> None:
 
         # One that ends counts until nothing of it runs, whoever wants it.
         workers.end(one)
-        wanted.clear()
+        mux.set("api", [])
         store.apply(PodChange("REMOVE", one, "api"))
         statuses.set(one, PodStatus(phase="Failed"))
         seen.clear()

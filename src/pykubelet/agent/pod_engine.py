@@ -1,0 +1,388 @@
+"""Builds the pod engine and everything between the pod sources and the runtime, then starts it.
+
+`build_pod_engine` constructs from the outside in, as in docs/architecture.md: sources and loop, workers,
+admission, then the syncer with its stages. A part that others use is built before them. Three cycles remain
+and are closed by `start`: the workers get the syncer, the loop its handlers, and the allocation manager the
+admission. Nothing runs before that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pykubelet.agent.cluster import AgentSettings
+from pykubelet.api.pod import Pod
+from pykubelet.cm.cgroups.node_cgroups import no_record
+from pykubelet.cm.resize import AllocationState, Scope
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.images.image_manager import ImageManager
+from pykubelet.kuberuntime.gc import GarbageCollector
+from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
+from pykubelet.kuberuntime.linux_resources import can_swap
+from pykubelet.kuberuntime.observe import Observer
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.removal import ContainerRemover
+from pykubelet.kuberuntime.resize import Resizer
+from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.kuberuntime.user_namespaces import UserNamespaces
+from pykubelet.objects.base import PodObjects
+from pykubelet.objects.runtime_classes import default_handler
+from pykubelet.objects.services import no_services
+from pykubelet.podconfig.local_objects import LocalObjects
+from pykubelet.podconfig.pod_history import PodHistory, field_of
+from pykubelet.podconfig.static_sources import start_sources
+from pykubelet.podsync.contract import Cgroups, Volumes
+from pykubelet.podsync.executor import ActionExecutor
+from pykubelet.podsync.remnants import RemnantRemover
+from pykubelet.podsync.reporter import StatusOptions, StatusReporter
+from pykubelet.podsync.resource_allocator import DeviceProvider, PodClaims, ResourceAllocator
+from pykubelet.podsync.restart_all import RestartAll
+from pykubelet.podsync.stages.allocation import AllocationStage
+from pykubelet.podsync.stages.base import StageList
+from pykubelet.podsync.stages.cgroup import CgroupStage
+from pykubelet.podsync.stages.claims import ClaimStage
+from pykubelet.podsync.stages.containers import ContainerStage, crash_loop_back_off
+from pykubelet.podsync.stages.directory import DirectoryStage
+from pykubelet.podsync.stages.objects import ObjectStage
+from pykubelet.podsync.stages.sandbox import SandboxStage
+from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
+from pykubelet.podsync.stages.volumes import VolumeStage
+from pykubelet.podsync.syncer import NodePodSyncer
+from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterAccess
+from pykubelet.podworkers.engine import PodEngine, PodFates
+from pykubelet.podworkers.housekeeping import Housekeeping, collect_containers
+from pykubelet.podworkers.loop import SyncLoop
+from pykubelet.podworkers.pleg import Pleg
+from pykubelet.podworkers.pod_admission import AdmissionMetrics, AdmissionNode, PodAdmission, PodStarter
+from pykubelet.podworkers.pod_metrics import EngineMetrics
+from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
+from pykubelet.podworkers.runtime_state import RuntimeState
+from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodChurn, PodWorkers
+from pykubelet.probes.prober import Prober
+from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
+from pykubelet.resize.feasibility import ResizeMetrics, ResizeRules
+from pykubelet.status.static_readiness import StaticReadiness
+from pykubelet.util.tasks import TaskScope
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRuntime:
+    """The container runtime of this node, and what the kubelet knows of it."""
+
+    cri: RuntimeConnection
+    options: RuntimeNodeOptions
+    state: RuntimeState
+    images: ImageManager
+    collector: GarbageCollector
+    host_ips: Sequence[str]
+    legacy_logs: Path | None
+    """Directory of links to container logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResources:
+    """What pods get from this node beside containers: one pod stage each."""
+
+    cgroups: Cgroups
+    volumes: Volumes
+    user_namespaces: UserNamespaces
+    allocator: ResourceAllocator
+    allocation_state: AllocationState
+    devices: DeviceProvider
+    claims: PodClaims
+
+
+def build_pod_engine(
+    settings: AgentSettings,
+    runtime: NodeRuntime,
+    resources: NodeResources,
+    records: PodRecords,
+    churn: PodChurn,
+    admission_node: AdmissionNode,
+    cluster: ClusterAccess | None,
+    local_objects: LocalObjects,
+    registry: CollectorRegistry,
+    scope: TaskScope,
+) -> tuple[PodEngine, Callable[[], None]]:
+    """Return the pod engine and the function that starts it.
+
+    `cluster` is None on a standalone node, whose pods use `local_objects`; those are the configMaps and
+    secrets of the manifest directory.
+    """
+    config, root, cri = settings.config, Path(settings.flags.root_dir), runtime.cri
+    store, statuses, history = records.store, records.statuses, records.history
+    objects: PodObjects = cluster.objects if cluster is not None else local_objects
+    node_event = cluster.node_event if cluster is not None else no_record
+    metrics = EngineMetrics(registry, statuses, history)
+    static_readiness = StaticReadiness(root)
+    statuses.listen(static_readiness.record)
+
+    # Events: sources, runtime and probes → loop.
+    observer = Observer(cri)
+    pleg = Pleg(cri, observer, metrics.pleg)
+
+    def runtime_errors() -> list[str]:
+        """Return the reasons why no pod can be synced now; the running pods must be known first."""
+        problem = pleg.health()
+        return [*runtime.state.errors(), *([problem] if problem else [])]
+
+    loop = SyncLoop(runtime_errors, config.sync_frequency)
+    pleg.add_listener(loop.runtime)
+    prober = build_prober(cri, history, registry, runtime.host_ips)
+    prober.results.subscribe(lambda update: loop.probe(update.pod_uid))
+    updates = SourceUpdates(records.mux, loop)
+
+    # Workers, and what decides which pods get one.
+    workers = PodWorkers(scope, config.sync_frequency.seconds, churn, metrics.workers)
+    objects.listen(workers.wake)
+    api_server = None
+    if cluster is not None:
+        api_server = ApiServerSync(
+            cluster, settings.node_name, updates, records, workers, churn, metrics.statuses
+        )
+    allocation = AllocationManager(
+        history,
+        resources.allocation_state,
+        resize_rules(config, runtime.options),
+        scope=scope,
+        group_of=resources.cgroups.group,
+        metrics=ResizeMetrics(registry),
+    )
+    dirs = PodDirs(root)
+    housekeeping = Housekeeping(
+        records,
+        workers,
+        pleg,
+        dirs,
+        resources.cgroups,
+        allocation,
+        collect=partial(collect_containers, runtime.collector, node_event),
+        retain=(
+            prober.cleanup,
+            resources.allocator.keep_only,
+            lambda uids: static_readiness.retain(uids.__contains__),
+        ),
+        unreadable=lambda: api_server.unreadable if api_server is not None else frozenset(),
+        scope=scope,
+    )
+    starter = PodStarter(workers, housekeeping, allocation, static_readiness)
+    admission = PodAdmission(
+        admission_node,
+        records,
+        workers,
+        allocation,
+        in_runtime=lambda: pleg.pods,
+        start=starter.start,
+        scope=scope,
+        metrics=AdmissionMetrics(registry),
+    )
+    updates.add_listener(admission.mark)
+    fates = PodFates(
+        records,
+        workers,
+        pleg,
+        admission,
+        api_server,
+        forget=(
+            pleg.drop_snapshot,
+            metrics.pod_starts.gone,
+            runtime.images.forget_pod,
+            static_readiness.forget,
+            admission.forget,
+        ),
+    )
+
+    # The sync of one pod.
+    def pod_ip(uid: str) -> str:
+        pod, observed = store.get(uid), syncer.observed(uid)
+        if pod is not None and pod.spec.host_network:
+            return next(iter(runtime.host_ips), "")
+        return next(iter(observed.ips), "") if observed else ""
+
+    hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
+    killer = ContainerKiller(cri, hooks, history, scope)
+    container_starter = ContainerStarter(
+        cri,
+        observer,
+        runtime.options,
+        dirs,
+        runtime.images,
+        hooks,
+        killer,
+        history,
+        pleg.learn,
+        resources.volumes.sub_paths,
+        lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
+        runtime.legacy_logs,
+        objects=objects,
+        services=api_server.services if api_server is not None else no_services,
+        grants=resources.devices.grants,
+        shares=resources.allocator,
+        node_event=node_event,
+    )
+    remover = ContainerRemover(cri, runtime.legacy_logs)
+    restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")
+    stages = StageList(
+        ObjectStage(objects),
+        CgroupStage(resources.cgroups, allocation, history),
+        DirectoryStage(dirs, history),
+        VolumeStage(resources.volumes, history),
+        UserNamespaceStage(resources.user_namespaces, history),
+        AllocationStage(resources.allocator, allocation, workers.is_reborn),
+        ClaimStage(resources.claims, history, lambda uid: fates.fate_of(uid) == "gone"),
+    )
+    resizer = Resizer(
+        cri,
+        runtime.options,
+        resources.cgroups.group,
+        allocation,
+        lambda pod, container: resources.allocator.of(pod, container).exclusive,
+    )
+    executor = ActionExecutor(
+        stages=stages,
+        sandbox=SandboxStage(
+            container_starter,
+            cluster.handler_of if cluster is not None else default_handler,
+            runtime.state.network_errors,
+            history,
+            metrics.starts,
+        ),
+        containers=ContainerStage(
+            container_starter,
+            allocation,
+            crash_loop_back_off(config, settings.gates),
+            history,
+            metrics.starts,
+        ),
+        killer=killer,
+        remover=remover,
+        resize=PodResizeStep(allocation, resizer),
+        limiter=churn.limiter,
+        history=history,
+    )
+    reporter = StatusReporter(
+        StatusOptions(
+            runtime_name=cri.version.runtime_name,
+            host_ips=runtime.host_ips,
+            recursive_handlers=runtime.options.recursive_handlers,
+            stays_initialized=restart_all,
+            clustered=cluster is not None,
+        ),
+        prober,
+        statuses,
+        allocation,
+        resources.cgroups,
+        history,
+        resources.devices.health,
+    )
+    syncer = NodePodSyncer(
+        observer=observer,
+        executor=executor,
+        stages=stages,
+        reporter=reporter,
+        remover=RemnantRemover(cri, observer, dirs, container_starter.remove_logs, pleg.forget),
+        restart_all=RestartAll(killer, remover, history, time.time, enabled=restart_all),
+        allocation=allocation,
+        prober=prober,
+        history=history,
+        sources=fates,
+    )
+    metrics.count_pods(store, workers, statuses, syncer, pleg)
+    engine = PodEngine(
+        records=records,
+        loop=loop,
+        pleg=pleg,
+        workers=workers,
+        syncer=syncer,
+        fates=fates,
+        admission=admission,
+        housekeeping=housekeeping,
+        api_server=api_server,
+        metrics=metrics,
+    )
+
+    def start() -> None:
+        workers.start(syncer)
+        allocation.start(_resize_collaborators(records, workers, admission, loop))
+        scope.start(pleg.run(), name="pleg")
+        scope.start(prober.run(), name="prober")
+        scope.start(resources.allocation_state.write_behind(), name="allocation-state")
+        scope.start(static_readiness.run(), name="static-readiness")
+        scope.start(loop.run(engine), name="sync-loop")
+        start_sources(
+            config,
+            settings.node_name,
+            records.mux,
+            updates.replace,
+            scope,
+            objects=local_objects if cluster is None else None,
+        )
+        if api_server is not None:
+            records.mux.expect("api")
+            api_server.start(scope)
+
+    return engine, start
+
+
+def build_prober(
+    cri: RuntimeConnection, history: PodHistory, registry: CollectorRegistry, host_ips: Sequence[str]
+) -> Prober:
+    """Return a prober; pods with hostNetwork are probed at the first of `host_ips`.
+
+    While the host has no address they are probed at its loopback, where most of them listen, too.
+    """
+
+    async def run(container_id: str, command: Sequence[str], timeout_seconds: int) -> tuple[int, bytes]:
+        response = await cri.runtime.exec_sync(container_id, list(command), timeout_seconds)
+        return response.exit_code, response.stdout + response.stderr
+
+    def record(pod: Pod, container: str, reason: str, message: str) -> None:
+        history.event(pod, "Warning", reason, message, field_of(pod, container))
+
+    return Prober(run, record, registry, host_ip=lambda: next(iter(host_ips), _LOOPBACK))
+
+
+def resize_rules(config: KubeletConfiguration, options: RuntimeNodeOptions) -> ResizeRules:
+    """Return the resize rules of this node."""
+    gates = options.gates
+    return ResizeRules(
+        scope=Scope(
+            gates.enabled("InPlacePodLevelResourcesVerticalScaling"),
+            gates.enabled("InPlacePodVerticalScalingInitContainers"),
+        ),
+        pod_level=options.pod_level,
+        static_cpus=config.cpu_manager_policy == "static"
+        and not gates.enabled("InPlacePodVerticalScalingExclusiveCPUs"),
+        static_memory=config.memory_manager_policy == "Static"
+        and not gates.enabled("InPlacePodVerticalScalingExclusiveMemory"),
+        may_swap=lambda pod, container: can_swap(pod, container, options),
+    )
+
+
+def _resize_collaborators(
+    records: PodRecords, workers: PodWorkers, admission: PodAdmission, loop: SyncLoop
+) -> ResizeCollaborators:
+    def pod_to_run(uid: str) -> Pod | None:
+        worker = workers.get(uid)
+        is_syncing = worker is not None and worker.state is PodWorkerState.SYNCING
+        return records.store.get(uid) if is_syncing else None
+
+    return ResizeCollaborators(
+        pod=pod_to_run,
+        judge=admission.evaluate_resize,
+        make_room=admission.preempt,
+        wake=workers.wake,
+        is_ready=lambda: records.all_reported,
+        later=loop.after,
+    )
