@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.agent.host_setup import tell_kills
+from pykubelet.agent.host_setup import record_oom_kills
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.oom_watcher import OomKill, kills, open_log
 from tests.resources.test_cgroup_tree import needs_v1, root
@@ -60,7 +60,7 @@ def reason(kind: str, pid: int) -> str:
 async def test_what_the_node_is_told(log: Log) -> None:
     told: list[tuple[str, str, str]] = []
     log.say("app invoked oom-killer: gfp_mask=0x0", reason(CGROUP, 3), KILLED.format(pid=3, name="app"))
-    watch = asyncio.create_task(tell_kills(lambda *event: told.append(event), log.open))
+    watch = asyncio.create_task(record_oom_kills(lambda *event: told.append(event), log.open))
     # It waits for more, and is not confused by what is no record at all.
     log._written.send(b"nonsense")
     log.say(
@@ -79,8 +79,8 @@ async def test_a_machine_without_a_log(tmp_path: Path) -> None:
     def missing() -> int:
         return open_log(tmp_path / "kmsg")
 
-    await tell_kills(lambda *event: pytest.fail(str(event)), missing)
-    await tell_kills(lambda *event: pytest.fail(str(event)), lambda: open_log(Path("/dev/null")))
+    await record_oom_kills(lambda *event: pytest.fail(str(event)), missing)
+    await record_oom_kills(lambda *event: pytest.fail(str(event)), lambda: open_log(Path("/dev/null")))
 
 
 async def test_stopping_gives_the_descriptor_back(log: Log) -> None:
@@ -90,7 +90,7 @@ async def test_stopping_gives_the_descriptor_back(log: Log) -> None:
         fds.append(log.open())
         return fds[0]
 
-    watch = asyncio.create_task(tell_kills(lambda *event: None, opened))
+    watch = asyncio.create_task(record_oom_kills(lambda *event: None, opened))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     watch.cancel()

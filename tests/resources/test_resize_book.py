@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.agent.host_setup import StartupError, open_books
+from pykubelet.agent.host_setup import StartupError, open_allocation_state
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm import resize as resize_book
@@ -103,7 +103,7 @@ class TestFormat:
         with pytest.raises(PolicyError, match=problem):
             read_books(tmp_path)
         with pytest.raises(StartupError) as caught:
-            open_books(tmp_path)
+            open_allocation_state(tmp_path)
         assert str(tmp_path / ACTUATED) in str(caught.value)
         assert "delete that file" in str(caught.value)
 

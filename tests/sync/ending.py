@@ -35,7 +35,7 @@ class EndingNode:
         self.calls: list[str] = []
         self.failures: dict[str, Exception] = {}
         """What a call raises, by its entry in `calls`."""
-        self.fate: Fate = "wanted"
+        self.fate: Fate = "desired"
         self.may_report = asyncio.Event()
         """Set when the API server accepts the pod's status."""
         self.may_report.set()

@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
-from pykubelet.agent.container_manager import make_allotment
+from pykubelet.agent.container_manager import build_allocator
 from pykubelet.agent.images import build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.api.meta import to_document
@@ -392,7 +392,7 @@ async def engine_with_fakes(
     own = node(cpu="64", memory="64Gi", pods="1000", ephemeral_storage="100Gi")
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
-        allotment = make_allotment(settings, registry)
+        allotment = build_allocator(settings, registry)
         churn, records = PodChurn(), PodRecords.create()
         state: Any = SimpleNamespace(errors=list, network_errors=network_errors)
         engine, start = build_pod_engine(

@@ -41,7 +41,7 @@ class Sources:
         self,
         *,
         clustered: bool = False,
-        fate_of: Callable[[str], Fate] = lambda uid: "wanted",
+        fate_of: Callable[[str], Fate] = lambda uid: "desired",
         is_new: Callable[[str], bool] = lambda uid: False,
         reject: Callable[[Pod, AdmitRejection], None] = lambda pod, rejection: None,
         on_removed: Callable[[str], None] = lambda uid: None,

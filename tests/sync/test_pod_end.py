@@ -150,7 +150,7 @@ async def ended(pod: Pod) -> EndingNode:
 
 async def test_clean_up_deletes_pod_before_removing_it() -> None:
     node = await ended(make_pod(deleting=True))
-    node.fate = "leaving"
+    node.fate = "deleted"
     remnants = await node.life.clean_up(node.pod.uid, node.pod)
     assert node.calls == [*FINISHED, "status reported", "delete in API server", "gone"]
     assert remnants is not None
@@ -161,7 +161,7 @@ async def test_clean_up_deletes_pod_before_removing_it() -> None:
 
 async def test_clean_up_waits_until_status_is_reported() -> None:
     node = await ended(make_pod(deleting=True))
-    node.fate = "leaving"
+    node.fate = "deleted"
     node.may_report.clear()
     clean_up = asyncio.create_task(node.life.clean_up(node.pod.uid, node.pod))
     await asyncio.sleep(60)
@@ -181,7 +181,7 @@ async def test_clean_up_ended_pod_stays_known() -> None:
 
 async def test_clean_up_failed_unmount_keeps_api_object() -> None:
     node = await ended(make_pod(deleting=True))
-    node.fate = "leaving"
+    node.fate = "deleted"
     node.failures["unmount"] = VolumeError("busy")
     with pytest.raises(SyncError, match="busy"):
         await node.life.clean_up(node.pod.uid, node.pod)
@@ -189,15 +189,15 @@ async def test_clean_up_failed_unmount_keeps_api_object() -> None:
 
 
 @pytest.mark.parametrize("stuck", ["remove main", "remove sandbox box", "remove directory"])
-@pytest.mark.parametrize("fate", ["leaving", "gone"])
+@pytest.mark.parametrize("fate", ["deleted", "gone"])
 async def test_clean_up_does_not_wait_for_removal(stuck: str, fate: str) -> None:
     """Verify that volumes and the API object are released although a remnant cannot be removed."""
     node = await ended(make_pod(deleting=True))
-    node.fate = "leaving" if fate == "leaving" else "gone"
+    node.fate = "deleted" if fate == "deleted" else "gone"
     node.failures[stuck] = OSError("busy") if "directory" in stuck else cri_failure()
     remnants = await node.life.clean_up(node.pod.uid, node.pod)
     assert remnants is not None
-    reported = ["status reported", "delete in API server"] if fate == "leaving" else []
+    reported = ["status reported", "delete in API server"] if fate == "deleted" else []
     assert node.calls == [*FINISHED, *reported, "gone"]
     node.calls.clear()
     for _ in range(2):

@@ -285,7 +285,7 @@ async def test_a_version_without_new_wishes_wakes_nobody(life: Life, workers: Po
     workers.sync(pod("a"))
     await asyncio.sleep(1)
     newer = pod("a")
-    workers.know(newer)
+    workers.set_pod(newer)
     await asyncio.sleep(1)
     assert life.diary == ["sync a"]
     worker = workers.get("a")

@@ -1,7 +1,7 @@
 """Builds and starts the container manager: CPU, memory, topology and device managers, resource claims.
 
 The managers are built before the pod engine, which admits pods and starts containers through them:
-`make_allotment`, `NodeDevices`, `make_claims`. They are started when the engine exists: `start_allotment`,
+`build_allocator`, `NodeDevices`, `build_claims`. They are started when the engine exists: `start_allocator`,
 `NodeDevices.know`, `start_claims`. The device manager is the first hint provider, as upstream: it cannot
 choose its NUMA nodes freely, the others can. It serves plugins before the first pod is admitted and outlives
 the engine. A standalone node has no resource claims, which are objects of the API server.
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-def make_allotment(
+def build_allocator(
     settings: AgentSettings, registry: CollectorRegistry, devices: DeviceManager | None = None
 ) -> ResourceAllocator:
     """Return the allocator of CPUs, memory and devices. Raises StartupError.
@@ -89,7 +89,7 @@ def make_allotment(
     return ResourceAllocator(cpus, memory, topology, devices)
 
 
-def start_allotment(
+def start_allocator(
     allotment: ResourceAllocator,
     settings: AgentSettings,
     cri: RuntimeConnection,
@@ -337,7 +337,7 @@ def _shown(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
     ]
 
 
-def make_claims(
+def build_claims(
     settings: AgentSettings, registry: CollectorRegistry, cluster: Cluster | None, tasks: TaskScope
 ) -> DraManager | None:
     """Return the DRA manager; None on a node without claims. Raises StartupError."""

@@ -80,9 +80,9 @@ def check_machine(config: KubeletConfiguration) -> None:
         log.warning("cgroup v2 is incomplete in this kernel: plan to move this node to 5.8 or later")
     differing = kernel.kernel_default_differences()
     if differing and config.protect_kernel_defaults:
-        wanted = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
+        settings = " ".join(f"{name.replace('/', '.')}={value}" for name, (value, _) in differing.items())
         raise StartupError(
-            f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {wanted}`"
+            f"kernel settings differ and protectKernelDefaults is set: run `sysctl -w {settings}`"
         )
     problem = swap.swap_problem(swap.swap_areas())
     if problem and config.fail_swap_on:
@@ -116,15 +116,15 @@ async def prepare_cgroups(
     if config.local_storage_capacity_isolation:
         capacity |= storage_capacity(root)
     metrics = CgroupMetrics(registry, unified=found.unified, memory_qos=gates.enabled("MemoryQoS"))
-    made = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
+    pod_cgroups = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
     try:
-        await made.setup()
+        await pod_cgroups.setup()
     except CgroupError as err:
         raise StartupError(str(err)) from err
     if not found.unified:
         record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
     await warn_of_swap(root, record)
-    return made
+    return pod_cgroups
 
 
 async def warn_of_swap(root: Path, record: Record) -> None:
@@ -197,7 +197,7 @@ def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
         )
 
 
-def open_books(root: Path) -> AllocationState:
+def open_allocation_state(root: Path) -> AllocationState:
     """Open the checkpoints of allocated and actuated resources. Raises StartupError when they are invalid."""
     try:
         return read_books(root)
@@ -241,7 +241,7 @@ def start_util_chains(config: KubeletConfiguration, tasks: TaskScope) -> None:
             tasks.start(keep_chains(program), name=program)
 
 
-async def tell_kills(record: Record, open_log: Callable[[], int] = open_log) -> None:
+async def record_oom_kills(record: Record, open_log: Callable[[], int] = open_log) -> None:
     """Record SystemOOM events for processes that the kernel killed because the host was out of memory.
 
     Kills because of a cgroup's limit are not reported here: they appear in pod statuses.

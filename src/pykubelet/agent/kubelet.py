@@ -23,10 +23,10 @@ from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.agent.cluster import AgentSettings, Cluster, build_node_reporter, join_cluster
 from pykubelet.agent.container_manager import (
     NodeDevices,
+    build_allocator,
+    build_claims,
     claim_plugins,
-    make_allotment,
-    make_claims,
-    start_allotment,
+    start_allocator,
     start_claims,
 )
 from pykubelet.agent.host_setup import (
@@ -34,19 +34,19 @@ from pykubelet.agent.host_setup import (
     adjust_process,
     check_machine,
     find_id_space,
-    open_books,
+    open_allocation_state,
     prepare_cgroups,
     prepare_root,
+    record_oom_kills,
     set_kernel_defaults,
     start_daemon_cgroups,
     start_util_chains,
     take_cgroup_driver,
-    tell_kills,
 )
 from pykubelet.agent.images import build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
-from pykubelet.agent.volumes import make_volumes, start_plugins, start_volumes, volume_plugins
+from pykubelet.agent.volumes import build_volumes, start_plugins, start_volumes, volume_plugins
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.load import LoadedConfig
@@ -322,11 +322,11 @@ class Kubelet:
             recursive_handlers=recursive_handlers(runtime),
         )
         local_objects = LocalObjects()
-        allocator = make_allotment(settings, self.registry, devices.manager)
+        allocator = build_allocator(settings, self.registry, devices.manager)
         if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
             pod_cgroups.leave_unbound(allocator.has_exclusive)
-        volumes = await make_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
-        claims = make_claims(settings, self.registry, cluster, tasks)
+        volumes = await build_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
+        claims = build_claims(settings, self.registry, cluster, tasks)
         records = PodRecords.create()
         images = await build_image_manager(
             settings,
@@ -360,7 +360,7 @@ class Kubelet:
                     PodDirs(root), find_id_space(self.config), supported=_has_user_namespaces(runtime)
                 ),
                 allocator=allocator,
-                allocation_state=open_books(root),
+                allocation_state=open_allocation_state(root),
                 devices=devices.side,
                 claims=claims or NO_CLAIMS,
             ),
@@ -412,7 +412,7 @@ class Kubelet:
         start_util_chains(self.config, tasks)
         start_daemon_cgroups(self.config, tasks)
         self.volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
-        start_allotment(node.allocator, host.settings, host.cri, engine, tasks)
+        start_allocator(node.allocator, host.settings, host.cri, engine, tasks)
         devices.know(engine, node.reporter, node.claims)
         if node.claims is not None:
             start_claims(node.claims, host.cri, engine, devices.active, tasks)
@@ -427,7 +427,7 @@ class Kubelet:
             engine.history.listen(cluster.recorder.pod_event)
             tasks.start(cluster.services.run(), name="services")
             tasks.start(node.reporter.run(), name="node")
-            tasks.start(tell_kills(cluster.node_event), name="oom-watch")
+            tasks.start(record_oom_kills(cluster.node_event), name="oom-watch")
         return {
             "ping": lambda: None,
             "log": log_health,

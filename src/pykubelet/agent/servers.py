@@ -59,7 +59,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     config, health = parts.settings.config, health_routes(parts.checks)
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     async with contextlib.AsyncExitStack() as stack:
-        if config.enable_server and not config.run_once and _somebody_may_ask(parts):
+        if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())
             api = await _api_parts(parts, metrics, manifests, tasks)
             await stack.enter_async_context(api_server(api))
@@ -85,7 +85,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         yield
 
 
-def _somebody_may_ask(parts: ServerDependencies) -> bool:
+def _may_have_clients(parts: ServerDependencies) -> bool:
     """Return whether any client could be authorized; a standalone node may serve only its own CLI."""
     ways = parts.settings.config.authentication
     if (

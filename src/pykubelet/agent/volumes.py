@@ -1,6 +1,6 @@
 """Builds and starts the volume manager, and the registration of plugins.
 
-`make_volumes` is called before the pod engine is built, which mounts volumes through them; `start_volumes`
+`build_volumes` is called before the pod engine is built, which mounts volumes through them; `start_volumes`
 when the engine exists. `start_plugins` collects the handlers of all packages, by type of plugin (`CSIPlugin`,
 `DevicePlugin`, `DRAPlugin`); a standalone node has plugins, too.
 """
@@ -32,7 +32,7 @@ from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 log = get_logger(__name__)
 
 
-async def make_volumes(
+async def build_volumes(
     settings: AgentSettings,
     cri: RuntimeConnection,
     node: RuntimeNodeOptions,

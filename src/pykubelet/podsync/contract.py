@@ -111,7 +111,7 @@ class PodSyncState:
     order: int
     """Rank of the pod by age: older pods start first."""
     failures: dict[str, StartFailure] = field(default_factory=dict)
-    untold: set[str] = field(default_factory=set)
+    unreported_failures: set[str] = field(default_factory=set)
     """Containers that entered crash-loop back-off in the last sync; the next status reports it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None

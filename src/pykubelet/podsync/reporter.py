@@ -176,7 +176,9 @@ class StatusReporter:
         """
         if not self._options.clustered:
             return state.failures
-        return {name: failure for name, failure in state.failures.items() if name not in state.untold}
+        return {
+            name: failure for name, failure in state.failures.items() if name not in state.unreported_failures
+        }
 
     def _in_force(self, pod: Pod, previous: PodStatus) -> StatusResources | None:
         """Return the enforced resources of a running pod of the API server; they stay after its end."""

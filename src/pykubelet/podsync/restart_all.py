@@ -59,7 +59,7 @@ class RestartAll:
         state.current = False
         for wave in waves:
             problems = [
-                told for told in await asyncio.gather(*(self._remove(pod, one) for one in wave)) if told
+                error for error in await asyncio.gather(*(self._remove(pod, one) for one in wave)) if error
             ]
             if problems:
                 raise SyncError(f"restarting all containers: {'; '.join(problems)}")

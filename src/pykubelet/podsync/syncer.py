@@ -43,7 +43,7 @@ log = get_logger(__name__)
 
 LAG_SECONDS = 0.05
 """Seconds until the next observation of an exit that an event reported and CRI does not report yet."""
-Fate = Literal["wanted", "restarted", "leaving", "gone"]
+Fate = Literal["desired", "restarted", "deleted", "gone"]
 """Fate of a terminated pod: it stays known, the same static pod starts again with its restart counts, its
 deletion in the API server is pending, or no source has it."""
 
@@ -143,9 +143,9 @@ class NodePodSyncer:
         if state.busy:
             state.late.append(change)
             return False
-        return self._is_news(state, change)
+        return self._has_changed(state, change)
 
-    def _is_news(self, state: PodSyncState, change: PodLifecycleEvent) -> bool:
+    def _has_changed(self, state: PodSyncState, change: PodLifecycleEvent) -> bool:
         """Return whether an event differs from the last observed state."""
         if state.observed is None or not change.container_id:
             return True
@@ -176,13 +176,13 @@ class NodePodSyncer:
         finally:
             state.busy = False
             late, state.late = state.late, []
-        news = [change for change in late if self._is_news(state, change)]
-        if news:
+        changes = [change for change in late if self._has_changed(state, change)]
+        if changes:
             again = LAG_SECONDS
         return finished, again
 
     async def _sync(self, pod: Pod, state: PodSyncState) -> Outcome:
-        state.untold.clear()
+        state.unreported_failures.clear()
         observed = await self._look(pod.uid, pod)
         self._allocation.observe(pod, observed)
         status = self._reporter.report(pod, observed, state)
@@ -191,8 +191,8 @@ class NodePodSyncer:
         left = self._reporter.time_left(pod, status, state)
         self._stages.update(pod)
         requested, plan = frozenset(state.restart_requested), self._allocation.plan(pod, observed)
-        anew = says_restarting(status)
-        actions = decide(pod, observed, self._verdicts(observed), requested, plan, restart_all=anew)
+        restarting_all = says_restarting(status)
+        actions = decide(pod, observed, self._verdicts(observed), requested, plan, restart_all=restarting_all)
         if actions.reset:
             return False, await self._restart_all.clear(pod, actions.reset, state)
         if (actions.idle or actions.resize) and observed.running and not self._stages.is_intact(pod):
@@ -265,10 +265,10 @@ class NodePodSyncer:
             fate = self._sources.fate_of(uid)
             await self._release(uid, pod, fate)
             # It may have been deleted concurrently; then the rest has to be cleaned up here.
-            if fate != "wanted" or self._sources.fate_of(uid) == "wanted":
+            if fate != "desired" or self._sources.fate_of(uid) == "desired":
                 break
         state = self._states.pop(uid, None)
-        if fate != "wanted":
+        if fate != "desired":
             self._reporter.forget(uid)
             self._history.forget(uid)
             self._stages.forget(uid)
@@ -291,7 +291,7 @@ class NodePodSyncer:
     async def _release(self, uid: str, pod: Pod | None, fate: Fate) -> None:
         """Release what other pods and nodes may wait for; this does not depend on removing containers."""
         await self._stages.release(uid, pod, before_final_status=False)
-        if fate == "leaving" and pod is not None:
+        if fate == "deleted" and pod is not None:
             # Until the status is reported, only the containers contain the exit codes.
             try:
                 await self._sources.complete_deletion(pod)

@@ -66,7 +66,7 @@ class PodFates:
         if pod is None:
             return "gone"
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)
-        return "leaving" if deleted and self.clustered else "wanted"
+        return "deleted" if deleted and self.clustered else "desired"
 
     def is_new(self, uid: str) -> bool:
         """Return whether the runtime certainly has nothing of this pod."""
@@ -91,7 +91,7 @@ class PodFates:
         """Drop the state of a pod that has left the node."""
         for forget in self._forget:
             forget(uid)
-        if self.fate_of(uid) == "leaving":
+        if self.fate_of(uid) == "deleted":
             self._departed.add(uid)
         if self._api_server is not None:
             self._api_server.forget(uid)
@@ -205,7 +205,7 @@ class PodEngine:
             return status is None or status.phase not in TERMINAL
         if change.op == "UPDATE" and worker.state is not PodWorkerState.SYNCING:
             # It has terminated by itself; an update does not start it again.
-            worker.know(pod)
+            worker.set_pod(pod)
             return False
         return True
 
@@ -219,7 +219,7 @@ class PodEngine:
         """Handle a changed pod status in the API server, which other components may have written."""
         worker = self.workers.get(pod.uid)
         before = worker.pod if worker is not None else None
-        self.workers.know(pod)
+        self.workers.set_pod(pod)
         if before is not None and says_more(before, pod):
             self.workers.wake(pod.uid)
 

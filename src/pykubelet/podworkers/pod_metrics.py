@@ -66,35 +66,35 @@ class PodCounts(Collector):
         """Yield the gauges."""
         yield from self._running()
         pods = self._store.pods()
-        yield _by_static("kubelet_desired_pods", "Pods that are wanted here.", pods)
+        yield _by_static("kubelet_desired_pods", "Desired pods of this node.", pods)
         active = [pod for pod in pods if self._is_active(pod)]
-        yield _by_static("kubelet_active_pods", "Pods that are wanted here and have not ended.", active)
+        yield _by_static("kubelet_active_pods", "Desired pods of this node that have not terminated.", active)
         yield _one(
             "kubelet_mirror_pods",
-            "Pictures of static pods in the API server.",
+            "Mirror pods in the API server.",
             len(self._store.mirrors()),
         )
         yield _one(
             "kubelet_managed_ephemeral_containers",
-            "Ephemeral containers of the pods that are wanted here.",
+            "Ephemeral containers of the desired pods.",
             sum(len(pod.spec.ephemeral_containers) for pod in pods),
         )
         yield self._working(pods)
 
-    def _pictures(self) -> Iterator[ObservedPod]:
+    def _observed_pods(self) -> Iterator[ObservedPod]:
         """Yield the last observed state of each pod, from its worker or from the last relist."""
         listed = self._pleg.pods
         for uid in {*listed, *self._workers.uids(), *(pod.uid for pod in self._store.pods())}:
-            picture = self._life.observed(uid) or listed.get(uid)
-            if picture is not None:
-                yield picture
+            observed = self._life.observed(uid) or listed.get(uid)
+            if observed is not None:
+                yield observed
 
     def _running(self) -> Iterator[Metric]:
         pods, states = 0, Counter[str]()
-        for picture in self._pictures():
-            pods += any(sandbox.ready for sandbox in picture.sandboxes)
-            states.update(container.phase for container in picture.containers)
-        yield _one("kubelet_running_pods", "Pods whose sandbox runs.", pods)
+        for observed in self._observed_pods():
+            pods += any(sandbox.ready for sandbox in observed.sandboxes)
+            states.update(container.phase for container in observed.containers)
+        yield _one("kubelet_running_pods", "Pods with a running sandbox.", pods)
         yield _family(
             "kubelet_running_containers",
             "Containers in the runtime, by state.",
@@ -112,8 +112,8 @@ class PodCounts(Collector):
         )
 
     def _working(self, pods: Iterable[Pod]) -> Metric:
-        wanted = {pod.uid for pod in pods}
-        counts = Counter(_place(worker, wanted) for worker in self._workers.all())
+        desired_uids = {pod.uid for pod in pods}
+        counts = Counter(_place(worker, desired_uids) for worker in self._workers.all())
         # A terminated pod that is still desired has no worker.
         counts.update(
             ("terminated", "desired", _static(pod))
@@ -122,17 +122,17 @@ class PodCounts(Collector):
         )
         return _family(
             "kubelet_working_pods",
-            "Pods that are worked on: what is done, whether they are wanted, and whether they are static.",
+            "Pods with a worker, by lifecycle state, whether they are desired, and whether they are static.",
             ["lifecycle", "config", "static"],
             {place: counts[place] for place in _PLACES},
         )
 
 
-def _place(worker: PodWorker, wanted: set[str]) -> tuple[str, str, str]:
+def _place(worker: PodWorker, desired_uids: set[str]) -> tuple[str, str, str]:
     life = _LIVES.get(worker.state, "terminated")
     if worker.pod is None:
         return (life, *_UNKNOWN)
-    return life, "desired" if worker.uid in wanted else "orphan", _static(worker.pod)
+    return life, "desired" if worker.uid in desired_uids else "orphan", _static(worker.pod)
 
 
 def _static(pod: Pod) -> str:

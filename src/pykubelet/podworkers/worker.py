@@ -127,7 +127,7 @@ class PodWorker:
             self._cause = "update" if self._cause != "create" else self._cause
             self.wake()
 
-    def know(self, pod: Pod) -> None:
+    def set_pod(self, pod: Pod) -> None:
         """Set a new version of the pod without a sync."""
         if self.pod is not None:
             self.pod = pod

@@ -155,11 +155,11 @@ class PodWorkers:
         else:
             self._start(pod.uid, pod)
 
-    def know(self, pod: Pod) -> None:
+    def set_pod(self, pod: Pod) -> None:
         """Set a new version of a pod without a sync."""
         worker = self._workers.get(pod.uid)
         if worker is not None:
-            worker.know(pod)
+            worker.set_pod(pod)
         elif self.is_reborn(pod.uid):
             self._successors[pod.full_name] = pod
 
@@ -170,7 +170,7 @@ class PodWorkers:
         if worker is None:
             self._start(pod.uid, pod, ending=KillPodOptions(grace, pod_status))
         else:
-            worker.know(pod)
+            worker.set_pod(pod)
             worker.terminate(grace, pod_status)
 
     def terminate(

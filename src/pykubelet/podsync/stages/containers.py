@@ -179,7 +179,7 @@ class ContainerStage:
         self._history.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
         delay = Duration.of(self._back_off.pause(key))
         if container.name not in state.failures:
-            state.untold.add(container.name)
+            state.unreported_failures.add(container.name)
         state.failures[container.name] = StartFailure(
             "CrashLoopBackOff", f"back-off {delay} restarting failed container={container.name} pod={who}"
         )
