@@ -14,7 +14,7 @@ from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.plugins.network_disk import SharedDiskKind
+from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin
 from tests.volumes.conftest import ALLOCATABLE, Node, Server, Shelf, pod_with
 
 IQN = "iqn.2026-01.com.example:disk"
@@ -46,8 +46,8 @@ class Rig:
         )
         self.woken: list[str] = []
         self.bound: list[str] = []
-        self.volumes.listen(self.woken.append, lambda *event: None)
-        self.volumes.listen_in_use(self.report)
+        self.volumes.set_callbacks(self.woken.append, lambda *event: None)
+        self.volumes.set_in_use_listener(self.report)
 
     def report(self) -> None:
         """Report the node's status at once."""
@@ -79,8 +79,8 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         given.append(wanted.uid)
         return MountedVolume("", device="/dev/x")
 
-    monkeypatch.setattr(SharedDiskKind, "_bind", bind)
-    monkeypatch.setattr(SharedDiskKind, "_as_device", as_device)
+    monkeypatch.setattr(NetworkDiskPlugin, "_bind", bind)
+    monkeypatch.setattr(NetworkDiskPlugin, "_as_device", as_device)
     return given
 
 
@@ -117,10 +117,10 @@ async def test_it_is_in_use_until_the_node_has_unmounted_it(
         raise OSError(16, "Device or resource busy", str(place))
 
     with monkeypatch.context() as patch:
-        patch.setattr(SharedDiskKind, "_release", busy)
-        await rig.volumes.sweep()
+        patch.setattr(NetworkDiskPlugin, "_release", busy)
+        await rig.volumes.unmount_unused()
     assert rig.volumes.in_use() == [NAME]
-    await rig.volumes.sweep()
+    await rig.volumes.unmount_unused()
     assert rig.volumes.in_use() == []
 
 

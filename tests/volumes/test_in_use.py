@@ -27,15 +27,15 @@ NAME = "cloud/1"
 class Cloud(BaseVolumePlugin):
     """A kind whose volumes are attached."""
 
-    folder = "example.com~cloud"
+    directory_name = "example.com~cloud"
 
-    def __init__(self, given: VolumeHost) -> None:
-        self.given = given
+    def __init__(self, host: VolumeHost) -> None:
+        self.host = host
         self.mounts: list[str] = []
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        await self.given.use(wanted, NAME)
-        self.mounts.append(wanted.uid)
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
+        await self.host.report_in_use(volume, NAME)
+        self.mounts.append(volume.uid)
         return MountedVolume("/cloud", attached=NAME)
 
 
@@ -46,7 +46,7 @@ class Node:
         self.volumes = volumes
         self.cloud = cloud
         self.rings = 0
-        volumes.listen_in_use(self._ring)
+        volumes.set_in_use_listener(self._ring)
 
     def _ring(self) -> None:
         self.rings += 1
@@ -63,14 +63,14 @@ async def scope() -> AsyncIterator[TaskScope]:
 
 @pytest.fixture
 def volumes(root: Path, shelf: Shelf, scope: TaskScope, monkeypatch: pytest.MonkeyPatch) -> PodVolumes:
-    make = kinds.make_kinds
-    monkeypatch.setattr(pod_volumes, "make_kinds", lambda given: make(given) | {"glusterfs": Cloud(given)})
+    make = kinds.load_plugins
+    monkeypatch.setattr(pod_volumes, "load_plugins", lambda host: make(host) | {"glusterfs": Cloud(host)})
     return volumes_at(root, shelf, tasks=scope)
 
 
 @pytest.fixture
 def node(volumes: PodVolumes) -> Node:
-    cloud = volumes.kinds["glusterfs"]
+    cloud = volumes.plugins["glusterfs"]
     assert isinstance(cloud, Cloud)
     return Node(volumes, cloud)
 
@@ -144,7 +144,7 @@ async def test_pods_without_such_volumes_do_not_wait(volumes: PodVolumes, node: 
 async def test_a_server_that_cannot_be_told(
     volumes: PodVolumes, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_use, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(in_use, "REPORT_TIMEOUT_SECONDS", 0.05)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod())
     assert str(caught.value) == (
@@ -160,7 +160,7 @@ async def test_a_server_that_cannot_be_told(
 async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
     volumes: PodVolumes, node: Node, root: Path
 ) -> None:
-    (root / "pods/u-9/volumes" / Cloud.folder / "old").mkdir(parents=True)
+    (root / "pods/u-9/volumes" / Cloud.directory_name / "old").mkdir(parents=True)
     assert volumes.in_use() is None
     volumes.reported(["cloud/9"])
     mounting = asyncio.ensure_future(volumes.mount(pod()))
@@ -175,30 +175,30 @@ async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
 @pytest.mark.looptime
 async def test_patience() -> None:
     reports = VolumesInUseReporter()
-    reports.listen(lambda: None)
+    reports.set_listener(lambda: None)
     begin = asyncio.get_running_loop().time()
     with pytest.raises(NotReported):
-        await reports.wait(NAME, new=True)
-    assert asyncio.get_running_loop().time() - begin == in_use.PATIENCE_SECONDS
+        await reports.wait_reported(NAME, new=True)
+    assert asyncio.get_running_loop().time() - begin == in_use.REPORT_TIMEOUT_SECONDS
 
 
 async def test_a_pod_whose_volume_does_not_fit_is_refused_after_a_while(
     volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(wanted: VolumeToMount) -> MountedVolume:
+    async def full(volume: VolumeToMount) -> MountedVolume:
         raise VolumeLimitExceeded("no room for another")
 
-    monkeypatch.setattr(volumes.kinds["glusterfs"], "set_up", full)
+    monkeypatch.setattr(volumes.plugins["glusterfs"], "set_up", full)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod("u-1", CLOUD, PLAIN))
-    assert (str(caught.value), caught.value.refusal) == (
+    assert (str(caught.value), caught.value.rejection_reason) == (
         'MountVolume.WaitForAttach failed for volume "cloud" : no room for another',
         "",
     )
-    monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 0.0)
+    monkeypatch.setattr(pod_volumes, "MOUNT_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod("u-1", CLOUD, PLAIN))
-    assert (str(caught.value), caught.value.refusal) == (
+    assert (str(caught.value), caught.value.rejection_reason) == (
         "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[cloud], "
         "unattached volumes=[cloud], failed to process volumes=[]: context deadline exceeded",
         "VolumeAttachmentLimitExceeded",

@@ -120,8 +120,8 @@ def test_claimed_volumes_and_how_full_they_are(scraper: Scraper) -> None:
 
 def test_the_table_has_them(scraper: Scraper) -> None:
     metrics = scraper.volumes.metrics
-    metrics.called("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
-    metrics.tried("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, well=True)
+    metrics.record_csi_call("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
+    metrics.record_mount("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, succeeded=True)
     scraper.usage = {"claimed": USAGE}
     page = scraper.page()
     table = {row.metric: row for row in rows() if row.endpoint == "/metrics"}

@@ -157,11 +157,11 @@ class Cluster:
     def use_volumes(self, volumes: PodVolumes) -> None:
         """Report volumes in use in the node status, so that the attach controller does not detach them."""
         self._volumes = volumes
-        volumes.listen_in_use(self.reporter.wake)
+        volumes.set_in_use_listener(self.reporter.wake)
         self.reporter.informer.listen(
             lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
         )
-        csi = volumes.kinds.get("csi")
+        csi = volumes.plugins.get("csi")
         if isinstance(csi, CsiPlugin):
             health = self._settings.gates.enabled("CSIVolumeHealth")
             csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
@@ -226,7 +226,7 @@ class Cluster:
             self._volumes.reported(names)
 
     def _problems(self) -> list[str]:
-        csi = self._volumes.kinds.get("csi") if self._volumes is not None else None
+        csi = self._volumes.plugins.get("csi") if self._volumes is not None else None
         return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
 
     def _node_uid(self) -> str:

@@ -72,27 +72,27 @@ def start_volumes(
 ) -> VolumeStatCalculator:
     """Start the volume garbage collection and the CSI driver watches; return the volume usage collector."""
     root = Path(settings.flags.root_dir)
-    volumes.listen(engine.workers.wake, engine.book.event, engine.workers.pod)
+    volumes.set_callbacks(engine.workers.wake, engine.book.event, engine.workers.pod)
     if cluster is not None:
         cluster.use_volumes(volumes)
     tasks.start(volumes.run(), name="volumes")
-    csi = volumes.kinds.get("csi")
+    csi = volumes.plugins.get("csi")
     if isinstance(csi, CsiPlugin):
         tasks.start(csi.run(), name="csi")
     usage = VolumeStatCalculator(
         root,
         engine.store.pods,
         settings.config.volume_stats_agg_period.seconds,
-        others=PluginStatsCollector(volumes.held, volumes.kinds).of_pod,
+        plugin_stats=PluginStatsCollector(volumes.records_for_pod, volumes.plugins).for_pod,
     )
     tasks.start(usage.run(), name="volume-usage")
-    registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.of))
+    registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.for_pod))
     return usage
 
 
 def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
     """Return the handlers of plugins that register as CSI drivers."""
-    csi = volumes.kinds.get("csi")
+    csi = volumes.plugins.get("csi")
     return csi.handlers if isinstance(csi, CsiPlugin) else {}
 
 

@@ -49,22 +49,25 @@ class AttachVerifier:
         self,
         api: ApiClient,
         node_name: str,
-        use: Callable[[VolumeToMount, str], Awaitable[None]],
+        report_in_use: Callable[[VolumeToMount, str], Awaitable[None]],
         wake: Callable[[str], None],
     ) -> None:
-        """Initialize with the API client and the node's name; `use` reports a volume as in use, and waits."""
+        """Initialize with the API client and the node's name.
+
+        `report_in_use` reports a volume as in use, and waits.
+        """
         self._api = api
         self._node_name = node_name
-        self._use = use
+        self._report_in_use = report_in_use
         self._waiting = PodWaiters(wake)
 
-    async def device(self, wanted: VolumeToMount, name: str) -> str:
+    async def attached_device(self, volume: VolumeToMount, name: str) -> str:
         """Return the device path (may be "") of an attached volume; `name` is its name in the node's status.
 
         Raises NotAttached while it is not attached, and VolumePluginError.
         """
-        await self._use(wanted, name)
-        self._waiting.note(name, wanted.uid)
+        await self._report_in_use(volume, name)
+        self._waiting.note(name, volume.uid)
         try:
             # Uncached: a volume that is being detached must not count as attached.
             node = await self._api.get(NODES, self._node_name)
@@ -72,7 +75,7 @@ class AttachVerifier:
             raise NodeUnknown(f"cannot see whether the volume is attached: {err}") from err
         for attached in node.status.volumes_attached:
             if attached.name == name:
-                self._waiting.done(name, wanted.uid)
+                self._waiting.done(name, volume.uid)
                 return attached.device_path
         raise NotAttached(f"volume {name} is not attached according to the status of node {self._node_name}")
 
@@ -80,7 +83,7 @@ class AttachVerifier:
         """Wake the pods whose volumes the node's status, JSON from the API server, lists as attached."""
         if self._waiting:
             try:
-                found = msgspec.json.decode(status, type=_Status).volumes_attached or ()
+                found = msgspec.json.decode(status, type=_NodeStatus).volumes_attached or ()
             except msgspec.MsgspecError as err:
                 log.error(err, "Failed to decode volumesAttached of the node status")
                 return
@@ -91,15 +94,15 @@ class AttachVerifier:
         self._waiting.forget(uid)
 
 
-class _Name(msgspec.Struct):
+class _AttachedVolume(msgspec.Struct):
     name: str = ""
 
 
-class _Status(msgspec.Struct, rename="camel"):
-    volumes_attached: list[_Name] | None = None
+class _NodeStatus(msgspec.Struct, rename="camel"):
+    volumes_attached: list[_AttachedVolume] | None = None
 
 
-PATIENCE_SECONDS = 60.0
+REPORT_TIMEOUT_SECONDS = 60.0
 
 
 class NotReported(VolumePluginError):
@@ -112,43 +115,43 @@ class VolumesInUseReporter:
     """Reporter of `status.volumesInUse`; without a listener (standalone mode) nothing is reported."""
 
     def __init__(self) -> None:
-        self._changed: Callable[[], None] | None = None
-        self._told: set[str] = set()
-        self._news = asyncio.Event()
-        self.last: frozenset[str] | None = None
+        self._on_change: Callable[[], None] | None = None
+        self._reported_names: set[str] = set()
+        self._next_report = asyncio.Event()
+        self.last_reported: frozenset[str] | None = None
         """Names last known to be in the node's status; None before the first report."""
 
-    def listen(self, changed: Callable[[], None]) -> None:
+    def set_listener(self, on_change: Callable[[], None]) -> None:
         """Set the callback that requests a new report."""
-        self._changed = changed
+        self._on_change = on_change
 
-    def changed(self) -> None:
+    def request_report(self) -> None:
         """Request a new report."""
-        if self._changed is not None:
-            self._changed()
+        if self._on_change is not None:
+            self._on_change()
 
-    def reported(self, names: Iterable[str]) -> None:
+    def set_reported(self, names: Iterable[str]) -> None:
         """Record the names that the API server has just accepted."""
-        self.last = frozenset(names)
-        self._told = set(self.last)
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        self.last_reported = frozenset(names)
+        self._reported_names = set(self.last_reported)
+        current_report, self._next_report = self._next_report, asyncio.Event()
+        current_report.set()
 
-    async def wait(self, name: str, *, new: bool) -> None:
-        """Wait until a volume in use has been reported. Raises NotReported after PATIENCE_SECONDS.
+    async def wait_reported(self, name: str, *, new: bool) -> None:
+        """Wait until a volume in use has been reported. Raises NotReported after REPORT_TIMEOUT_SECONDS.
 
         `new`: the volume is in use only from now on. Earlier reports then do not count, because one in flight
         may omit it.
         """
-        if self._changed is None:
+        if self._on_change is None:
             return
         if new:
-            self._told.discard(name)
-            self._changed()
+            self._reported_names.discard(name)
+            self._on_change()
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                while name not in self._told:
-                    await self._news.wait()
+            async with asyncio.timeout(REPORT_TIMEOUT_SECONDS):
+                while name not in self._reported_names:
+                    await self._next_report.wait()
         except TimeoutError:
             raise NotReported(
                 "Volume has not been added to the list of VolumesInUse in the node's volume status"

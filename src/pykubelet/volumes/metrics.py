@@ -15,8 +15,8 @@ from pykubelet.api.pod import Pod
 if TYPE_CHECKING:
     from pykubelet.volumes.usage import VolumeStats
 
-SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
-_ELSEWHERE = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
+DURATION_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
+_NAMES_WITHOUT_DIRECTORY = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
 """Names of volume types whose plugins have no directory."""
 
 
@@ -24,34 +24,34 @@ class VolumeCount:
     """Desired and mounted volumes of pods, with the names of their plugins."""
 
     def __init__(self) -> None:
-        self._wanted: dict[str, dict[str, str]] = {}
-        self._there: dict[str, set[str]] = {}
+        self._desired: dict[str, dict[str, str]] = {}
+        self._mounted: dict[str, set[str]] = {}
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._wanted
+        return uid in self._desired
 
-    def is_there(self, uid: str, volume: str) -> bool:
+    def is_mounted(self, uid: str, volume: str) -> bool:
         """Return whether a volume of a pod is mounted."""
-        return volume in self._there.get(uid, ())
+        return volume in self._mounted.get(uid, ())
 
-    def note(self, uid: str, volume: str, plugin: str, *, there: bool) -> None:
-        """Record that a volume is desired by a pod and, with `there`, mounted."""
-        self._wanted.setdefault(uid, {})[volume] = plugin
-        if there:
-            self._there.setdefault(uid, set()).add(volume)
+    def record(self, uid: str, volume: str, plugin: str, *, mounted: bool) -> None:
+        """Record that a volume is desired by a pod and, with `mounted`, mounted."""
+        self._desired.setdefault(uid, {})[volume] = plugin
+        if mounted:
+            self._mounted.setdefault(uid, set()).add(volume)
 
     def forget(self, uid: str) -> None:
         """Remove the volumes of a pod."""
-        self._wanted.pop(uid, None)
-        self._there.pop(uid, None)
+        self._desired.pop(uid, None)
+        self._mounted.pop(uid, None)
 
-    def numbers(self) -> Mapping[tuple[str, str], int]:
+    def totals(self) -> Mapping[tuple[str, str], int]:
         """Return the number of volumes by plugin and state (`desired_state_of_world`, `actual_…`)."""
         found: Counter[tuple[str, str]] = Counter()
-        for uid, volumes in self._wanted.items():
+        for uid, volumes in self._desired.items():
             for volume, plugin in volumes.items():
                 found[plugin, "desired_state_of_world"] += 1
-                if self.is_there(uid, volume):
+                if self.is_mounted(uid, volume):
                     found[plugin, "actual_state_of_world"] += 1
         return found
 
@@ -65,39 +65,49 @@ class VolumeMetrics:
             "storage_operation_duration_seconds",
             "How long what was done to a volume took.",
             ["volume_plugin", "operation_name", "status", "migrated"],
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._overall = Histogram(
             "volume_operation_total_seconds",
             "How long it took from the first wish for a volume until it was there.",
             ["plugin_name", "operation_name"],
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._calls = Histogram(
             "csi_operations_seconds",
             "How long calls to CSI drivers took.",
             ["driver_name", "method_name", "grpc_status_code", "migrated"],
-            buckets=SECONDS,
+            buckets=DURATION_BUCKETS,
             registry=registry,
         )
 
-    def operated(self, plugin: str, operation: str, seconds: float, *, well: bool = True) -> None:
+    def record_operation(
+        self, plugin: str, operation: str, seconds: float, *, succeeded: bool = True
+    ) -> None:
         """Record an operation on a volume: `volume_mount`, `volume_unmount`, `map_volume`…"""
-        status = "success" if well else "fail-unknown"
+        status = "success" if succeeded else "fail-unknown"
         self._operations.labels(plugin, operation, status, "false").observe(seconds)
 
-    def tried(
-        self, uid: str, volume: str, plugin: str, seconds: float, waited: float, *, block: bool, well: bool
+    def record_mount(
+        self,
+        uid: str,
+        volume: str,
+        plugin: str,
+        seconds: float,
+        waited: float,
+        *,
+        block: bool,
+        succeeded: bool,
     ) -> None:
         """Record an attempt to mount a volume; `waited` is in seconds since the pod first required it."""
-        self.operated(plugin, "map_volume" if block else "volume_mount", seconds, well=well)
-        if well and not self.count.is_there(uid, volume):
+        self.record_operation(plugin, "map_volume" if block else "volume_mount", seconds, succeeded=succeeded)
+        if succeeded and not self.count.is_mounted(uid, volume):
             self._overall.labels(plugin, "overall_volume_mount").observe(waited)
-        self.count.note(uid, volume, plugin, there=well)
+        self.count.record(uid, volume, plugin, mounted=succeeded)
 
-    def called(self, driver: str, method: str, code: str, seconds: float) -> None:
+    def record_csi_call(self, driver: str, method: str, code: str, seconds: float) -> None:
         """Record a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""
         self._calls.labels(driver, method, code, "false").observe(seconds)
 
@@ -127,7 +137,7 @@ class VolumeNumbers(Collector):
             "Volumes that pods want, and that they have.",
             labels=["plugin_name", "state"],
         )
-        for labels, number in sorted(self._count.numbers().items()):
+        for labels, number in sorted(self._count.totals().items()):
             volumes.add_metric(labels, number)
         yield volumes
         claimed = {
@@ -165,8 +175,8 @@ def claim_of(pod: Pod, name: str) -> str:
     return ""
 
 
-def plugin_name(kind: str, folder: str, source: Any = None) -> str:
+def plugin_name(kind: str, plugin_dir: str, source: Any = None) -> str:
     """Return a plugin's name in metrics: `kubernetes.io/empty-dir`, `kubernetes.io/csi:<driver>`."""
-    name = folder.replace("~", "/") or _ELSEWHERE.get(kind, f"kubernetes.io/{kind.lower()}")
+    name = plugin_dir.replace("~", "/") or _NAMES_WITHOUT_DIRECTORY.get(kind, f"kubernetes.io/{kind.lower()}")
     driver = getattr(source, "driver", "") if name == "kubernetes.io/csi" else ""
     return f"{name}:{driver}" if driver else name

@@ -121,9 +121,9 @@ class Rig:
             api=self.api,
             node_name=NODE,
             wake=self.woken.append,
-            tell=self._tell,
-            find=self.pods.get,
-            sweep=self._sweep,
+            record_event=self._tell,
+            find_pod=self.pods.get,
+            request_cleanup=self._sweep,
             metrics=self._metrics,
         )
         kind = CsiPlugin(given, clock)
