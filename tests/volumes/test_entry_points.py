@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumePlugin, VolumeToMount
+from pykubelet.volumes.plugin import (
+    BaseVolumePlugin,
+    MemoryLimits,
+    MountedVolume,
+    VolumeHost,
+    VolumePlugin,
+    VolumeToMount,
+)
 from pykubelet.volumes.registry import GROUP, load_plugins, load_third_party_plugins
 from tests.volumes.conftest import Node, Shelf
 
@@ -45,7 +52,7 @@ class Entry:
 
 @pytest.fixture
 def host(tmp_path: Path, shelf: Shelf) -> VolumeHost:
-    return VolumeHost(tmp_path, shelf, Node(), lambda pod: None, 1, True)
+    return VolumeHost(tmp_path, shelf, Node(), MemoryLimits(lambda pod: None, 1))
 
 
 def test_a_new_kind(host: VolumeHost) -> None:
@@ -96,7 +103,7 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
         "import json; from pathlib import Path\n"
         "from pykubelet.volumes.plugin import VolumeHost\n"
         "from pykubelet.volumes.registry import load_plugins\n"
-        "kinds = load_plugins(VolumeHost(Path('/'), None, None, None, 0, True))\n"
+        "kinds = load_plugins(VolumeHost(Path('/'), None, None, None))\n"
         "print(json.dumps({name: type(kind).__module__ for name, kind in kinds.items()}))"
     )
     done = subprocess.run(

@@ -107,7 +107,7 @@ class TestKinds:
         cloud.up.set()
         assert (await volumes.mount(pod)).keys() == {"cloud"}
         assert cloud.calls == ["set_up"], "the same one that hung"
-        assert volumes.in_use() == ["cloud/1"]
+        assert volumes.attached.in_use() == ["cloud/1"]
 
     async def test_its_pod_can_be_deleted(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
         pod = pod_with(CLOUD)
@@ -136,7 +136,7 @@ class TestKinds:
         await asyncio.sleep(INITIAL_BACKOFF_SECONDS)
         await volumes.unmount("u-1")
         assert not (root / "pods/u-1/volumes" / cloud.directory_name).exists()
-        assert volumes.in_use() == []
+        assert volumes.attached.in_use() == []
 
     async def test_who_waits_is_woken(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
@@ -175,18 +175,18 @@ class TestKinds:
         assert str(caught.value) == 'MountVolume.SetUp failed for volume "cloud" : a bug'
         monkeypatch.setattr(cloud, "unmount_unused", broken)
         await volumes.unmount_unused()
-        assert volumes.in_use() == []
+        assert volumes.attached.in_use() == []
         monkeypatch.setattr(cloud, "in_use", lambda: 1 // 0)
-        assert volumes.in_use() is None, "not that there are none: they would be detached"
+        assert volumes.attached.in_use() is None, "not that there are none: they would be detached"
 
     async def test_volumes_of_an_earlier_agent(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
         (root / "pods/u-1/volumes" / cloud.directory_name / "cloud").mkdir(parents=True)
-        assert volumes.in_use() is None, "nothing is said while it is not known"
+        assert volumes.attached.in_use() is None, "nothing is said while it is not known"
         cloud.up.set()
         await volumes.refresh(pod_with(CLOUD))
         await volumes.refresh(pod_with(CLOUD))
         assert cloud.calls == ["set_up"]
-        assert volumes.in_use() == ["cloud/1"]
+        assert volumes.attached.in_use() == ["cloud/1"]
 
 
 @pytest.mark.machine

@@ -52,6 +52,7 @@ from pykubelet.podworkers.api_server_sync import ClusterParts
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.runtime_state import RuntimeState
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 
@@ -154,12 +155,20 @@ class Cluster:
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
 
+    def volume_node(self) -> ClusterNode:
+        """Return this node's membership in the cluster, for the volume manager."""
+        return ClusterNode(
+            self.clients.objects,
+            self.node_labels,
+            attach_detach=self._settings.config.enable_controller_attach_detach,
+            on_in_use_change=self.reporter.wake,
+        )
+
     def use_volumes(self, volumes: PodVolumes) -> None:
         """Report volumes in use in the node status, so that the attach controller does not detach them."""
         self._volumes = volumes
-        volumes.set_in_use_listener(self.reporter.wake)
         self.reporter.informer.listen(
-            lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
+            lambda node: volumes.attached.node_changed(bytes(node.status)) if node is not None else None
         )
         csi = volumes.plugins.get("csi")
         if isinstance(csi, CsiPlugin):
@@ -219,11 +228,11 @@ class Cluster:
         self.recorder.record(self._about, kind, reason, message)
 
     def _volumes_in_use(self) -> list[str] | None:
-        return self._volumes.in_use() if self._volumes is not None else None
+        return self._volumes.attached.in_use() if self._volumes is not None else None
 
     def _volumes_reported(self, names: list[str]) -> None:
         if self._volumes is not None:
-            self._volumes.reported(names)
+            self._volumes.attached.set_reported(names)
 
     def _problems(self) -> list[str]:
         csi = self._volumes.plugins.get("csi") if self._volumes is not None else None

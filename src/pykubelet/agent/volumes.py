@@ -24,9 +24,11 @@ from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistrati
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers
+from pykubelet.volumes.metrics import VolumeMetrics
+from pykubelet.volumes.plugin import MemoryLimits
 from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 
 log = get_logger(__name__)
@@ -48,15 +50,11 @@ async def make_volumes(
         Path(settings.flags.root_dir),
         objects=cluster.objects if cluster is not None else local_objects,
         node=node,
-        memory_limit=memory_limit,
-        allocatable_memory=int(node.allocatable["memory"]),
-        pod_level=node.pod_level,
-        api=cluster.clients.objects if cluster is not None else None,
+        memory=MemoryLimits(memory_limit, int(node.allocatable["memory"])),
         node_name=settings.node_name,
-        node_labels=cluster.node_labels if cluster is not None else lambda: None,
+        cluster=cluster.volume_node() if cluster is not None else None,
         image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
         flex_drivers=Path(settings.config.volume_plugin_dir),
-        attach_detach=settings.config.enable_controller_attach_detach,
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )

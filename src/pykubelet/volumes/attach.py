@@ -10,12 +10,16 @@ woken when the node's status changes. CSI volumes have VolumeAttachment objects 
 `VolumesInUseReporter` delays the use of a volume until the API server has it in the node's
 `status.volumesInUse`. The controller does not detach volumes listed there; a volume that is mounted and not
 yet listed could be detached under its mount. Pods without attachable volumes never wait.
+
+`AttachedVolumes` combines both for the volume manager, and determines which volumes are in use for the node's
+status.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,7 +28,8 @@ from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
-from pykubelet.volumes.plugin import VolumeToMount
+from pykubelet.volumes.plugin import VolumePlugin, VolumeToMount
+from pykubelet.volumes.volume_state import VolumeState
 
 log = get_logger(__name__)
 _ACTION = "MountVolume.WaitForAttach failed"
@@ -114,16 +119,13 @@ class NotReported(VolumePluginError):
 class VolumesInUseReporter:
     """Reporter of `status.volumesInUse`; without a listener (standalone mode) nothing is reported."""
 
-    def __init__(self) -> None:
-        self._on_change: Callable[[], None] | None = None
+    def __init__(self, on_change: Callable[[], None] | None = None) -> None:
+        """Initialize with the callback that requests a new report."""
+        self._on_change = on_change
         self._reported_names: set[str] = set()
         self._next_report = asyncio.Event()
         self.last_reported: frozenset[str] | None = None
         """Names last known to be in the node's status; None before the first report."""
-
-    def set_listener(self, on_change: Callable[[], None]) -> None:
-        """Set the callback that requests a new report."""
-        self._on_change = on_change
 
     def request_report(self) -> None:
         """Request a new report."""
@@ -156,3 +158,98 @@ class VolumesInUseReporter:
             raise NotReported(
                 "Volume has not been added to the list of VolumesInUse in the node's volume status"
             ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """This node as a member of a cluster."""
+
+    api: ApiClient
+    node_labels: Callable[[], Mapping[str, str] | None] = lambda: None
+    """Returns the labels of the Node object; None while they are unknown."""
+    attach_detach: bool = True
+    """Whether the attach/detach controller attaches volumes (`enableControllerAttachDetach`)."""
+    on_in_use_change: Callable[[], None] | None = None
+    """Requests a new report of `status.volumesInUse`; None if it is not reported."""
+
+
+class AttachedVolumes:
+    """Volumes attached to this node: verified before their use, and reported in `status.volumesInUse`."""
+
+    def __init__(
+        self,
+        cluster: ClusterNode | None,
+        node_name: str,
+        state: VolumeState,
+        plugins: Callable[[], Iterable[VolumePlugin]],
+        wake: Callable[[str], None],
+    ) -> None:
+        """Initialize; `cluster` is None in standalone mode, `wake` wakes a pod whose volume is attached."""
+        self._state = state
+        self._plugins = plugins
+        self._reporter = VolumesInUseReporter(cluster.on_in_use_change if cluster is not None else None)
+        self._verifier: AttachVerifier | None = None
+        if cluster is not None and cluster.attach_detach:
+            self._verifier = AttachVerifier(cluster.api, node_name, self.report_in_use, wake)
+        self._all_pods_seen = False
+        """Whether all pods with volumes of previous kubelet processes have been seen."""
+
+    @property
+    def by_controller(self) -> bool:
+        """Whether the attach/detach controller attaches volumes, and not the kubelet."""
+        return self._verifier is not None
+
+    def in_use(self) -> list[str] | None:
+        """Return the names of the attached volumes that pods use; None while unknown.
+
+        Until all pods of a previous kubelet process have been seen, the names that it reported are included.
+        """
+        previously_reported: Collection[str] = ()
+        if not self._all_pods_seen:
+            slow = {
+                plugin.directory_name for plugin in self._plugins() if plugin.slow and plugin.directory_name
+            }
+            self._all_pods_seen = not self._state.pods_without_records(slow)
+            if not self._all_pods_seen:
+                if self._reporter.last_reported is None:
+                    return None
+                previously_reported = self._reporter.last_reported
+        try:
+            known = {name for plugin in self._plugins() for name in plugin.in_use()}
+        except Exception as err:  # also of third-party plugins: the node's status keeps its value
+            log.error(err, "Failed to determine attached volumes in use")
+            return None
+        return sorted(known.union(self._state.attached_names(), previously_reported))
+
+    def set_reported(self, names: Iterable[str]) -> None:
+        """Record the names that the API server has in the node's `status.volumesInUse`."""
+        self._reporter.set_reported(names)
+
+    def request_report(self) -> None:
+        """Request a new report because `in_use` has changed."""
+        self._reporter.request_report()
+
+    def node_changed(self, status: bytes) -> None:
+        """Handle a change of the node's status, JSON from the API server: a volume may be attached now."""
+        if self._verifier is not None:
+            self._verifier.node_changed(status)
+
+    async def report_in_use(self, volume: VolumeToMount, name: str) -> None:
+        """Report an attached volume as in use, before a pod uses it. Raises NotReported."""
+        new = name not in self._state.attached_names()
+        record = self._state.get(volume.uid, volume.pod_volume.name)
+        if record is not None:
+            record.attached = name
+        await self._reporter.wait_reported(name, new=new)
+
+    async def attached_device(self, volume: VolumeToMount, name: str) -> str:
+        """Return the device path (may be "") of a volume that the attach/detach controller has attached.
+
+        Raises NotAttached while it is not attached, and VolumePluginError.
+        """
+        return await self._verifier.attached_device(volume, name) if self._verifier is not None else ""
+
+    def forget(self, uid: str) -> None:
+        """Remove a pod from the pods that wait for an attached volume."""
+        if self._verifier is not None:
+            self._verifier.forget(uid)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
 from pykubelet.linux.mounts import MS_BIND, mount, read_mounts, unmount
-from pykubelet.volumes.paths import PodVolumePaths, make_directory, path_component
+from pykubelet.volumes.paths import PodVolumePaths, entries, make_directory, path_component
 
 DEVICES = "volumeDevices"
 
@@ -85,10 +85,10 @@ def mapped_devices(root: Path, uid: str) -> Iterator[tuple[str, str]]:
     Includes bind-mounted devices without a symlink, which a killed kubelet process leaves.
     """
     found = set()
-    for plugin_dir in _entries(PodVolumePaths.for_pod(root, uid).pod / DEVICES):
-        found |= {(plugin_dir.name, link.name) for link in _entries(plugin_dir)}
-    for plugin_dir in _entries(root / "plugins"):
-        for volume in _entries(plugin_dir / DEVICES):
+    for plugin_dir in entries(PodVolumePaths.for_pod(root, uid).pod / DEVICES):
+        found |= {(plugin_dir.name, link.name) for link in entries(plugin_dir)}
+    for plugin_dir in entries(root / "plugins"):
+        for volume in entries(plugin_dir / DEVICES):
             if os.path.lexists(volume / uid):
                 found.add((plugin_dir.name, volume.name))
     yield from sorted(found)
@@ -118,10 +118,3 @@ def _bind(device: Path, mount_point: Path) -> None:
         mounts.pop()
     mount_point.touch(mode=0o640)
     mount(str(device), mount_point, "", flags=MS_BIND)
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import KeyToPath
-from pykubelet.linux.untrusted_files import remove_entry
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, remove_entry
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumePluginError
@@ -134,7 +134,6 @@ def checked_path(path: str) -> str:
     return clean
 
 
-_OPEN_MOUNT_POINT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOUNT_POINT_MODE = 0o755
 
 
@@ -156,7 +155,7 @@ def make_mount_points(volume: Path, points: list[str]) -> None:
     """Create directories in a volume without following symlinks. Raises OSError. Blocks."""
     if not points:
         return
-    root = os.open(volume, _OPEN_MOUNT_POINT)
+    root = os.open(volume, OPEN_DIRECTORY)
     try:
         for point in points:
             _make(root, point.split("/"))
@@ -193,7 +192,7 @@ def _make(root: int, parts: list[str]) -> None:
             with suppress(FileExistsError):
                 os.mkdir(part, _MOUNT_POINT_MODE, dir_fd=at)
             try:
-                directory = os.open(part, _OPEN_MOUNT_POINT, dir_fd=at)
+                directory = os.open(part, OPEN_DIRECTORY, dir_fd=at)
             except OSError as err:
                 if err.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
@@ -209,7 +208,6 @@ def _make(root: int, parts: list[str]) -> None:
 DATA = "..data"
 NEXT = "..data_tmp"
 _HIDDEN = ".."
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Nonblocking: opening a FIFO in place of a file would wait for a writer.
@@ -225,7 +223,7 @@ def publish(volume: Path, files: Files, group: int | None = None, *, moment: flo
     the previous version. Blocks.
     """
     tree = build_tree(files)
-    root = os.open(volume, _OPEN_DIRECTORY)
+    root = os.open(volume, OPEN_DIRECTORY)
     try:
         version = _current(root)
         changed = version is None or not _has_content(root, version, tree)
@@ -296,7 +294,7 @@ def _new_name(moment: float) -> str:
 
 def _fill(at: int, name: str, tree: Tree, group: int | None) -> None:
     """Write files into a new directory, and make it accessible when it is complete."""
-    directory = os.open(name, _OPEN_DIRECTORY, dir_fd=at)
+    directory = os.open(name, OPEN_DIRECTORY, dir_fd=at)
     try:
         for inner, content in tree.items():
             if isinstance(content, dict):

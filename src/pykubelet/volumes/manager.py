@@ -23,11 +23,10 @@ from typing import Literal, NoReturn
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import Volume
-from pykubelet.apiserver.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
 from pykubelet.util.tasks import TaskScope, in_own_thread
-from pykubelet.volumes.attach import AttachVerifier, VolumesInUseReporter
+from pykubelet.volumes.attach import AttachedVolumes, ClusterNode
 from pykubelet.volumes.block import global_map_path
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import (
@@ -40,8 +39,10 @@ from pykubelet.volumes.errors import (
 )
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
+from pykubelet.volumes.ownership import RecordEvent
 from pykubelet.volumes.plugin import (
     FLEX_DRIVERS,
+    MemoryLimits,
     MountedVolume,
     NodeView,
     VolumeHost,
@@ -186,71 +187,64 @@ class PodVolumes:
         *,
         objects: PodObjects,
         node: NodeView,
-        memory_limit: Callable[[Pod], int | None],
-        allocatable_memory: int,
-        pod_level: bool = True,
-        api: ApiClient | None = None,
+        memory: MemoryLimits,
         node_name: str = "",
-        node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
+        cluster: ClusterNode | None = None,
         image_volumes: bool = False,
         flex_drivers: Path | None = None,
-        attach_detach: bool = True,
         tasks: TaskScope | None = None,
         metrics: VolumeMetrics | None = None,
     ) -> None:
         """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
-        `memory_limit` and `allocatable_memory`: memory limit of a pod and of all pods together (bytes);
-        `pod_level`: whether pod-level resources count (`PodLevelResources`); `image_volumes`: whether the
-        runtime mounts images; `flex_drivers`: the directory of FlexVolume drivers; `attach_detach`: whether
-        the attach/detach controller attaches volumes (`enableControllerAttachDetach`); `tasks`: the scope of
-        operations that outlive their callers.
+        `cluster`: None in standalone mode; `image_volumes`: whether the runtime mounts images;
+        `flex_drivers`: the directory of FlexVolume drivers; `tasks`: the scope of operations that outlive
+        their callers.
         """
         self._root = root
         self.metrics = metrics or VolumeMetrics()
         self._wake_pod: Callable[[str], None] = lambda uid: None
-        self._event_recorder: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
+        self._event_recorder: RecordEvent = lambda pod, kind, reason, message: None
         self._pod_finder: Callable[[str], Pod | None] = lambda uid: None
-        self._in_use_reporter = VolumesInUseReporter()
-        self._attach_verifier: AttachVerifier | None = None
-        if api is not None and attach_detach:
-            self._attach_verifier = AttachVerifier(api, node_name, self._report_in_use, self._wake)
+        api = cluster.api if cluster is not None else None
+        self._operations = PendingOperations(tasks)
+        self._state = VolumeState(root)
+        self.attached = AttachedVolumes(
+            cluster, node_name, self._state, lambda: self.plugins.values(), self._wake
+        )
         host = VolumeHost(
             root,
             objects,
             node,
-            memory_limit,
-            allocatable_memory,
-            pod_level,
+            memory,
             api=api,
             node_name=node_name,
             wake=self._wake,
             record_event=self._record_event,
             find_pod=self._find_pod,
-            report_in_use=self._report_in_use,
-            attached_device=self._attached_device,
-            attaches_volumes=self._attach_verifier is None,
+            report_in_use=self.attached.report_in_use,
+            attached_device=self.attached.attached_device,
+            attaches_volumes=not self.attached.by_controller,
             request_cleanup=self._request_cleanup,
             metrics=self.metrics,
             image_volumes=image_volumes,
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
         self.plugins = load_plugins(host)
+        node_labels = cluster.node_labels if cluster is not None else lambda: None
         self._pvc_resolver = PvcResolver(api, node_name, node_labels, plugin_types=self.plugins)
-        self._operations = PendingOperations(tasks)
-        self._state = VolumeState(root)
         self._recorder = OperationRecorder(self.metrics, self.plugins, self._state)
         self._unmounter = PodUnmounter(root, self.plugins, self._operations, self._recorder.record_unmount)
         self._waiting_for_exclusive: set[str] = set()
         """Pods that wait for a ReadWriteOncePod volume of another pod."""
-        self._garbage_collector = VolumeGarbageCollector(self.plugins, self._state, self._operations)
-        self._all_pods_seen = False
-        """Whether all pods with volumes of previous kubelet processes have been seen."""
+        self._garbage_collector = VolumeGarbageCollector(
+            self.plugins, self._state, self._operations, self.attached.request_report
+        )
 
     def set_callbacks(
         self,
         wake: Callable[[str], None],
-        record_event: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
+        record_event: RecordEvent,
         find_pod: Callable[[str], Pod | None] = lambda uid: None,
     ) -> None:
         """Set the callbacks of the pod engine.
@@ -259,43 +253,6 @@ class PodVolumes:
         `find_pod` returns the pod with a uid, also a terminating one.
         """
         self._wake_pod, self._event_recorder, self._pod_finder = wake, record_event, find_pod
-
-    def set_in_use_listener(self, changed: Callable[[], None]) -> None:
-        """Set the callback for changes of `in_use`; the caller passes what was reported to `reported`."""
-        self._in_use_reporter.set_listener(changed)
-
-    def reported(self, names: Sequence[str]) -> None:
-        """Record the names that the API server has in the node's `status.volumesInUse`."""
-        self._in_use_reporter.set_reported(names)
-
-    def node_changed(self, status: bytes) -> None:
-        """Handle a change of the node's status, JSON from the API server: a volume may be attached now."""
-        if self._attach_verifier is not None:
-            self._attach_verifier.node_changed(status)
-
-    def in_use(self) -> list[str] | None:
-        """Return the names of the attached volumes that pods use; None while unknown.
-
-        Until all pods of a previous kubelet process have been seen, the names that it reported are included.
-        """
-        previously_reported: Collection[str] = ()
-        if not self._all_pods_seen:
-            slow = {
-                plugin.directory_name
-                for plugin in self.plugins.values()
-                if plugin.slow and plugin.directory_name
-            }
-            self._all_pods_seen = not self._state.pods_without_records(slow)
-            if not self._all_pods_seen:
-                if self._in_use_reporter.last_reported is None:
-                    return None
-                previously_reported = self._in_use_reporter.last_reported
-        try:
-            known = {name for plugin in self.plugins.values() for name in plugin.in_use()}
-        except Exception as err:  # also of third-party plugins: the node's status keeps its value
-            log.error(err, "Failed to determine attached volumes in use")
-            return None
-        return sorted(known.union(self._state.attached_names(), previously_reported))
 
     def records_for_pod(self, uid: str) -> list[VolumeRecord]:
         """Return the records of a pod's volumes that are persistent or have a slow plugin."""
@@ -370,8 +327,7 @@ class PodVolumes:
         self._operations.reset_backoff(f"{uid}/")
         self._state.unregister(uid)
         self.metrics.count.forget(uid)
-        if self._attach_verifier is not None:
-            self._attach_verifier.forget(uid)
+        self.attached.forget(uid)
         for waiting in sorted(self._waiting_for_exclusive - {uid}):
             self._wake(waiting)
         self._waiting_for_exclusive.clear()
@@ -380,7 +336,7 @@ class PodVolumes:
 
     async def run(self) -> NoReturn:
         """Release what pods shared of a volume after the last of them is gone, until cancelled."""
-        await self._garbage_collector.run(self._in_use_reporter.request_report)
+        await self._garbage_collector.run()
 
     async def unmount_unused(self) -> None:
         """Release what the node has of volumes that no pod uses any more; failures are only logged."""
@@ -390,21 +346,6 @@ class PodVolumes:
         self._operations.reset_backoff(f"{uid}/")
         self._wake_pod(uid)
 
-    async def _report_in_use(self, to_mount: VolumeToMount, name: str) -> None:
-        """Report an attached volume as in use, before a pod uses it."""
-        new = name not in self._state.attached_names()
-        record = self._state.get(to_mount.uid, to_mount.pod_volume.name)
-        if record is not None:
-            record.attached = name
-        await self._in_use_reporter.wait_reported(name, new=new)
-
-    async def _attached_device(self, to_mount: VolumeToMount, name: str) -> str:
-        return (
-            await self._attach_verifier.attached_device(to_mount, name)
-            if self._attach_verifier is not None
-            else ""
-        )
-
     def _find_pod(self, uid: str) -> Pod | None:
         return self._pod_finder(uid)
 
@@ -412,8 +353,7 @@ class PodVolumes:
         self._garbage_collector.request_run()
 
     def _record_event(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        if self._event_recorder is not None:
-            self._event_recorder(pod, kind, reason, message)
+        self._event_recorder(pod, kind, reason, message)
 
     def _needs_refresh(self, pod: Pod, volume: Volume) -> bool:
         if volume.persistent_volume_claim is None and volume.ephemeral is None:
@@ -567,5 +507,5 @@ class PodVolumes:
         record.mounted = mounted
         if mounted.attached != record.attached:
             record.attached = mounted.attached
-            self._in_use_reporter.request_report()
+            self.attached.request_report()
         return mounted

@@ -1,19 +1,12 @@
-"""Metrics of volume operations, numbers of volumes and usage of claimed volumes, with upstream's names."""
+"""Metrics of volume operations, with upstream's names, and the volumes of pods that they count."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-
-from pykubelet.api.pod import Pod
-
-if TYPE_CHECKING:
-    from pykubelet.volumes.usage import VolumeStats
+from prometheus_client import CollectorRegistry, Histogram
 
 DURATION_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 _NAMES_WITHOUT_DIRECTORY = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
@@ -110,69 +103,6 @@ class VolumeMetrics:
     def record_csi_call(self, driver: str, method: str, code: str, seconds: float) -> None:
         """Record a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""
         self._calls.labels(driver, method, code, "false").observe(seconds)
-
-
-class VolumeNumbers(Collector):
-    """Collector of the number of volumes and of the usage of claimed volumes, at each scrape."""
-
-    def __init__(
-        self,
-        count: VolumeCount,
-        pods: Callable[[], Iterable[Pod]],
-        usage: Callable[[str], Mapping[str, VolumeStats]],
-    ) -> None:
-        """Initialize; `usage` returns the latest stats of a pod's volumes (by the pod's uid), by name."""
-        self._count = count
-        self._pods = pods
-        self._usage = usage
-
-    def describe(self) -> Iterable[Metric]:
-        """Return no metrics in advance: their names are those of `collect`."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
-        volumes = GaugeMetricFamily(
-            "volume_manager_total_volumes",
-            "Volumes that pods want, and that they have.",
-            labels=["plugin_name", "state"],
-        )
-        for labels, number in sorted(self._count.totals().items()):
-            volumes.add_metric(labels, number)
-        yield volumes
-        claimed = {
-            (pod.metadata.namespace, claim): usage
-            for pod in self._pods()
-            for volume, usage in self._usage(pod.uid).items()
-            if (claim := claim_of(pod, volume))
-        }
-        for name, what, amount in _STATS:
-            family = GaugeMetricFamily(
-                f"kubelet_volume_stats_{name}", what, labels=["namespace", "persistentvolumeclaim"]
-            )
-            for (namespace, claim), usage in sorted(claimed.items(), key=lambda pair: pair[0]):
-                family.add_metric([namespace, claim], amount(usage))
-            yield family
-
-
-_STATS: tuple[tuple[str, str, Callable[[VolumeStats], int]], ...] = (
-    ("capacity_bytes", "Size of a claimed volume, in bytes.", lambda usage: usage.capacity),
-    ("available_bytes", "What is left of a claimed volume, in bytes.", lambda usage: usage.available),
-    ("used_bytes", "What is used of a claimed volume, in bytes.", lambda usage: usage.used),
-    ("inodes", "Inodes of a claimed volume.", lambda usage: usage.inodes),
-    ("inodes_free", "Inodes that are left of a claimed volume.", lambda usage: usage.inodes_free),
-    ("inodes_used", "Inodes that are used of a claimed volume.", lambda usage: usage.inodes_used),
-)
-
-
-def claim_of(pod: Pod, name: str) -> str:
-    """Return the name of the claim behind a pod's volume; empty if it has no claim."""
-    for volume in pod.spec.volumes:
-        if volume.name == name:
-            if volume.persistent_volume_claim is not None:
-                return volume.persistent_volume_claim.claim_name
-            return f"{pod.metadata.name}-{name}" if volume.ephemeral is not None else ""
-    return ""
 
 
 def plugin_name(kind: str, plugin_dir: str, source: Any = None) -> str:

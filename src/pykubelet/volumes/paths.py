@@ -86,6 +86,14 @@ def make_directory(path: Path, mode: int = _DEFAULT_MODE) -> None:
         raise NotADirectoryError(20, "Not a directory", str(path))
 
 
+def entries(directory: Path) -> list[Path]:
+    """Return the entries of a directory, sorted; none if it does not exist or is not a directory."""
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def is_mount_point(path: Path) -> bool:
     """Return whether another file system is mounted here; does not detect binds of the same file system."""
     try:

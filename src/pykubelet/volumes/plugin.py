@@ -60,6 +60,20 @@ class NodeView(Protocol):
     def allocatable(self) -> Resources:
         """Allocatable resources of the node."""
 
+    @property
+    def pod_level(self) -> bool:
+        """Whether pod-level resources count (`PodLevelResources`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Memory limits that bound the size of volumes in memory, in bytes."""
+
+    for_pod: Callable[[Pod], int | None]
+    """Returns the memory limit of a pod; None if it has none."""
+    allocatable: int
+    """Memory limit of all pods together."""
+
 
 async def _report_nothing(volume: VolumeToMount, name: str) -> None:
     """Report nothing, as in standalone mode."""
@@ -78,12 +92,7 @@ class VolumeHost:
     """Root directory of the kubelet."""
     objects: PodObjects
     node: NodeView
-    memory_limit: Callable[[Pod], int | None]
-    """Returns the memory limit of a pod, in bytes."""
-    allocatable_memory: int
-    """Memory limit of all pods together, in bytes."""
-    pod_level: bool
-    """Whether pod-level resources count (`PodLevelResources`)."""
+    memory: MemoryLimits
     api: ApiClient | None = None
     """API client; None in standalone mode."""
     node_name: str = ""

@@ -43,10 +43,13 @@ class AffinityError(VolumePluginError):
 
 
 def claim_name(pod: Pod, volume: Volume) -> str:
-    """Return the name of the claim behind a volume: named by the pod, or created for it (ephemeral)."""
+    """Return the name of the claim behind a volume: named by the pod, or created for it (ephemeral).
+
+    Empty if the volume has no claim.
+    """
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
-    return f"{pod.metadata.name}-{volume.name}"
+    return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else ""
 
 
 def check_claim(claim: PersistentVolumeClaim, where: str) -> None:

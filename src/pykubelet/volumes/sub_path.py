@@ -18,16 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.linux.mounts import Mount, read_mounts, unmount
+from pykubelet.linux.mounts import MS_BIND, Mount, read_mounts, unmount
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY
 from pykubelet.logs import get_logger
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.paths import PodVolumePaths, make_directory
 from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
-_MS_BIND = 4096
 _OPEN_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOT_A_LINK = frozenset((errno.EINVAL, errno.ENOENT, errno.ENOTDIR))
 _MAX_LINKS = 40
 """Maximum number of symlinks in a path, as in the kernel."""
@@ -154,7 +153,7 @@ def bind_opened(source: int, target: Path, mounts: list[Mount]) -> None:
     make_directory(target.parent)
     _make_mount_point(target, is_directory=stat.S_ISDIR(source_status.st_mode))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, _MS_BIND, None) != 0:
+    if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, MS_BIND, None) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(target))
 
@@ -188,7 +187,7 @@ def _make_component(at: int, part: str, mode: int) -> int:
         os.mkdir(part, mode, dir_fd=at)
     except FileExistsError:
         return _open_component(at, part)  # created concurrently
-    descriptor = os.open(part, _OPEN_DIRECTORY, dir_fd=at)
+    descriptor = os.open(part, OPEN_DIRECTORY, dir_fd=at)
     try:
         os.fchmod(descriptor, mode)  # mkdir applies the umask
     except OSError:

@@ -37,7 +37,7 @@ from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.errors import VolumeError, format_os_error
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
-from pykubelet.volumes.paths import PodVolumePaths
+from pykubelet.volumes.paths import PodVolumePaths, entries
 from pykubelet.volumes.plugin import VolumePlugin
 from pykubelet.volumes.volume_state import VolumeState
 
@@ -72,12 +72,12 @@ class PodVolumeTeardown:
         paths = self._paths
         if any(path.exists() for path in (paths.sub_paths, paths.markers, paths.pod / DEVICES)):
             return True
-        return bool(_entries(paths.volumes)) or any(mapped_devices(self._root, self._uid))
+        return bool(entries(paths.volumes)) or any(mapped_devices(self._root, self._uid))
 
     def volumes(self) -> Iterator[tuple[str, str]]:
         """Yield the existing volumes as the plugin's directory and the volume's name; reads only names."""
         for directory in self._plugin_dirs(self._paths):
-            yield from ((directory.name, path.name) for path in _entries(directory))
+            yield from ((directory.name, path.name) for path in entries(directory))
         yield from mapped_devices(self._root, self._uid)
 
     def remove_sub_paths(self) -> None:
@@ -95,7 +95,7 @@ class PodVolumeTeardown:
         self._remove(
             directories,
             real,
-            unmount_only=[path for path in _entries(real.volumes) if path not in directories],
+            unmount_only=[path for path in entries(real.volumes) if path not in directories],
         )
 
     def _real(self) -> PodVolumePaths:
@@ -103,7 +103,7 @@ class PodVolumeTeardown:
         return PodVolumePaths(self._paths.pod.parent.resolve() / self._paths.pod.name)
 
     def _plugin_dirs(self, paths: PodVolumePaths) -> list[Path]:
-        return [path for path in _entries(paths.volumes) if path.name in self._plugin_dir_names]
+        return [path for path in entries(paths.volumes) if path.name in self._plugin_dir_names]
 
     def _remove(
         self, directories: Sequence[Path], real: PodVolumePaths, unmount_only: Sequence[Path] = ()
@@ -156,13 +156,6 @@ class PodVolumeTeardown:
                 raise
             log.warning("Detaching busy volume mount", path=point, podUID=self._uid)
             unmount(point, detach=True)
-
-
-def _entries(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 UNMOUNT_TIMEOUT_SECONDS = 20.0
@@ -332,19 +325,25 @@ class VolumeGarbageCollector:
     """Garbage collector of shared volume state: calls the `unmount_unused` of all plugins."""
 
     def __init__(
-        self, plugins: Mapping[str, VolumePlugin], state: VolumeState, operations: PendingOperations
+        self,
+        plugins: Mapping[str, VolumePlugin],
+        state: VolumeState,
+        operations: PendingOperations,
+        on_requested_run: Callable[[], None] = lambda: None,
     ) -> None:
+        """Initialize; `on_requested_run` is called after each run of `run` that `request_run` requested."""
         self._plugins = plugins
         self._state = state
         self._operations = operations
+        self._on_requested_run = on_requested_run
         self._requested = asyncio.Event()
 
     def request_run(self) -> None:
         """Request a run soon, because a pod is gone."""
         self._requested.set()
 
-    async def run(self, on_requested_run: Callable[[], None]) -> NoReturn:
-        """Run until cancelled; `on_requested_run` is called after each run that `request_run` requested."""
+    async def run(self) -> NoReturn:
+        """Run until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COLLECTION_PERIOD_SECONDS):
@@ -353,7 +352,7 @@ class VolumeGarbageCollector:
             self._requested.clear()
             await self.run_once()
             if requested:
-                on_requested_run()
+                self._on_requested_run()
 
     async def run_once(self) -> None:
         """Call `unmount_unused` of all plugins now; failures are only logged."""

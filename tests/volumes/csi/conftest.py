@@ -24,7 +24,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.plugin import VolumeHost, VolumeToMount
+from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeToMount
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.pods.object_api import ObjectApi
 from tests.sync import strategic
@@ -115,9 +115,7 @@ class Rig:
             self.root,
             self.shelf,
             Node(),
-            lambda pod: None,
-            1 << 30,
-            True,
+            MemoryLimits(lambda pod: None, 1 << 30),
             api=self.api,
             node_name=NODE,
             wake=self.woken.append,

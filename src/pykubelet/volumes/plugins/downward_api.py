@@ -57,6 +57,6 @@ def _value(host: VolumeHost, pod: Pod, item: DownwardFile) -> str:
         return field_value(item.field_ref, pod, host_ips=host.node.host_ips)
     if item.resource_field_ref is not None:
         return resource_value(
-            item.resource_field_ref, pod, None, host.node.allocatable, pod_level=host.pod_level
+            item.resource_field_ref, pod, None, host.node.allocatable, pod_level=host.node.pod_level
         )
     return ""

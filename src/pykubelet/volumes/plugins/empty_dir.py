@@ -55,7 +55,7 @@ class EmptyDirPlugin(BaseVolumePlugin):
         if source.medium == MEMORY:
             return memory_options(self._host, pod, source.size_limit)
         if is_huge_pages(source.medium):
-            return huge_page_option(source.medium, pod, pod_level=self._host.pod_level)
+            return huge_page_option(source.medium, pod, pod_level=self._host.node.pod_level)
         if source.medium:
             raise MediumError(f'unknown storage medium "{source.medium}"')
         return ""
@@ -64,7 +64,7 @@ class EmptyDirPlugin(BaseVolumePlugin):
 def memory_options(host: VolumeHost, pod: Pod, size_limit: Quantity | None = None) -> str:
     """Return the tmpfs mount options of a volume in memory."""
     limit = int(size_limit) if size_limit is not None else 0
-    size = tmpfs_size(limit, host.memory_limit(pod) or 0, host.allocatable_memory)
+    size = tmpfs_size(limit, host.memory.for_pod(pod) or 0, host.memory.allocatable)
     return f"size={size}" if size else ""
 
 
