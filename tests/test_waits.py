@@ -43,7 +43,7 @@ async def test_volume_usage_due_time_between_ticks_measures_again(tmp_path: Path
         found.append(asyncio.get_running_loop().time())
         return [pod_with_disk()]
 
-    usage = VolumeStatCalculator(tmp_path, pods, 60.0, chance=lambda: 0.25 + TINY / 60)
+    usage = VolumeStatCalculator(tmp_path, pods, 60.0, rng=lambda: 0.25 + TINY / 60)
     async with TaskScope() as scope:
         running = scope.start(usage.run(), name="usage")
         await asyncio.sleep(200)

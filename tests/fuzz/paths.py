@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from pykubelet.kuberuntime.env import read_inside
-from pykubelet.volumes.ownership import give_to_group
+from pykubelet.volumes.ownership import apply_group
 from pykubelet.volumes.sub_path import opened_inside
 
 SEEDS = [
@@ -44,7 +44,7 @@ async def paths() -> AsyncIterator[Callable[[bytes], Awaitable[None]]]:
                 for line in data.split(b"\n")[:_MOST_LINES]:
                     _do(home, volume, line)
                 if os.geteuid() == 0:
-                    give_to_group(volume, _GROUP)
+                    apply_group(volume, _GROUP)
                 assert _facts(secret) == before, "something outside was changed"
                 assert {path.name for path in home.iterdir()} == {"secret", "volume"}
             finally:

@@ -53,6 +53,7 @@ from pykubelet.podworkers.workers import PodChurn
 from pykubelet.transport.errors import NotFound as NotInRuntime
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MemoryLimits
 from tests.admission.making import node
 from tests.resources.making import amounts
 from tests.sync.strategic import apply_patch
@@ -415,8 +416,7 @@ async def engine_with_fakes(
                     root,
                     objects=objects,
                     node=cast(Any, None),
-                    memory_limit=lambda pod: None,
-                    allocatable_memory=64 << 30,
+                    memory=MemoryLimits(lambda pod: None, 64 << 30),
                     tasks=scope,
                 ),
                 user_namespaces=UserNamespaces(

@@ -21,7 +21,9 @@ from pykubelet.linux.mounts import Mount, plan_unmounts, read_mounts, unmount
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.plugin import MemoryLimits
 
 ALLOCATABLE = 1 << 30
 
@@ -87,6 +89,7 @@ class Node:
     allocatable: Resources = field(
         default_factory=lambda: {"cpu": Quantity.parse("3500m"), "memory": Quantity.parse("2Gi")}
     )
+    pod_level: bool = True
 
 
 class Server:
@@ -143,16 +146,18 @@ def volumes_at(
     server: Server | None = None,
     tasks: TaskScope | None = None,
     node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
+    on_in_use_change: Callable[[], None] | None = None,
 ) -> PodVolumes:
+    cluster = None
+    if server is not None:
+        cluster = ClusterNode(cast(ApiClient, server), node_labels, on_in_use_change=on_in_use_change)
     return PodVolumes(
         root,
         objects=objects,
         node=Node(),
-        memory_limit=memory_limit,
-        allocatable_memory=ALLOCATABLE,
-        api=cast(ApiClient | None, server),
+        memory=MemoryLimits(memory_limit, ALLOCATABLE),
         node_name="node-1",
-        node_labels=node_labels,
+        cluster=cluster,
         tasks=tasks,
     )
 

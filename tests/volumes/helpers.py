@@ -16,7 +16,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.linux.loop_devices import attached_loops
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.plugin import VolumeHost, VolumeToMount
+from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeToMount
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf
 
 _RECORD = """#!{python} -S
@@ -78,7 +78,9 @@ def stand_ins(folder: Path) -> Iterator[StandIns]:
 
 def surroundings(root: Path, shelf: Shelf, **more: Any) -> VolumeHost:
     """What kinds are made of, on a node without a cluster."""
-    return VolumeHost(root, shelf, Node(), lambda pod: None, ALLOCATABLE, True, node_name="n1", **more)
+    return VolumeHost(
+        root, shelf, Node(), MemoryLimits(lambda pod: None, ALLOCATABLE), node_name="n1", **more
+    )
 
 
 def wanted(pod: Pod, **more: Any) -> VolumeToMount:

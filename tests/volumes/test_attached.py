@@ -11,10 +11,11 @@ from pykubelet.api.node import AttachedVolume
 from pykubelet.api.node import Node as ApiNode
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.plugins.network_disk import SharedDiskKind
+from pykubelet.volumes.plugin import MemoryLimits, MountedVolume
+from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin
 from tests.volumes.conftest import ALLOCATABLE, Node, Server, Shelf, pod_with
 
 IQN = "iqn.2026-01.com.example:disk"
@@ -37,27 +38,26 @@ class Rig:
             root,
             objects=shelf,
             node=Node(),
-            memory_limit=lambda pod: None,
-            allocatable_memory=ALLOCATABLE,
-            api=cast(ApiClient, self.server),
+            memory=MemoryLimits(lambda pod: None, ALLOCATABLE),
             node_name="node-1",
-            attach_detach=attach_detach,
+            cluster=ClusterNode(
+                cast(ApiClient, self.server), attach_detach=attach_detach, on_in_use_change=self.report
+            ),
             tasks=scope,
         )
         self.woken: list[str] = []
         self.bound: list[str] = []
-        self.volumes.listen(self.woken.append, lambda *event: None)
-        self.volumes.listen_in_use(self.report)
+        self.volumes.set_callbacks(self.woken.append, lambda *event: None)
 
     def report(self) -> None:
         """Report the node's status at once."""
-        self.volumes.reported(self.volumes.in_use() or [])
+        self.volumes.attached.set_reported(self.volumes.attached.in_use() or [])
 
     def attach(self, *names: str) -> None:
         """Have the controllers attach this, and the node see it."""
         self.node.status.volumes_attached[:] = [AttachedVolume(name, "") for name in names]
         attached = [{"name": name, "devicePath": ""} for name in names]
-        self.volumes.node_changed(json.dumps({"volumesAttached": attached}).encode())
+        self.volumes.attached.node_changed(json.dumps({"volumesAttached": attached}).encode())
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         given.append(wanted.uid)
         return MountedVolume("", device="/dev/x")
 
-    monkeypatch.setattr(SharedDiskKind, "_bind", bind)
-    monkeypatch.setattr(SharedDiskKind, "_as_device", as_device)
+    monkeypatch.setattr(NetworkDiskPlugin, "_bind", bind)
+    monkeypatch.setattr(NetworkDiskPlugin, "_as_device", as_device)
     return given
 
 
@@ -95,7 +95,7 @@ async def test_a_disk_that_is_still_another_nodes(
 ) -> None:
     rig = Rig(root, shelf, scope)
     assert await failure(rig.volumes) == WAITING
-    assert rig.volumes.in_use() == [NAME], "the controllers are told that it is wanted"
+    assert rig.volumes.attached.in_use() == [NAME], "the controllers are told that it is wanted"
     rig.attach(f"kubernetes.io/iscsi/192.0.2.7:{IQN}:5")
     assert (bound, rig.woken) == ([], [])
     rig.attach(NAME)
@@ -111,17 +111,17 @@ async def test_it_is_in_use_until_the_node_has_unmounted_it(
     rig.attach(NAME)
     await rig.volumes.mount(pod_with(DISK))
     await rig.volumes.unmount("u-1")
-    assert rig.volumes.in_use() == [NAME], "only the pod has left it"
+    assert rig.volumes.attached.in_use() == [NAME], "only the pod has left it"
 
     async def busy(self: object, place: Path, *, as_device: bool) -> None:
         raise OSError(16, "Device or resource busy", str(place))
 
     with monkeypatch.context() as patch:
-        patch.setattr(SharedDiskKind, "_release", busy)
-        await rig.volumes.sweep()
-    assert rig.volumes.in_use() == [NAME]
-    await rig.volumes.sweep()
-    assert rig.volumes.in_use() == []
+        patch.setattr(NetworkDiskPlugin, "_release", busy)
+        await rig.volumes.unmount_unused()
+    assert rig.volumes.attached.in_use() == [NAME]
+    await rig.volumes.unmount_unused()
+    assert rig.volumes.attached.in_use() == []
 
 
 async def test_a_pod_that_leaves_while_it_waits(
@@ -130,7 +130,7 @@ async def test_a_pod_that_leaves_while_it_waits(
     rig = Rig(root, shelf, scope)
     await failure(rig.volumes)
     await rig.volumes.unmount("u-1")
-    assert rig.volumes.in_use() == []
+    assert rig.volumes.attached.in_use() == []
     rig.attach(NAME)
     assert rig.woken == []
 
@@ -152,15 +152,15 @@ async def test_a_node_that_attaches_by_itself(
     rig = Rig(root, shelf, scope, attach_detach=False)
     await rig.volumes.mount(pod_with(DISK))
     assert bound == ["u-1"]
-    assert rig.volumes.in_use() == [NAME]
+    assert rig.volumes.attached.in_use() == [NAME]
 
 
 async def test_a_status_that_cannot_be_read(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     rig = Rig(root, shelf, scope)
-    rig.volumes.node_changed(b"[")
+    rig.volumes.attached.node_changed(b"[")
     await failure(rig.volumes)
     for status in (b"[", b"{}", b'{"volumesAttached": null}'):
-        rig.volumes.node_changed(status)
+        rig.volumes.attached.node_changed(status)
     assert rig.woken == []

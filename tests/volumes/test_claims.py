@@ -9,7 +9,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.selector import NodeSelector
 from pykubelet.api.storage import PersistentVolume
-from pykubelet.volumes.errors import VolumeError, VolumeLimitExceeded, failure_event, set_up_failed
+from pykubelet.volumes.errors import VolumeError, VolumeLimitExceeded, failure_event, set_up_failure_text
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.pvc import AffinityError, check_affinity, is_exclusive, mount_options, volume_group
 from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
@@ -55,13 +55,13 @@ async def test_a_host_path_behind_a_claim(volumes: PodVolumes, server: Server, t
 
 
 def test_words_of_events() -> None:
-    affinity = set_up_failed("v", "no", AffinityError.action, block=True)
+    affinity = set_up_failure_text("v", "no", AffinityError.action, block=True)
     assert affinity == 'MapVolume.NodeAffinity check failed for volume "v" : no'
     assert failure_event(affinity) == "FailedMount"
-    attach = set_up_failed("v", "no", VolumeLimitExceeded.action, block=True)
+    attach = set_up_failure_text("v", "no", VolumeLimitExceeded.action, block=True)
     assert attach == 'MapVolume.WaitForAttach failed for volume "v" : no'
     assert failure_event(attach) == "FailedMapVolume"
-    assert failure_event(set_up_failed("v", "no")) == "FailedMount"
+    assert failure_event(set_up_failure_text("v", "no")) == "FailedMount"
 
 
 UNABLE = "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], "
@@ -213,7 +213,7 @@ class TestOnePodOnly:
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         woken: list[str] = []
-        volumes.listen(woken.append, lambda *event: None)
+        volumes.set_callbacks(woken.append, lambda *event: None)
         bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
         first, second = pod_with(CLAIM), pod_with(CLAIM, metadata={"uid": "u-2", "name": "q"})
         await volumes.mount(first)

@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.linux.loop_devices import attach_loop, detach_loop
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.disks import PARTITIONED, DiskError, disk_format, format_and_mount, read_format
+from pykubelet.volumes.disks import PARTITIONED, DiskError, disk_format, format_and_mount, parse_format
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from tests.volumes.conftest import needs_root
 from tests.volumes.helpers import stand_ins, wait_until_free
@@ -26,7 +26,7 @@ from tests.volumes.helpers import stand_ins, wait_until_free
     ],
 )
 def test_what_blkid_says(said: str, found: str) -> None:
-    assert read_format(said) == found
+    assert parse_format(said) == found
 
 
 @pytest.mark.machine

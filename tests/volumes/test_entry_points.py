@@ -11,22 +11,29 @@ from typing import Any
 
 import pytest
 
-from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumePlugin, VolumeToMount
-from pykubelet.volumes.registry import GROUP, make_kinds, others_kinds
+from pykubelet.volumes.plugin import (
+    BaseVolumePlugin,
+    MemoryLimits,
+    MountedVolume,
+    VolumeHost,
+    VolumePlugin,
+    VolumeToMount,
+)
+from pykubelet.volumes.registry import GROUP, load_plugins, load_third_party_plugins
 from tests.volumes.conftest import Node, Shelf
 
 
 class Cloud(BaseVolumePlugin):
-    folder = "example.com~cloud"
+    directory_name = "example.com~cloud"
 
-    def __init__(self, given: VolumeHost) -> None:
-        self.given = given
+    def __init__(self, host: VolumeHost) -> None:
+        self.host = host
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         return MountedVolume("/cloud")
 
 
-def broken(given: VolumeHost) -> VolumePlugin:
+def broken(host: VolumeHost) -> VolumePlugin:
     raise RuntimeError("no cloud today")
 
 
@@ -44,14 +51,14 @@ class Entry:
 
 
 @pytest.fixture
-def given(tmp_path: Path, shelf: Shelf) -> VolumeHost:
-    return VolumeHost(tmp_path, shelf, Node(), lambda pod: None, 1, True)
+def host(tmp_path: Path, shelf: Shelf) -> VolumeHost:
+    return VolumeHost(tmp_path, shelf, Node(), MemoryLimits(lambda pod: None, 1))
 
 
-def test_a_new_kind(given: VolumeHost) -> None:
-    kinds = others_kinds(given, {}, [Entry("cloud", Cloud)])
+def test_a_new_kind(host: VolumeHost) -> None:
+    kinds = load_third_party_plugins(host, {}, [Entry("cloud", Cloud)])
     assert isinstance(kinds["cloud"], Cloud)
-    assert kinds["cloud"].given is given
+    assert kinds["cloud"].host is host
 
 
 @pytest.mark.parametrize(
@@ -59,22 +66,22 @@ def test_a_new_kind(given: VolumeHost) -> None:
     [
         (Entry("cloud", broken), "Failed to load volume plugin"),
         (Entry("cloud", ImportError("no module")), "Failed to load volume plugin"),
-        (Entry("cloud", lambda given: object()), "Ignored invalid volume plugin"),
+        (Entry("cloud", lambda host: object()), "Ignored invalid volume plugin"),
         (Entry("emptyDir", Cloud), "of an already supported type"),
     ],
 )
 def test_what_is_wrong_is_told_by_name_and_passed_over(
-    given: VolumeHost, caplog: pytest.LogCaptureFixture, entry: Entry, said: str
+    host: VolumeHost, caplog: pytest.LogCaptureFixture, entry: Entry, said: str
 ) -> None:
-    own = make_kinds(given)
-    kinds = others_kinds(given, own, [entry, Entry("fine", Cloud)])
+    own = load_plugins(host)
+    kinds = load_third_party_plugins(host, own, [entry, Entry("fine", Cloud)])
     assert kinds.keys() == {"fine"}
     told = next(record for record in caplog.records if said in record.message)
     assert f"'kind': '{entry.name}'" in str(told.__dict__)
 
 
-def test_one_folder_has_one_kind(given: VolumeHost, caplog: pytest.LogCaptureFixture) -> None:
-    kinds = others_kinds(given, {}, [Entry("one", Cloud), Entry("two", Cloud)])
+def test_one_folder_has_one_kind(host: VolumeHost, caplog: pytest.LogCaptureFixture) -> None:
+    kinds = load_third_party_plugins(host, {}, [Entry("one", Cloud), Entry("two", Cloud)])
     assert kinds.keys() == {"one"}
     assert "with a duplicate directory" in caplog.text
 
@@ -88,15 +95,15 @@ def test_an_installed_one_is_found(tmp_path: Path) -> None:
     (tmp_path / "cloudy.py").write_text(
         "from pykubelet.volumes.plugin import BaseVolumePlugin\n"
         "class Kind(BaseVolumePlugin):\n"
-        "    folder = 'example.com~vapour'\n"
-        "    def __init__(self, given): pass\n"
-        "    async def set_up(self, wanted): raise OSError\n"
+        "    directory_name = 'example.com~vapour'\n"
+        "    def __init__(self, host): pass\n"
+        "    async def set_up(self, volume): raise OSError\n"
     )
     program = (
         "import json; from pathlib import Path\n"
         "from pykubelet.volumes.plugin import VolumeHost\n"
-        "from pykubelet.volumes.registry import make_kinds\n"
-        "kinds = make_kinds(VolumeHost(Path('/'), None, None, None, 0, True))\n"
+        "from pykubelet.volumes.registry import load_plugins\n"
+        "kinds = load_plugins(VolumeHost(Path('/'), None, None, None))\n"
         "print(json.dumps({name: type(kind).__module__ for name, kind in kinds.items()}))"
     )
     done = subprocess.run(

@@ -14,7 +14,7 @@ import pytest
 from pykubelet.linux.mounts import mount, read_mounts, unmount
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.sub_path import bind, opened_inside
+from pykubelet.volumes.sub_path import bind_opened, opened_inside
 from tests.volumes.attacker import swapping, tries
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 
@@ -114,7 +114,7 @@ class TestMountingRaces:
             for _ in tries(2000, seconds=3, enough=lambda: len(mounted) > 10):
                 try:
                     with opened_inside(volume, "a/swapped/b", make=False) as found:
-                        bind(found, target, [])
+                        bind_opened(found, target, [])
                 except OSError:
                     continue
                 mounted.append((target / "file").read_text())
@@ -133,7 +133,7 @@ class TestMountingRaces:
         with opened_inside(volume, path, make=False) as found:
             (volume / "a/swapped").rename(volume / "a/away")
             (volume / "a/trap").rename(volume / "a/swapped")
-            bind(found, target, [])
+            bind_opened(found, target, [])
         shown = target / "file" if what == "folder" else target
         assert shown.read_text() == "mine"
         unmount(target)
@@ -142,7 +142,7 @@ class TestMountingRaces:
             away = volume / "a/away" / path.removeprefix("a/swapped/")
             away.rename(volume / "a/further")
             away.symlink_to(volume.parent / "secret/b" / ("file" if what == "file" else ""))
-            bind(found, target, [])
+            bind_opened(found, target, [])
         assert shown.read_text() == "mine"
 
     def test_bind_mount_over_the_opened_path_mounts_what_was_opened(self, volume: Path, target: Path) -> None:
@@ -151,7 +151,7 @@ class TestMountingRaces:
         with opened_inside(volume, "a/swapped/b", make=False) as found:
             mount(str(volume.parent / "secret/b"), volume / "a/swapped/b", "", flags=MS_BIND)
             try:
-                bind(found, target, [])
+                bind_opened(found, target, [])
             finally:
                 unmount(volume / "a/swapped/b")
         assert (target / "file").read_text() == "mine"

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.volume import KeyToPath
-from pykubelet.volumes.errors import VolumePluginError, joined
-from pykubelet.volumes.file_projection import DEEPEST, LONGEST_PATH, File, as_tree, checked_path, of_keys
+from pykubelet.volumes.errors import VolumePluginError, join_reasons
+from pykubelet.volumes.file_projection import (
+    MAX_DEPTH,
+    MAX_PATH_LENGTH,
+    File,
+    build_tree,
+    checked_path,
+    files_for_keys,
+)
 
 A = File(b"a", 0o644)
 
@@ -21,7 +28,7 @@ A = File(b"a", 0o644)
         ("a/..b", "a/..b"),
         ("a..", "a.."),
         ("ü" * 127, "ü" * 127),
-        ("a/" * DEEPEST + "b", "a/" * DEEPEST + "b"),
+        ("a/" * MAX_DEPTH + "b", "a/" * MAX_DEPTH + "b"),
     ],
 )
 def test_good_paths(path: str, clean: str) -> None:
@@ -41,8 +48,8 @@ def test_good_paths(path: str, clean: str) -> None:
         ("./..data/x", "must not start with '..'"),
         ("...", "must not start with '..'"),
         ("ü" * 128, "filenames must be less than or equal to 255"),
-        ("a/" * (LONGEST_PATH // 2) + "b", "must be less than or equal to 4096"),
-        ("a/" * (DEEPEST + 1) + "b", "must not have more than 64 folders"),
+        ("a/" * (MAX_PATH_LENGTH // 2) + "b", "must be less than or equal to 4096"),
+        ("a/" * (MAX_DEPTH + 1) + "b", "must not have more than 64 folders"),
         ("a\udcff", "must be text"),
     ],
 )
@@ -69,30 +76,30 @@ class TestKeys:
     DATA = {"a": b"1", "b": b"2"}
 
     def test_all(self) -> None:
-        files = of_keys(self.DATA, [], 0o400, optional=False, missing="no")
+        files = files_for_keys(self.DATA, [], 0o400, optional=False, missing="no")
         assert files == {"a": File(b"1", 0o400), "b": File(b"2", 0o400)}
 
     def test_chosen(self) -> None:
         items = [KeyToPath(key="b", path="x/y"), KeyToPath(key="b", path="z", mode=0)]
-        files = of_keys(self.DATA, items, 0o400, optional=False, missing="no")
+        files = files_for_keys(self.DATA, items, 0o400, optional=False, missing="no")
         assert files == {"x/y": File(b"2", 0o400), "z": File(b"2", 0)}
 
     def test_missing(self) -> None:
         items = [KeyToPath(key="c", path="x"), KeyToPath(key="a", path="y")]
         with pytest.raises(VolumePluginError, match=r"^no such key: c$"):
-            of_keys(self.DATA, items, 0o400, optional=False, missing="no such key")
-        assert of_keys(self.DATA, items, 0o400, optional=True, missing="") == {"y": File(b"1", 0o400)}
+            files_for_keys(self.DATA, items, 0o400, optional=False, missing="no such key")
+        assert files_for_keys(self.DATA, items, 0o400, optional=True, missing="") == {"y": File(b"1", 0o400)}
 
 
 def test_trees() -> None:
-    tree = as_tree({"a": A, "b/c": A, "./b//d/e": A, "mode": File(b"", 0o106755)})
+    tree = build_tree({"a": A, "b/c": A, "./b//d/e": A, "mode": File(b"", 0o106755)})
     assert tree == {"a": A, "b": {"c": A, "d": {"e": A}}, "mode": File(b"", 0o755)}
 
 
 @pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["x/a", "x/a/b/c"]])
 def test_a_file_is_no_folder(paths: list[str]) -> None:
     with pytest.raises(VolumePluginError, match="cannot be a file and a folder"):
-        as_tree(dict.fromkeys(paths, A))
+        build_tree(dict.fromkeys(paths, A))
 
 
 def test_contents_are_not_shown() -> None:
@@ -104,4 +111,4 @@ def test_contents_are_not_shown() -> None:
     [(["a"], "a"), (["a", "a"], "a"), (["a", "b", "a"], "[a, b]"), (["[a, b]"], "[a, b]")],
 )
 def test_several_reasons(reasons: list[str], text: str) -> None:
-    assert joined(reasons) == text
+    assert join_reasons(reasons) == text

@@ -13,7 +13,13 @@ from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource, VolumeNotReady, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from pykubelet.volumes.plugins import flex
-from pykubelet.volumes.plugins.flex import DriverError, FlexKind, NotSupportedError, escaped, read_answer
+from pykubelet.volumes.plugins.flex import (
+    DriverError,
+    FlexVolumePlugin,
+    NotSupportedError,
+    driver_directory_name,
+    parse_response,
+)
 from tests.volumes.conftest import Shelf, mode_of, needs_root, pod_with
 from tests.volumes.helpers import surroundings, wanted
 
@@ -85,8 +91,8 @@ def drivers(tmp_path: Path) -> Drivers:
 
 
 @pytest.fixture
-def kind(root: Path, shelf: Shelf, drivers: Drivers) -> FlexKind:
-    return FlexKind(surroundings(root, shelf, flex_drivers=drivers.folder))
+def kind(root: Path, shelf: Shelf, drivers: Drivers) -> FlexVolumePlugin:
+    return FlexVolumePlugin(surroundings(root, shelf, flex_drivers=drivers.folder))
 
 
 def pod_of(driver: str = "example.com/disk", uid: str = "u-1", **source: Any) -> Pod:
@@ -100,7 +106,7 @@ def pod_of(driver: str = "example.com/disk", uid: str = "u-1", **source: Any) ->
 
 class TestAnswers:
     def test_good(self) -> None:
-        answer = read_answer("init", '{"Status":"Success","capabilities":{"fsGroup":false,"new":1},"x":2}')
+        answer = parse_response("init", '{"Status":"Success","capabilities":{"fsGroup":false,"new":1},"x":2}')
         assert answer.capabilities is not None
         assert (answer.capabilities.attach, answer.capabilities.fsgroup) == (True, False)
 
@@ -118,22 +124,22 @@ class TestAnswers:
     )
     def test_bad(self, said: str, error: type[DriverError], message: str) -> None:
         with pytest.raises(error, match=message):
-            read_answer("mount", said)
+            parse_response("mount", said)
 
     @pytest.mark.parametrize(("driver", "folder"), [("a/b", "a~b"), ("b", "b"), ("a.com/x/b", "a.com~x~b")])
     def test_names(self, driver: str, folder: str) -> None:
-        assert escaped(driver) == folder
+        assert driver_directory_name(driver) == folder
 
     @pytest.mark.parametrize("driver", ["", ".", "..", "../x", ".hidden/x", "a/", "a\0b"])
     def test_no_names(self, driver: str) -> None:
         with pytest.raises(BadSource, match="cannot be the name of a FlexVolume driver"):
-            escaped(driver)
+            driver_directory_name(driver)
 
 
 @pytest.mark.machine
 @needs_root
 class TestPlainDrivers:
-    async def test_there_and_gone(self, kind: FlexKind, root: Path, drivers: Drivers) -> None:
+    async def test_there_and_gone(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
         drivers.add(PLAIN)
         mounted = await kind.set_up(
             wanted(pod_of(fsType="xfs", options={"size": "3", "kubernetes.io/x": "y"}))
@@ -158,61 +164,63 @@ class TestPlainDrivers:
             "kubernetes.io/x": "y",
             "size": "3",
         }
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert drivers.calls[2:] == [["unmount", str(place)]]
         assert not place.parent.exists()
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
     async def test_by_an_agent_that_never_saw_the_pod(
-        self, kind: FlexKind, root: Path, shelf: Shelf, drivers: Drivers
+        self, kind: FlexVolumePlugin, root: Path, shelf: Shelf, drivers: Drivers
     ) -> None:
         drivers.add(PLAIN)
         await kind.set_up(wanted(pod_of()))
-        other = FlexKind(surroundings(root, shelf, flex_drivers=drivers.folder))
-        await other.take_down("u-1", "v")
+        other = FlexVolumePlugin(surroundings(root, shelf, flex_drivers=drivers.folder))
+        await other.tear_down("u-1", "v")
         assert not (root / "pods/u-1/volumes/example.com~disk").exists()
 
-    async def test_read_only(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_read_only(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         drivers.add(PLAIN)
         mounted = await kind.set_up(wanted(pod_of(readOnly=True)))
         assert mounted.read_only
         assert Path(mounted.path).stat().st_gid == 0, "what cannot be written is not given away"
         assert json.loads(drivers.calls[1][2])["kubernetes.io/readwrite"] == "ro"
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
-    async def test_a_walk_that_was_cut_off_is_made_again(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_a_walk_that_was_cut_off_is_made_again(
+        self, kind: FlexVolumePlugin, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN)
         place = Path((await kind.set_up(wanted(pod_of()))).path)
         (place / "file").touch()
         place.chmod(0o755)
         await kind.set_up(wanted(pod_of()))
         assert (place / "file").stat().st_gid == 2345
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
-    async def test_a_new_program_is_asked_anew(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_a_new_program_is_asked_anew(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         drivers.add("if command == 'init': answer('Failure', 1, message='not today')")
         with pytest.raises(DriverError, match="init command failed, status: Failure, reason: not today"):
             await kind.set_up(wanted(pod_of()))
         drivers.add(PLAIN)
         await kind.set_up(wanted(pod_of()))
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
     async def test_a_driver_that_only_fails_cannot_keep_a_pod_for_ever(
-        self, kind: FlexKind, drivers: Drivers, root: Path, monkeypatch: pytest.MonkeyPatch
+        self, kind: FlexVolumePlugin, drivers: Drivers, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         drivers.add(PLAIN)
         place = Path((await kind.set_up(wanted(pod_of()))).path)
         drivers.add("if command == 'unmount': answer('Failure', 1, message='not today')\n" + PLAIN)
         for _ in range(2):
             with pytest.raises(DriverError, match="not today"):
-                await kind.take_down("u-1", "v")
+                await kind.tear_down("u-1", "v")
             assert is_mounted(place)
-        monkeypatch.setattr(flex, "PATIENCE", 0.0)
-        await kind.take_down("u-1", "v")
+        monkeypatch.setattr(flex, "DRIVER_TIMEOUT_SECONDS", 0.0)
+        await kind.tear_down("u-1", "v")
         assert not place.exists()
         assert not read_mounts(root)
 
-    async def test_secrets(self, kind: FlexKind, shelf: Shelf, drivers: Drivers) -> None:
+    async def test_secrets(self, kind: FlexVolumePlugin, shelf: Shelf, drivers: Drivers) -> None:
         drivers.add(PLAIN + "\nif command == 'mount': answer('Failure', 1, message='no')")
         shelf.secrets["s"] = {"key": b"\xffvalue"}
         volume = wanted(pod_of(secretRef={"name": "s"}))
@@ -222,15 +230,17 @@ class TestPlainDrivers:
         await kind.set_up(volume)
         options = json.loads(drivers.calls[-1][2])
         assert options["kubernetes.io/secret/key"] == base64.b64encode(b"\xffvalue").decode()
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
-    async def test_what_is_secret_is_not_told(self, kind: FlexKind, shelf: Shelf, drivers: Drivers) -> None:
+    async def test_what_is_secret_is_not_told(
+        self, kind: FlexVolumePlugin, shelf: Shelf, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN.replace('run("mount"', 'sys.exit("broken"); run("mount"'))
         shelf.secrets["s"], shelf.types["s"] = {"key": b"value"}, "example.com/disk"
         with pytest.raises(HelperError, match=r"disk mount \S+ \*\*\* failed: exit status 1: broken$"):
             await kind.set_up(wanted(pod_of(secretRef={"name": "s"})))
 
-    async def test_a_missing_secret(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_a_missing_secret(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         drivers.add(PLAIN)
         with pytest.raises(
             VolumePluginError, match=r"couldn't get secret default/s err: secret \"s\" not found"
@@ -241,30 +251,30 @@ class TestPlainDrivers:
 @pytest.mark.machine
 @needs_root
 class TestFaults:
-    async def test_no_driver(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_no_driver(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         with pytest.raises(BadSource, match=r"no volume plugin matched: .* is not installed at .*/disk$"):
             await kind.set_up(wanted(pod_of()))
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
-    async def test_a_driver_that_is_gone(self, kind: FlexKind, root: Path, drivers: Drivers) -> None:
+    async def test_a_driver_that_is_gone(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
         """A pod can always be deleted."""
         drivers.add(PLAIN)
         place = Path((await kind.set_up(wanted(pod_of()))).path)
         (drivers.folder / "example.com~disk/disk").unlink()
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert not place.parent.exists()
         assert not read_mounts(root)
 
-    async def test_a_mount_that_fails(self, kind: FlexKind, root: Path, drivers: Drivers) -> None:
+    async def test_a_mount_that_fails(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
         drivers.add(PLAIN.replace('"tmpfs"', '"nofs"'))
         with pytest.raises(
             DriverError, match=r"^mount command failed, status: Failure, reason: mount: .*flex does not exist"
         ):
             await kind.set_up(wanted(pod_of()))
         assert not (root / "pods/u-1/volumes/example.com~disk/v").exists()
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
-    async def test_a_success_that_is_none(self, kind: FlexKind, drivers: Drivers) -> None:
+    async def test_a_success_that_is_none(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         drivers.add("if command == 'init': answer(capabilities=dict(attach=False))\nanswer(code=3)")
         with pytest.raises(HelperError, match="exit status 3"):
             await kind.set_up(wanted(pod_of()))
@@ -273,7 +283,9 @@ class TestFaults:
 @pytest.mark.machine
 @needs_root
 class TestAttachingDrivers:
-    async def test_one_device_for_all_pods(self, kind: FlexKind, root: Path, drivers: Drivers) -> None:
+    async def test_one_device_for_all_pods(
+        self, kind: FlexVolumePlugin, root: Path, drivers: Drivers
+    ) -> None:
         drivers.add(ATTACHING)
         one = Path((await kind.set_up(wanted(pod_of()))).path)
         two = Path((await kind.set_up(wanted(pod_of(uid="u-2")))).path)
@@ -292,9 +304,9 @@ class TestAttachingDrivers:
             ["attach", "n1"],
             ["waitforattach", "/dev/flex0"],
         ], "what it does not support is not asked for twice"
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert (two / "file").read_text() == "shared"
-        await kind.take_down("u-2", "v")
+        await kind.tear_down("u-2", "v")
         assert [call[0] for call in drivers.calls[7:]] == ["unmount", "unmountdevice", "detach"]
         assert not read_mounts(root)
         assert not device.exists()
@@ -311,14 +323,19 @@ class TestAttachingDrivers:
             return attached
 
         given = surroundings(
-            root, shelf, flex_drivers=drivers.folder, api=object(), attached=device, attaches=False
+            root,
+            shelf,
+            flex_drivers=drivers.folder,
+            api=object(),
+            attached_device=device,
+            attaches_volumes=False,
         )
-        kind = FlexKind(given)
+        kind = FlexVolumePlugin(given)
         with pytest.raises(VolumeNotReady):
             await kind.set_up(wanted(pod_of()))
         attached = "/dev/flex9"
         mounted = await kind.set_up(wanted(pod_of()))
         assert mounted.attached == "example.com/disk/v"
         assert [call[:2] for call in drivers.calls[:2]] == [["init"], ["waitforattach", "/dev/flex9"]]
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert drivers.calls[-1][0] == "unmountdevice"

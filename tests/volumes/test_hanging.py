@@ -19,10 +19,10 @@ from pykubelet.volumes import unmounter as take_down
 from pykubelet.volumes import unmounter as unmounting
 from pykubelet.volumes.errors import VolumeError, VolumeNotReady
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.operations import FIRST_PAUSE
+from pykubelet.volumes.operations import INITIAL_BACKOFF_SECONDS
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeToMount
 from pykubelet.volumes.plugins import host_path
-from pykubelet.volumes.plugins.flex import FlexKind
+from pykubelet.volumes.plugins.flex import FlexVolumePlugin
 from tests.volumes.conftest import Shelf, needs_root, pod_with, volumes_at
 from tests.volumes.helpers import dead_server, surroundings
 
@@ -34,7 +34,7 @@ MEMORY = {"name": "memory", "emptyDir": {"medium": "Memory"}}
 class Cloud(BaseVolumePlugin):
     """A kind whose server is up, away, or dead."""
 
-    folder = "example.com~cloud"
+    directory_name = "example.com~cloud"
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,18 +42,18 @@ class Cloud(BaseVolumePlugin):
         self.error: Exception | None = None
         self.calls: list[str] = []
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         self.calls.append("set_up")
-        path = self.root / "pods" / wanted.uid / "volumes" / self.folder / wanted.name
+        path = self.root / "pods" / volume.uid / "volumes" / self.directory_name / volume.name
         path.mkdir(parents=True, exist_ok=True)
         await self._ask()
         return MountedVolume(str(path), attached="cloud/1")
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         self.calls.append("take_down")
         await self._ask()
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         self.calls.append(f"sweep {sorted(in_use)}")
 
     async def _ask(self) -> None:
@@ -77,8 +77,8 @@ def cloud(root: Path) -> Cloud:
 def volumes(
     root: Path, shelf: Shelf, scope: TaskScope, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> PodVolumes:
-    make = kinds.make_kinds
-    monkeypatch.setattr(pod_volumes, "make_kinds", lambda given: make(given) | {"glusterfs": cloud})
+    make = kinds.load_plugins
+    monkeypatch.setattr(pod_volumes, "load_plugins", lambda host: make(host) | {"glusterfs": cloud})
     made = volumes_at(root, shelf, tasks=scope)
     scope.start(made.run(), name="volumes")
     return made
@@ -95,7 +95,7 @@ class TestKinds:
     async def test_a_hanging_volume_is_told_of_and_found_ready_later(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 0.2)
+        monkeypatch.setattr(pod_volumes, "MOUNT_TIMEOUT_SECONDS", 0.2)
         pod = pod_with(CLOUD)
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod)
@@ -103,11 +103,11 @@ class TestKinds:
             "Unable to attach or mount volumes: unmounted volumes=[cloud], unattached volumes=[], "
             "failed to process volumes=[]: context deadline exceeded"
         )
-        monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 60)
+        monkeypatch.setattr(pod_volumes, "MOUNT_TIMEOUT_SECONDS", 60)
         cloud.up.set()
         assert (await volumes.mount(pod)).keys() == {"cloud"}
         assert cloud.calls == ["set_up"], "the same one that hung"
-        assert volumes.in_use() == ["cloud/1"]
+        assert volumes.attached.in_use() == ["cloud/1"]
 
     async def test_its_pod_can_be_deleted(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
         pod = pod_with(CLOUD)
@@ -119,7 +119,7 @@ class TestKinds:
         await until_called(cloud, "take_down")
         cloud.up.set()
         await ending
-        assert not (root / "pods/u-1/volumes" / cloud.folder).exists()
+        assert not (root / "pods/u-1/volumes" / cloud.directory_name).exists()
         await until_called(cloud, "sweep []")
         assert cloud.calls == ["set_up", "take_down", "sweep []"], "setting up was given up"
 
@@ -131,19 +131,19 @@ class TestKinds:
         cloud.error = OSError(5, "Input/output error", "/cloud")
         with pytest.raises(VolumeError, match='TearDown failed for volume "cloud" : /cloud: Input/output'):
             await volumes.unmount("u-1")
-        assert (root / "pods/u-1/volumes" / cloud.folder / "cloud").exists()
+        assert (root / "pods/u-1/volumes" / cloud.directory_name / "cloud").exists()
         cloud.error = None
-        await asyncio.sleep(FIRST_PAUSE)
+        await asyncio.sleep(INITIAL_BACKOFF_SECONDS)
         await volumes.unmount("u-1")
-        assert not (root / "pods/u-1/volumes" / cloud.folder).exists()
-        assert volumes.in_use() == []
+        assert not (root / "pods/u-1/volumes" / cloud.directory_name).exists()
+        assert volumes.attached.in_use() == []
 
     async def test_who_waits_is_woken(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(operations, "FIRST_PAUSE", 60.0)
+        monkeypatch.setattr(operations, "INITIAL_BACKOFF_SECONDS", 60.0)
         woken: list[str] = []
-        volumes.listen(woken.append, lambda *event: None)
+        volumes.set_callbacks(woken.append, lambda *event: None)
         cloud.error = VolumeNotReady("no driver")
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD))
@@ -173,20 +173,20 @@ class TestKinds:
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD, DATA))
         assert str(caught.value) == 'MountVolume.SetUp failed for volume "cloud" : a bug'
-        monkeypatch.setattr(cloud, "sweep", broken)
-        await volumes.sweep()
-        assert volumes.in_use() == []
+        monkeypatch.setattr(cloud, "unmount_unused", broken)
+        await volumes.unmount_unused()
+        assert volumes.attached.in_use() == []
         monkeypatch.setattr(cloud, "in_use", lambda: 1 // 0)
-        assert volumes.in_use() is None, "not that there are none: they would be detached"
+        assert volumes.attached.in_use() is None, "not that there are none: they would be detached"
 
     async def test_volumes_of_an_earlier_agent(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
-        (root / "pods/u-1/volumes" / cloud.folder / "cloud").mkdir(parents=True)
-        assert volumes.in_use() is None, "nothing is said while it is not known"
+        (root / "pods/u-1/volumes" / cloud.directory_name / "cloud").mkdir(parents=True)
+        assert volumes.attached.in_use() is None, "nothing is said while it is not known"
         cloud.up.set()
         await volumes.refresh(pod_with(CLOUD))
         await volumes.refresh(pod_with(CLOUD))
         assert cloud.calls == ["set_up"]
-        assert volumes.in_use() == ["cloud/1"]
+        assert volumes.attached.in_use() == ["cloud/1"]
 
 
 @pytest.mark.machine
@@ -196,7 +196,7 @@ class TestDeadServer:
     async def test_a_host_path_that_does_not_answer(
         self, volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(host_path, "PATIENCE", 10.0)
+        monkeypatch.setattr(host_path, "CHECK_TIMEOUT_SECONDS", 10.0)
         with dead_server(tmp_path / "dead"):
             dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead/x", "type": "Directory"}}
             fine = {"name": "fine", "hostPath": {"path": str(tmp_path), "type": "Directory"}}
@@ -212,7 +212,7 @@ class TestDeadServer:
         self, volumes: PodVolumes, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its pod is told, tried again without one more thread that hangs, and can be deleted."""
-        monkeypatch.setattr(pod_volumes, "SUB_PATH_SECONDS", 0.3)
+        monkeypatch.setattr(pod_volumes, "SUB_PATH_TIMEOUT_SECONDS", 0.3)
         monkeypatch.setattr(pod_volumes, "in_own_thread", partial(in_own_thread, patience=0.2))
         mount = {"name": "dead", "mountPath": "/d", "subPath": "part"}
         dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead"}}
@@ -232,7 +232,7 @@ class TestDeadServer:
 
     async def test_another_pods_flex_volume_is_not_looked_into(self, root: Path, shelf: Shelf) -> None:
         """Whether another pod has a volume is asked while the first one's is taken down."""
-        kind = FlexKind(surroundings(root, shelf))
+        kind = FlexVolumePlugin(surroundings(root, shelf))
         volumes = root / "pods/u-2/volumes"
         for folder in ("example.com~disk", "kubernetes.io~flexvolume"):
             (volumes / folder).mkdir(parents=True)
@@ -241,7 +241,7 @@ class TestDeadServer:
         async def others(driver: str) -> bool:
             async with asyncio.timeout(30):
                 return await in_own_thread(
-                    lambda: kind._others("u-1", "v", driver), name="others", patience=0
+                    lambda: kind._is_used_by_other_pod("u-1", "v", driver), name="others", patience=0
                 )
 
         assert not await others("example.com~disk")
@@ -267,13 +267,13 @@ class TestUnmount:
     ) -> None:
         await volumes.mount(pod_with(MEMORY, DATA))
         forever = threading.Event()
-        patience = unmounting.PATIENCE
-        monkeypatch.setattr(unmounting, "PATIENCE", 4.0)
+        patience = unmounting.UNMOUNT_TIMEOUT_SECONDS
+        monkeypatch.setattr(unmounting, "UNMOUNT_TIMEOUT_SECONDS", 4.0)
 
         def hang(point: Path, *, detach: bool = False) -> bool:
             if not detach:
                 # Only for this there is no patience: all else may take its time.
-                monkeypatch.setattr(unmounting, "PATIENCE", patience)
+                monkeypatch.setattr(unmounting, "UNMOUNT_TIMEOUT_SECONDS", patience)
                 forever.wait(60)
             return mounts.unmount(point, detach=detach)
 
@@ -299,7 +299,7 @@ class TestUnmount:
             mounts.remove_tree(path)
 
         monkeypatch.setattr(take_down, "remove_tree", slowly)
-        monkeypatch.setattr(unmounting, "PATIENCE", 1.0)
+        monkeypatch.setattr(unmounting, "UNMOUNT_TIMEOUT_SECONDS", 1.0)
         try:
             for _ in range(3):
                 with pytest.raises(VolumeError, match="deleting its files takes long, and goes on"):
@@ -307,7 +307,7 @@ class TestUnmount:
             names = [thread.name for thread in threading.enumerate()]
             assert names.count("unmount u-1") == 1
         finally:
-            monkeypatch.setattr(unmounting, "PATIENCE", 20.0)
+            monkeypatch.setattr(unmounting, "UNMOUNT_TIMEOUT_SECONDS", 20.0)
             go_on.set()
         await volumes.unmount("u-1")
         assert not (root / "pods/u-1/volumes/kubernetes.io~empty-dir").exists()

@@ -4,7 +4,7 @@ import pytest
 
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.plugin import MemoryLimits, MountedVolume
 from tests.volumes.conftest import ALLOCATABLE, Node, Shelf, pod_with
 
 TOOLS = {"name": "tools", "image": {"reference": "registry/tools:1"}}
@@ -20,8 +20,7 @@ async def test_an_image_where_the_runtime_can(root: Path, shelf: Shelf, possible
         root,
         objects=shelf,
         node=Node(),
-        memory_limit=lambda pod: None,
-        allocatable_memory=ALLOCATABLE,
+        memory=MemoryLimits(lambda pod: None, ALLOCATABLE),
         image_volumes=possible,
     )
     if possible:

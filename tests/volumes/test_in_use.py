@@ -17,7 +17,7 @@ from pykubelet.volumes.attach import NotReported, VolumesInUseReporter
 from pykubelet.volumes.errors import VolumeError, VolumeLimitExceeded
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
-from tests.volumes.conftest import Shelf, pod_with, volumes_at
+from tests.volumes.conftest import Server, Shelf, pod_with, volumes_at
 
 CLOUD = {"name": "cloud", "glusterfs": {"path": "p"}}
 PLAIN = {"name": "data", "emptyDir": {}}
@@ -27,32 +27,42 @@ NAME = "cloud/1"
 class Cloud(BaseVolumePlugin):
     """A kind whose volumes are attached."""
 
-    folder = "example.com~cloud"
+    directory_name = "example.com~cloud"
 
-    def __init__(self, given: VolumeHost) -> None:
-        self.given = given
+    def __init__(self, host: VolumeHost) -> None:
+        self.host = host
         self.mounts: list[str] = []
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
-        await self.given.use(wanted, NAME)
-        self.mounts.append(wanted.uid)
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
+        await self.host.report_in_use(volume, NAME)
+        self.mounts.append(volume.uid)
         return MountedVolume("/cloud", attached=NAME)
+
+
+class Requests:
+    """The requests of a new report."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 1
 
 
 class Node:
     """A node whose status is reported when somebody says so."""
 
-    def __init__(self, volumes: PodVolumes, cloud: Cloud) -> None:
+    def __init__(self, volumes: PodVolumes, cloud: Cloud, requests: Requests) -> None:
         self.volumes = volumes
         self.cloud = cloud
-        self.rings = 0
-        volumes.listen_in_use(self._ring)
+        self._requests = requests
 
-    def _ring(self) -> None:
-        self.rings += 1
+    @property
+    def rings(self) -> int:
+        return self._requests.count
 
     def report(self) -> None:
-        self.volumes.reported(self.volumes.in_use() or [])
+        self.volumes.attached.set_reported(self.volumes.attached.in_use() or [])
 
 
 @pytest.fixture
@@ -61,18 +71,27 @@ async def scope() -> AsyncIterator[TaskScope]:
         yield tasks
 
 
-@pytest.fixture
-def volumes(root: Path, shelf: Shelf, scope: TaskScope, monkeypatch: pytest.MonkeyPatch) -> PodVolumes:
-    make = kinds.make_kinds
-    monkeypatch.setattr(pod_volumes, "make_kinds", lambda given: make(given) | {"glusterfs": Cloud(given)})
-    return volumes_at(root, shelf, tasks=scope)
+@pytest.fixture(autouse=True)
+def cloud_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = kinds.load_plugins
+    monkeypatch.setattr(pod_volumes, "load_plugins", lambda host: make(host) | {"glusterfs": Cloud(host)})
 
 
 @pytest.fixture
-def node(volumes: PodVolumes) -> Node:
-    cloud = volumes.kinds["glusterfs"]
+def requests() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def volumes(root: Path, shelf: Shelf, scope: TaskScope, requests: Requests) -> PodVolumes:
+    return volumes_at(root, shelf, tasks=scope, server=Server(), on_in_use_change=requests.add)
+
+
+@pytest.fixture
+def node(volumes: PodVolumes, requests: Requests) -> Node:
+    cloud = volumes.plugins["glusterfs"]
     assert isinstance(cloud, Cloud)
-    return Node(volumes, cloud)
+    return Node(volumes, cloud, requests)
 
 
 async def rung(node: Node, times: int = 1) -> None:
@@ -85,15 +104,16 @@ def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
     return pod_with(*(volumes or (CLOUD,)), metadata={"uid": uid, "name": uid})
 
 
-async def test_without_a_cluster_nobody_waits(volumes: PodVolumes) -> None:
+async def test_without_a_cluster_nobody_waits(root: Path, shelf: Shelf, scope: TaskScope) -> None:
+    volumes = volumes_at(root, shelf, tasks=scope)
     assert (await volumes.mount(pod())).keys() == {"cloud"}
 
 
 async def test_a_volume_is_mounted_when_it_has_been_reported(volumes: PodVolumes, node: Node) -> None:
     mounting = asyncio.ensure_future(volumes.mount(pod()))
     await rung(node)
-    assert volumes.in_use() == [NAME]
-    volumes.reported(["another"])
+    assert volumes.attached.in_use() == [NAME]
+    volumes.attached.set_reported(["another"])
     await asyncio.sleep(0.01)
     assert node.cloud.mounts == []
     node.report()
@@ -114,12 +134,12 @@ async def test_a_second_pod_waits_as_the_first_does(volumes: PodVolumes, node: N
 
 async def test_an_earlier_report_does_not_count(volumes: PodVolumes, node: Node) -> None:
     """The volume was given back, so a report without it may be on its way."""
-    volumes.reported([NAME])
+    volumes.attached.set_reported([NAME])
     mounting = asyncio.ensure_future(volumes.mount(pod()))
     await rung(node)
     await asyncio.sleep(0.01)
     assert node.cloud.mounts == []
-    volumes.reported([])
+    volumes.attached.set_reported([])
     await asyncio.sleep(0.01)
     assert node.cloud.mounts == []
     node.report()
@@ -133,7 +153,7 @@ async def test_a_pod_that_leaves_before_is_not_reported_any_more(volumes: PodVol
     with suppress(asyncio.CancelledError):
         await mounting
     await volumes.unmount("u-1")
-    assert volumes.in_use() == []
+    assert volumes.attached.in_use() == []
 
 
 async def test_pods_without_such_volumes_do_not_wait(volumes: PodVolumes, node: Node) -> None:
@@ -144,7 +164,7 @@ async def test_pods_without_such_volumes_do_not_wait(volumes: PodVolumes, node: 
 async def test_a_server_that_cannot_be_told(
     volumes: PodVolumes, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_use, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(in_use, "REPORT_TIMEOUT_SECONDS", 0.05)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod())
     assert str(caught.value) == (
@@ -160,45 +180,44 @@ async def test_a_server_that_cannot_be_told(
 async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
     volumes: PodVolumes, node: Node, root: Path
 ) -> None:
-    (root / "pods/u-9/volumes" / Cloud.folder / "old").mkdir(parents=True)
-    assert volumes.in_use() is None
-    volumes.reported(["cloud/9"])
+    (root / "pods/u-9/volumes" / Cloud.directory_name / "old").mkdir(parents=True)
+    assert volumes.attached.in_use() is None
+    volumes.attached.set_reported(["cloud/9"])
     mounting = asyncio.ensure_future(volumes.mount(pod()))
     await rung(node)
-    assert volumes.in_use() == [NAME, "cloud/9"]
+    assert volumes.attached.in_use() == [NAME, "cloud/9"]
     node.report()
     await mounting
     await volumes.unmount("u-9")
-    assert volumes.in_use() == [NAME]
+    assert volumes.attached.in_use() == [NAME]
 
 
 @pytest.mark.looptime
 async def test_patience() -> None:
-    reports = VolumesInUseReporter()
-    reports.listen(lambda: None)
+    reports = VolumesInUseReporter(lambda: None)
     begin = asyncio.get_running_loop().time()
     with pytest.raises(NotReported):
-        await reports.wait(NAME, new=True)
-    assert asyncio.get_running_loop().time() - begin == in_use.PATIENCE_SECONDS
+        await reports.wait_reported(NAME, new=True)
+    assert asyncio.get_running_loop().time() - begin == in_use.REPORT_TIMEOUT_SECONDS
 
 
 async def test_a_pod_whose_volume_does_not_fit_is_refused_after_a_while(
     volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def full(wanted: VolumeToMount) -> MountedVolume:
+    async def full(volume: VolumeToMount) -> MountedVolume:
         raise VolumeLimitExceeded("no room for another")
 
-    monkeypatch.setattr(volumes.kinds["glusterfs"], "set_up", full)
+    monkeypatch.setattr(volumes.plugins["glusterfs"], "set_up", full)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod("u-1", CLOUD, PLAIN))
-    assert (str(caught.value), caught.value.refusal) == (
+    assert (str(caught.value), caught.value.rejection_reason) == (
         'MountVolume.WaitForAttach failed for volume "cloud" : no room for another',
         "",
     )
-    monkeypatch.setattr(pod_volumes, "MOUNT_SECONDS", 0.0)
+    monkeypatch.setattr(pod_volumes, "MOUNT_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(VolumeError) as caught:
         await volumes.mount(pod("u-1", CLOUD, PLAIN))
-    assert (str(caught.value), caught.value.refusal) == (
+    assert (str(caught.value), caught.value.rejection_reason) == (
         "Node has reached its volume attachment limit, rejecting pod. unmounted volumes=[cloud], "
         "unattached volumes=[cloud], failed to process volumes=[]: context deadline exceeded",
         "VolumeAttachmentLimitExceeded",

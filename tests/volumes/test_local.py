@@ -137,7 +137,9 @@ class TestDirectory:
 
     async def test_the_pods_group_once(self, volumes: PodVolumes, server: Server, folder: Path) -> None:
         told: list[tuple[str, str]] = []
-        volumes.listen(lambda uid: None, lambda pod, kind, reason, message: told.append((reason, message)))
+        volumes.set_callbacks(
+            lambda uid: None, lambda pod, kind, reason, message: told.append((reason, message))
+        )
         bound(server, folder)
         (folder / "file").touch(mode=0o600)
         await volumes.mount(pod_with(CLAIM, securityContext={"fsGroup": 2000}))
@@ -212,10 +214,10 @@ class TestDisk:
             assert "noatime" in found.options
             assert {path.name for path in staged.iterdir()} == {"lost+found", "u-1", "u-2"}
             await volumes.unmount("u-1")
-            await volumes.sweep()
+            await volumes.unmount_unused()
             assert mounted_at(staged)
             await volumes.unmount("u-2")
-            await volumes.sweep()
+            await volumes.unmount_unused()
         assert read_mounts(root.resolve()) == []
         assert not staged.exists()
 
@@ -226,10 +228,10 @@ class TestDisk:
         mounted = await volumes.mount(pod_with(CLAIM))
         Path(mounted["data"].path, "x").touch()
         later = volumes_at(root, shelf, server=server)
-        await later.sweep()
+        await later.unmount_unused()
         assert Path(mounted["data"].path, "x").exists()
         await later.unmount("u-1")
-        await later.sweep()
+        await later.unmount_unused()
         assert read_mounts(root.resolve()) == []
 
     async def test_what_is_on_it_stays(
@@ -239,7 +241,7 @@ class TestDisk:
         bound(server, disk)
         await volumes.mount(pod_with(CLAIM))
         await volumes.unmount("u-1")
-        await volumes.sweep()
+        await volumes.unmount_unused()
         said = subprocess.run(
             ["blkid", "-p", "-s", "LABEL", disk], capture_output=True, text=True, check=True
         )
@@ -269,7 +271,7 @@ class TestDevice:
 
     async def test_a_disk(self, volumes: PodVolumes, server: Server, root: Path, disk: str) -> None:
         events: list[tuple[str, ...]] = []
-        volumes.listen(lambda uid: None, lambda pod, *event: events.append(event))
+        volumes.set_callbacks(lambda uid: None, lambda pod, *event: events.append(event))
         bound(server, disk, volumeMode="Block")
         assert await self.check(volumes, root) == disk
         said = 'MapVolume.MapPodDevice succeeded for volume "pv-1"'

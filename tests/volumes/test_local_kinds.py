@@ -18,7 +18,7 @@ from pykubelet.api.volume import HostPath
 from pykubelet.linux.mounts import mount, unmount
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.paths import EMPTY_DIR, VolumeFolders
+from pykubelet.volumes.paths import EMPTY_DIR, PodVolumePaths
 from pykubelet.volumes.plugin import MountedVolume
 from pykubelet.volumes.plugins import empty_dir
 from pykubelet.volumes.plugins.empty_dir import MediumError, huge_page_option, tmpfs_size
@@ -265,7 +265,7 @@ class TestRefusals:
             'ountVolume.SetUp failed for volume "gone" : hostPath type check failed: /nowhere is not a file',
         ]
         assert len(caught.value.problems) == 3, "for an event each"
-        assert VolumeFolders.of(root, "u-1").volume(EMPTY_DIR, "data").is_dir()
+        assert PodVolumePaths.for_pod(root, "u-1").volume(EMPTY_DIR, "data").is_dir()
 
     async def test_system_errors_name_the_path(self, volumes: PodVolumes, root: Path) -> None:
         root.mkdir()

@@ -9,9 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.server.metrics import text_format
+from pykubelet.volumes.attach import ClusterNode
+from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers, claim_of, plugin_name
+from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
+from pykubelet.volumes.plugin import MemoryLimits
+from pykubelet.volumes.pvc import claim_name
 from pykubelet.volumes.usage import VolumeStats
 from tests.metrics_page import Page, rows
 from tests.volumes.conftest import Node, Server, Shelf, pod_with
@@ -41,9 +45,8 @@ class Scraper:
             root,
             objects=shelf,
             node=Node(),
-            memory_limit=lambda pod: None,
-            allocatable_memory=1 << 30,
-            api=cast(ApiClient, server),
+            memory=MemoryLimits(lambda pod: None, 1 << 30),
+            cluster=ClusterNode(cast(ApiClient, server)),
             metrics=metrics,
         )
 
@@ -120,8 +123,8 @@ def test_claimed_volumes_and_how_full_they_are(scraper: Scraper) -> None:
 
 def test_the_table_has_them(scraper: Scraper) -> None:
     metrics = scraper.volumes.metrics
-    metrics.called("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
-    metrics.tried("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, well=True)
+    metrics.record_csi_call("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
+    metrics.record_mount("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, succeeded=True)
     scraper.usage = {"claimed": USAGE}
     page = scraper.page()
     table = {row.metric: row for row in rows() if row.endpoint == "/metrics"}
@@ -134,12 +137,7 @@ def test_the_table_has_them(scraper: Scraper) -> None:
 def test_names() -> None:
     ephemeral = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
     pod = pod_with(CLAIM, ephemeral, EMPTY)
-    assert [claim_of(pod, name) for name in ("claimed", "scratch", "empty", "none")] == [
-        "claim",
-        "p-scratch",
-        "",
-        "",
-    ]
+    assert [claim_name(pod, volume) for volume in pod.spec.volumes] == ["claim", "p-scratch", ""]
     assert plugin_name("hostPath", "") == "kubernetes.io/host-path"
     assert plugin_name("nfs", "kubernetes.io~nfs") == "kubernetes.io/nfs"
     inline = pod_with({"name": "x", "csi": {"driver": "d.example"}}).spec.volumes[0]

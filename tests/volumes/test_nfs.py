@@ -14,9 +14,9 @@ from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.mount_helper import HelperError
-from pykubelet.volumes.paths import VolumeFolders
-from pykubelet.volumes.plugins.nfs import NfsKind, nfs_source
-from pykubelet.volumes.sub_path import bind, opened_inside
+from pykubelet.volumes.paths import PodVolumePaths
+from pykubelet.volumes.plugins.nfs import NfsPlugin, nfs_source
+from pykubelet.volumes.sub_path import bind_opened, opened_inside
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 from tests.volumes.helpers import MOUNT, StandIns, stand_ins, surroundings, wanted
 
@@ -39,8 +39,8 @@ def export(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kind(root: Path, shelf: Shelf) -> NfsKind:
-    return NfsKind(surroundings(root, shelf))
+def kind(root: Path, shelf: Shelf) -> NfsPlugin:
+    return NfsPlugin(surroundings(root, shelf))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,9 @@ def test_no_servers(server: str) -> None:
 @pytest.mark.machine
 @needs_root
 class TestMounting:
-    async def test_there_and_gone(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+    async def test_there_and_gone(
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
+    ) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export))))
         place = root / "pods/u-1/volumes/kubernetes.io~nfs/v"
@@ -75,21 +77,21 @@ class TestMounting:
         assert (export / "new").exists()
         await kind.set_up(wanted(pod_of(path=str(export))))
         assert programs.calls == [["mount", "-t", "nfs", f"192.0.2.9:{export}", str(place)]], "once"
-        await kind.take_down("u-1", "v")
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert not self.left(root)
 
-    async def test_read_only(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+    async def test_read_only(self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export), readOnly=True)))
         assert mounted.read_only
         with pytest.raises(OSError, match="Read-only"):
             Path(mounted.path, "new").touch()
         assert programs.calls[0][1:5] == ["-t", "nfs", "-o", "ro"]
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
 
     async def test_options_of_a_persistent_volume(
-        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         """Whether it is read-only is for the claim to say, as everywhere."""
         programs.add("mount", MOUNT)
@@ -105,43 +107,43 @@ class TestMounting:
             False,
         )
         assert programs.calls[0][3:5] == ["-o", "hard,vers=4.1"]
-        await kind.take_down("u-1", "pv-1")
+        await kind.tear_down("u-1", "pv-1")
 
     async def test_sub_paths_go_with_it(
-        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export))))
-        target = VolumeFolders.of(root, "u-1").sub_path("v", "main", 0)
+        target = PodVolumePaths.for_pod(root, "u-1").sub_path("v", "main", 0)
         with opened_inside(Path(mounted.path), "sub") as source:
-            bind(source, target, [])
-        await kind.take_down("u-1", "v")
+            bind_opened(source, target, [])
+        await kind.tear_down("u-1", "v")
         assert not self.left(root)
 
-    async def test_a_server_that_refuses(self, kind: NfsKind, root: Path, programs: StandIns) -> None:
+    async def test_a_server_that_refuses(self, kind: NfsPlugin, root: Path, programs: StandIns) -> None:
         programs.add("mount", "sys.exit('mount.nfs: access denied by server while mounting 192.0.2.9:/x')")
         with pytest.raises(HelperError, match=r"^mount failed: .* access denied by server while mounting"):
             await kind.set_up(wanted(pod_of()))
         assert not (root / "pods/u-1/volumes/kubernetes.io~nfs/v").exists()
 
     async def test_a_mount_that_fails_after_mounting(
-        self, kind: NfsKind, root: Path, programs: StandIns, export: Path
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         programs.add("mount", MOUNT + "sys.exit('too late')")
         with pytest.raises(HelperError, match="too late"):
             await kind.set_up(wanted(pod_of(path=str(export))))
         assert not self.left(root)
 
-    async def test_in_use(self, kind: NfsKind, root: Path, programs: StandIns, export: Path) -> None:
+    async def test_in_use(self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export))))
         with subprocess.Popen(["sleep", "60"], cwd=mounted.path) as user:
             try:
-                await kind.take_down("u-1", "v")
+                await kind.tear_down("u-1", "v")
                 assert self.left(root) == [Path(mounted.path)], "that is for others to wait for"
             finally:
                 user.kill()
-        await kind.take_down("u-1", "v")
+        await kind.tear_down("u-1", "v")
         assert not self.left(root)
 
     def left(self, root: Path) -> list[Path]:

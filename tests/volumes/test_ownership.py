@@ -12,7 +12,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.linux.mounts import mount, unmount
 from pykubelet.linux.untrusted_files import open_subdirectory, walk_tree
 from pykubelet.volumes import ownership
-from pykubelet.volumes.ownership import IN_PROGRESS, Walk, give_to_group, group_mode, own
+from pykubelet.volumes.ownership import IN_PROGRESS, OwnershipWalk, apply_fs_group, apply_group, group_mode
 from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.attacker import swapping, tries
 from tests.volumes.conftest import mode_of, needs_root, pod_with
@@ -64,7 +64,7 @@ def nobody(*_: object) -> None:
     ],
 )
 def test_modes(mode: int, folder: bool, read_only: bool, wanted: int) -> None:
-    assert oct(group_mode(mode, folder=folder, read_only=read_only)) == oct(wanted)
+    assert oct(group_mode(mode, is_directory=folder, read_only=read_only)) == oct(wanted)
 
 
 class Groups:
@@ -86,7 +86,7 @@ class Groups:
 @needs_root
 class TestGiving:
     def test_everything_inside_and_nothing_outside(self, volume: Path) -> None:
-        give_to_group(volume, GROUP)
+        apply_group(volume, GROUP)
         inside = [volume, *volume.rglob("*")]
         assert len(inside) == 10
         assert {path.lstat().st_gid for path in inside} == {GROUP}
@@ -106,7 +106,7 @@ class TestGiving:
         ]
 
     def test_read_only_is_only_readable(self, volume: Path) -> None:
-        Walk(GROUP, read_only=True).give(volume)
+        OwnershipWalk(GROUP, read_only=True).apply(volume)
         assert [mode_of(volume / name) for name in (".", "program", "shown")] == [
             "0o2755",
             "0o4740",
@@ -114,17 +114,17 @@ class TestGiving:
         ]
 
     def test_what_is_right_is_not_touched(self, volume: Path) -> None:
-        give_to_group(volume, GROUP)
+        apply_group(volume, GROUP)
         before = {path: path.lstat().st_ctime_ns for path in volume.rglob("*")}
-        give_to_group(volume, GROUP)
+        apply_group(volume, GROUP)
         assert before == {path: path.lstat().st_ctime_ns for path in volume.rglob("*")}
 
     def test_a_volume_that_is_a_file(self, volume: Path) -> None:
-        give_to_group(volume / "program", GROUP)
+        apply_group(volume / "program", GROUP)
         assert ((volume / "program").stat().st_gid, mode_of(volume / "program")) == (GROUP, "0o4760")
 
     def test_a_volume_that_is_a_link_leads_nowhere(self, volume: Path) -> None:
-        give_to_group(volume / "folder-link", GROUP)
+        apply_group(volume / "folder-link", GROUP)
         assert (volume.parent / "outside").stat().st_gid == 0
 
     @pytest.mark.machine
@@ -132,8 +132,8 @@ class TestGiving:
         mount(str(volume), volume, "", flags=MS_BIND)
         try:
             mount("", volume, "", flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
-            walk = Walk(GROUP)
-            walk.give(volume)
+            walk = OwnershipWalk(GROUP)
+            walk.apply(volume)
             assert walk.failures > 9, "it is told, and that is all"
         finally:
             unmount(volume)
@@ -143,9 +143,9 @@ class TestGiving:
         groups: list[int] = []
         with deep_directory() as tree:
             nest(tree, 3000, lambda here: os.mkdir("side", dir_fd=here))
-            walk = Walk(GROUP)
+            walk = OwnershipWalk(GROUP)
             with few_open_files(80):
-                walk.give(tree)
+                walk.apply(tree)
                 walk_tree(os.open(tree, os.O_RDONLY), Groups(groups))
         assert (walk.files, walk.failures) == (6001, 0)
         assert groups == [GROUP] * 6001
@@ -162,7 +162,7 @@ class TestGiving:
         with swapping(*pairs):
             for attempt in tries(2000, seconds=3):
                 # Another group each time: what has the right one already is not touched at all.
-                give_to_group(volume, GROUP + attempt % 7)
+                apply_group(volume, GROUP + attempt % 7)
         assert [(path.lstat().st_gid, mode_of(path)) for path in (outside, outside / "file")] == [
             (0, "0o700"),
             (0, "0o600"),
@@ -182,7 +182,7 @@ class TestGiving:
         thread.start()
         try:
             for attempt in range(200):
-                give_to_group(volume, GROUP + attempt % 7)
+                apply_group(volume, GROUP + attempt % 7)
         finally:
             stop.set()
             thread.join()
@@ -192,7 +192,7 @@ class TestGiving:
 class TestPolicies:
     @pytest.mark.parametrize("policy", [None, "Always", "OnRootMismatch"])
     async def test_the_first_time(self, volume: Path, policy: str | None) -> None:
-        await own(grouped(policy), volume, nobody)
+        await apply_fs_group(grouped(policy), volume, nobody)
         assert {path.lstat().st_gid for path in volume.rglob("*")} == {GROUP}
 
     @pytest.mark.parametrize(
@@ -212,21 +212,21 @@ class TestPolicies:
     ) -> None:
         os.chown(volume, -1, group)
         volume.chmod(mode)
-        await own(grouped(policy), volume, nobody)
+        await apply_fs_group(grouped(policy), volume, nobody)
         assert ((volume / "a/file").stat().st_gid == GROUP) is given
 
     async def test_read_only_asks_for_less(self, volume: Path) -> None:
         os.chown(volume, -1, GROUP)
         volume.chmod(0o2750)
-        await own(grouped("OnRootMismatch"), volume, nobody, read_only=True)
+        await apply_fs_group(grouped("OnRootMismatch"), volume, nobody, read_only=True)
         assert (volume / "a/file").stat().st_gid == 0
 
     async def test_a_file_is_always_given(self, volume: Path) -> None:
-        await own(grouped("OnRootMismatch"), volume / "shown", nobody)
+        await apply_fs_group(grouped("OnRootMismatch"), volume / "shown", nobody)
         assert (volume / "shown").stat().st_gid == GROUP
 
     async def test_no_group_no_change(self, volume: Path) -> None:
-        await own(grouped("Always", None), volume, nobody)
+        await apply_fs_group(grouped("Always", None), volume, nobody)
         assert stat.S_IMODE(volume.stat().st_mode) == 0o755
 
     async def test_a_walk_that_was_cut_off_is_made_again(
@@ -236,15 +236,15 @@ class TestPolicies:
             raise OSError(5, "Input/output error")
 
         with monkeypatch.context() as broken:
-            broken.setattr(Walk, "_give_entry", die)
+            broken.setattr(OwnershipWalk, "_apply_entry", die)
             with pytest.raises(OSError, match="Input/output"):
-                await own(grouped("OnRootMismatch"), volume, nobody)
-        await own(grouped("OnRootMismatch"), volume, nobody)
+                await apply_fs_group(grouped("OnRootMismatch"), volume, nobody)
+        await apply_fs_group(grouped("OnRootMismatch"), volume, nobody)
         assert (volume / "a/file").stat().st_gid == GROUP
 
     async def test_no_volume(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
-            await own(grouped("OnRootMismatch"), tmp_path / "missing", nobody)
+            await apply_fs_group(grouped("OnRootMismatch"), tmp_path / "missing", nobody)
 
 
 class _Gate:
@@ -252,22 +252,22 @@ class _Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.reached = threading.Event(), threading.Event()
-        give_entry = Walk._give_entry
+        give_entry = OwnershipWalk._apply_entry
 
-        def slow(walk: Walk, entry: os.DirEntry[str], folder: int) -> None:
+        def slow(walk: OwnershipWalk, entry: os.DirEntry[str], folder: int) -> None:
             self.reached.set()
             while not self.go.wait(0.01) and not walk.stop:
                 pass
             give_entry(walk, entry, folder)
 
-        monkeypatch.setattr(Walk, "_give_entry", slow)
+        monkeypatch.setattr(OwnershipWalk, "_apply_entry", slow)
 
 
 @needs_root
 class TestTakingLong:
     async def test_it_is_told_now_and_then(self, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ownership, "FIRST_WORD", 0.02)
-        monkeypatch.setattr(ownership, "NEXT_WORDS", 0.03)
+        monkeypatch.setattr(ownership, "FIRST_EVENT_SECONDS", 0.02)
+        monkeypatch.setattr(ownership, "EVENT_INTERVAL_SECONDS", 0.03)
         gate, events = _Gate(monkeypatch), []
 
         def hear(pod: Pod, kind: str, reason: str, message: str) -> None:
@@ -278,7 +278,7 @@ class TestTakingLong:
         place = volume.parent / "pods/u-1/volumes/kubernetes.io~x"
         place.mkdir(parents=True)
         volume.rename(place / "v")
-        await own(grouped("Always"), place / "v", hear)
+        await apply_fs_group(grouped("Always"), place / "v", hear)
         assert {event[:3] for event in events} == {("u-1", "Warning", IN_PROGRESS)}
         assert events[0][3] == (
             "Setting volume ownership for u-1/volumes/kubernetes.io~x/v is taking longer than expected, "
@@ -290,14 +290,14 @@ class TestTakingLong:
         )
 
     def test_its_rhythm(self) -> None:
-        assert (ownership.FIRST_WORD, ownership.NEXT_WORDS) == (30, 60)
+        assert (ownership.FIRST_EVENT_SECONDS, ownership.EVENT_INTERVAL_SECONDS) == (30, 60)
 
     async def test_the_loop_goes_on_and_a_cancelled_walk_stops(
         self, volume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gate = _Gate(monkeypatch)
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(own(grouped("Always"), volume, nobody))
+            task = tasks.create_task(apply_fs_group(grouped("Always"), volume, nobody))
             while not gate.reached.is_set():
                 await asyncio.sleep(0.01)
             task.cancel()

@@ -8,7 +8,7 @@ from pykubelet.api.volume import Volume
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import BadSource
 from pykubelet.volumes.plugins.image import REASONS, UnsupportedVolumePlugin
-from pykubelet.volumes.registry import make_kinds
+from pykubelet.volumes.registry import load_plugins
 from tests.volumes.conftest import Shelf, pod_with
 from tests.volumes.helpers import surroundings, wanted
 
@@ -32,5 +32,5 @@ def test_why_not_git_repositories() -> None:
 
 def test_every_kind_of_the_api_is_given_or_refused(tmp_path: Path, shelf: Shelf) -> None:
     known = {wire for wire in Volume.__struct_encode_fields__ if wire != "name"}
-    kinds = make_kinds(surroundings(tmp_path, shelf))
+    kinds = load_plugins(surroundings(tmp_path, shelf))
     assert known - set(kinds) - BY_CLAIM - set(MIGRATED) == set()

@@ -19,8 +19,8 @@ from pykubelet.volumes.block import unmap_device
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError
 from pykubelet.volumes.plugins import iscsi
-from pykubelet.volumes.plugins.fc import FcKind, fc_name
-from pykubelet.volumes.plugins.iscsi import IscsiKind, disk_of
+from pykubelet.volumes.plugins.fc import FcPlugin, fc_name
+from pykubelet.volumes.plugins.iscsi import IscsiPlugin, disk_for
 from pykubelet.volumes.plugins.network_disk import Scsi
 from tests.volumes.conftest import Shelf, needs_root, pod_with
 from tests.volumes.helpers import StandIns, stand_ins, surroundings, wanted
@@ -118,7 +118,7 @@ class TestNames:
         ],
     )
     def test_iscsi(self, source: Iscsi, name: str, portals: list[str]) -> None:
-        disk = disk_of(source, "v")
+        disk = disk_for(source, "v")
         assert (disk.name, disk.portals) == (name, portals)
 
     @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class TestNames:
     )
     def test_no_iscsi(self, source: Iscsi) -> None:
         with pytest.raises(BadSource, match="cannot be part of an iSCSI disk's address"):
-            disk_of(source, "v")
+            disk_for(source, "v")
 
     @pytest.mark.parametrize(
         ("source", "name"),
@@ -181,11 +181,11 @@ def iscsi_pod(uid: str = "u-1", **source: Any) -> Any:
 @needs_root
 class TestIscsi:
     @pytest.fixture
-    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> IscsiKind:
-        return IscsiKind(surroundings(root, shelf), scsi)
+    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> IscsiPlugin:
+        return IscsiPlugin(surroundings(root, shelf), scsi)
 
     async def test_one_disk_for_all_pods(
-        self, kind: IscsiKind, root: Path, scsi: Scsi, programs: StandIns
+        self, kind: IscsiPlugin, root: Path, scsi: Scsi, programs: StandIns
     ) -> None:
         one = await kind.set_up(wanted(iscsi_pod()))
         two = await kind.set_up(wanted(iscsi_pod("u-2", readOnly=True)))
@@ -209,14 +209,14 @@ class TestIscsi:
             ["-m", "node", "-p", PORTAL, "-T", IQN, "-o", "update", "-n", "node.startup", "-v", "manual"],
         ]
         assert (scsi.sys / "class/scsi_host/host3/scan").read_text() == "0 0 4"
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert Path(one.path, "file").exists(), "the mount table says that it is in use"
         unmount(Path(one.path))
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert Path(two.path, "file").exists()
 
     async def test_it_is_detached_when_nobody_has_it(
-        self, kind: IscsiKind, root: Path, shelf: Shelf, scsi: Scsi, programs: StandIns
+        self, kind: IscsiPlugin, root: Path, shelf: Shelf, scsi: Scsi, programs: StandIns
     ) -> None:
         """By another agent, which never saw the pod."""
         mounted = await kind.set_up(wanted(iscsi_pod()))
@@ -233,7 +233,7 @@ class TestIscsi:
             "InitiatorName": "",
         }
         count = len(programs.calls)
-        await IscsiKind(surroundings(root, shelf), scsi).sweep([])
+        await IscsiPlugin(surroundings(root, shelf), scsi).unmount_unused([])
         assert not disk.exists()
         assert not read_mounts(root)
         node = ["-m", "node", "-p", PORTAL, "-T", IQN]
@@ -244,7 +244,7 @@ class TestIscsi:
         assert (scsi.sys / "block/sdz/device/delete").read_text() == "1"
 
     async def test_another_disk_of_the_target_keeps_the_login(
-        self, kind: IscsiKind, root: Path, programs: StandIns
+        self, kind: IscsiPlugin, root: Path, programs: StandIns
     ) -> None:
         mounted = await kind.set_up(wanted(iscsi_pod()))
         other = root / f"plugins/kubernetes.io/iscsi/volumeDevices/iface-default/{PORTAL}-{IQN}-lun-5"
@@ -252,26 +252,26 @@ class TestIscsi:
         unmount(Path(mounted.path))
         count = len(programs.calls)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(IscsiKind, "volume_of", lambda self, place: "busy")
+            patch.setattr(IscsiPlugin, "volume_name", lambda self, place: "busy")
             (root / "plugins/kubernetes.io~iscsi/volumeDevices/busy").mkdir(parents=True)
-            await kind.sweep([])
+            await kind.unmount_unused([])
         assert len(programs.calls) == count
         assert not read_mounts(root)
 
-    async def test_as_a_device(self, kind: IscsiKind, root: Path, programs: StandIns, disk: Path) -> None:
+    async def test_as_a_device(self, kind: IscsiPlugin, root: Path, programs: StandIns, disk: Path) -> None:
         volume = wanted(iscsi_pod(), name="pv-1", persistent=PersistentVolume(), block=True)
         mounted = await kind.set_up(volume)
         assert mounted.path == ""
         assert Path(mounted.device).resolve() == disk
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert not [call for call in programs.calls if "--logout" in call]
-        unmap_device(root, kind.folder, "u-1", "pv-1")
-        await kind.sweep([])
+        unmap_device(root, kind.directory_name, "u-1", "pv-1")
+        await kind.unmount_unused([])
         assert [call for call in programs.calls if "--logout" in call]
         assert not list((root / "plugins/kubernetes.io/iscsi/volumeDevices").glob("iface-*/*"))
 
     async def test_secrets_are_set_and_not_told(
-        self, kind: IscsiKind, shelf: Shelf, programs: StandIns
+        self, kind: IscsiPlugin, shelf: Shelf, programs: StandIns
     ) -> None:
         shelf.secrets["s"] = {
             "discovery.sendtargets.auth.username": b"me",
@@ -290,7 +290,7 @@ class TestIscsi:
         ]
         unmount(Path(mounted.path))
 
-    async def test_an_interface_of_its_own(self, kind: IscsiKind, programs: StandIns) -> None:
+    async def test_an_interface_of_its_own(self, kind: IscsiPlugin, programs: StandIns) -> None:
         mounted = await kind.set_up(wanted(iscsi_pod(initiatorName="iqn.2026-01.com.example:me")))
         own = f"{PORTAL}:v"
         assert [call[3:] for call in programs.calls if call[2] == "iface"] == [
@@ -301,40 +301,40 @@ class TestIscsi:
             ["-I", own, "-o", "update", "-n", "iface.transport_name", "-v", "tcp"],
         ]
         unmount(Path(mounted.path))
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert programs.calls[-1][1:] == ["-m", "iface", "-I", own, "-o", "delete"]
 
     async def test_a_dead_portal_of_two(
-        self, kind: IscsiKind, programs: StandIns, monkeypatch: pytest.MonkeyPatch
+        self, kind: IscsiPlugin, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEAD_PORTALS", "192.0.2.8:3260")
         monkeypatch.setattr(iscsi, "MULTIPATH_SECONDS", 0.1)
         mounted = await kind.set_up(wanted(iscsi_pod(portals=["192.0.2.8"])))
-        assert len([call for call in programs.calls if "--login" in call]) == 1 + iscsi.MOST_TRIES
+        assert len([call for call in programs.calls if "--login" in call]) == 1 + iscsi.MAX_ATTEMPTS
         unmount(Path(mounted.path))
 
     async def test_no_way_to_the_target(
-        self, kind: IscsiKind, root: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
+        self, kind: IscsiPlugin, root: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEAD_PORTALS", PORTAL)
         with pytest.raises(
             VolumePluginError, match=r"failed to get any path for iscsi disk, .* login failed"
         ):
             await kind.set_up(wanted(iscsi_pod()))
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert not list((root / "plugins/kubernetes.io/iscsi").glob("iface-*/*"))
 
     async def test_no_device_in_time(
-        self, kind: IscsiKind, programs: StandIns, scsi: Scsi, monkeypatch: pytest.MonkeyPatch
+        self, kind: IscsiPlugin, programs: StandIns, scsi: Scsi, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(iscsi, "DEVICE_SECONDS", 0.1)
         with pytest.raises(
             VolumePluginError, match=r"Timed out waiting for device at path .*-lun-5 after 0.1s"
         ):
             await kind.set_up(wanted(iscsi_pod(lun=5)))
-        await kind.sweep([])
+        await kind.unmount_unused([])
 
-    async def test_no_iscsiadm(self, kind: IscsiKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_no_iscsiadm(self, kind: IscsiPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("pykubelet.volumes.mount_helper.search_path", lambda: "/nowhere")
         with pytest.raises(HelperError, match="install the package open-iscsi"):
             await kind.set_up(wanted(iscsi_pod()))
@@ -344,14 +344,14 @@ class TestIscsi:
 @needs_root
 class TestFibreChannel:
     @pytest.fixture
-    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> FcKind:
-        return FcKind(surroundings(root, shelf), scsi)
+    def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> FcPlugin:
+        return FcPlugin(surroundings(root, shelf), scsi)
 
     def pod(self, **source: Any) -> Any:
         return pod_with({"name": "v", "fc": source or {"targetWWNs": ["50a"], "lun": 2}})
 
     async def test_there_and_gone(
-        self, kind: FcKind, root: Path, scsi: Scsi, disk: Path, programs: StandIns
+        self, kind: FcPlugin, root: Path, scsi: Scsi, disk: Path, programs: StandIns
     ) -> None:
         (scsi.dev / "disk/by-path/pci-0000:00:01-fc-0x50a-lun-2").symlink_to(disk)
         (scsi.dev / "disk/by-path/pci-0000:00:01-fc-0x50a-lun-21").symlink_to("/dev/null")
@@ -362,17 +362,17 @@ class TestFibreChannel:
         mounted = await kind.set_up(wanted(self.pod()))
         assert mounted.path == str(root / "pods/u-1/volumes/kubernetes.io~fc/v")
         Path(mounted.path, "file").write_text("kept")
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert Path(mounted.path, "file").exists()
         unmount(Path(mounted.path))
-        await kind.sweep([])
+        await kind.unmount_unused([])
         assert not (root / "plugins/kubernetes.io/fc/50a-lun-2").exists()
         assert programs.calls == [["blockdev", "--flushbufs", str(disk)]]
         assert delete.read_text() == "1"
         assert (scsi.sys / "class/scsi_host/host3/scan").read_text() == "- - -"
 
     async def test_several_paths_to_one_disk(
-        self, kind: FcKind, scsi: Scsi, disk: Path, programs: StandIns
+        self, kind: FcPlugin, scsi: Scsi, disk: Path, programs: StandIns
     ) -> None:
         """The device on top is found, used, and taken apart."""
         for name in ("sda", "sdb"):
@@ -383,7 +383,7 @@ class TestFibreChannel:
         (scsi.dev / "dm-0").touch()
         (scsi.dev / "disk/by-id/scsi-36_x").symlink_to(scsi.dev / "sda")
         volume = wanted(self.pod(wwids=["36 x"]))
-        place = kind.given.root / "plugins/kubernetes.io/fc/36_x"
+        place = kind.host.root / "plugins/kubernetes.io/fc/36_x"
         device = await kind.attach(volume, place)
         assert device == scsi.dev / "dm-0"
         programs.add("multipath")
@@ -399,7 +399,7 @@ class TestFibreChannel:
             "1",
         ]
 
-    async def test_none(self, kind: FcKind, scsi: Scsi) -> None:
+    async def test_none(self, kind: FcPlugin, scsi: Scsi) -> None:
         with pytest.raises(VolumePluginError, match="no fc disk found"):
             await kind.set_up(wanted(self.pod()))
 

@@ -21,7 +21,7 @@ from pykubelet.volumes.usage import (
     VolumeStats,
     WalkThrottle,
     file_system,
-    has_others,
+    has_plugin_volumes,
     measure,
     own_volumes,
 )
@@ -98,7 +98,7 @@ async def test_a_volume_that_cannot_be_measured_is_left_out(
             raise OSError(5, "Input/output error")
         return count(path)
 
-    monkeypatch.setattr(usage_module, "tally", failing)
+    monkeypatch.setattr(usage_module, "directory_usage", failing)
     found = measure(root, wanted, WalkThrottle(threading.Event()))
     assert found is not None
     assert found.keys() == {"other"}
@@ -107,8 +107,8 @@ async def test_a_volume_that_cannot_be_measured_is_left_out(
 def test_whose_volumes_are_measured_where(root: Path) -> None:
     mixed = pod("u-1", DISK, {"name": "share", "nfs": {"server": "s", "path": "/"}})
     assert list(own_volumes(root, mixed)) == ["disk"]
-    assert has_others(mixed)
-    assert not has_others(pod("u-1", DISK, {"name": "host", "hostPath": {"path": "/"}}))
+    assert has_plugin_volumes(mixed)
+    assert not has_plugin_volumes(pod("u-1", DISK, {"name": "host", "hostPath": {"path": "/"}}))
     assert own_volumes(root, pod("../u")) == {}
 
 
@@ -149,9 +149,9 @@ async def test_each_pod_is_measured_once_in_one_to_two_periods(
 ) -> None:
     measured = Measured(monkeypatch)
     chances = iter([0.5, 0.25, *[0.0, 1.0] * 100])
-    usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD, chance=lambda: next(chances))
+    usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD, rng=lambda: next(chances))
     async with running(usage):
-        assert usage.of("a") == {}
+        assert usage.for_pod("a") == {}
         await asyncio.sleep(PERIOD * 20)
         assert measured.moments["b"][0] == pytest.approx(15, abs=0.1)
         assert measured.moments["a"][0] == pytest.approx(30, abs=0.1)
@@ -159,7 +159,7 @@ async def test_each_pod_is_measured_once_in_one_to_two_periods(
             pauses = [after - before for before, after in pairwise(moments)]
             assert len(pauses) > 8
             assert all(PERIOD * 0.99 <= pause <= PERIOD * 2.01 for pause in pauses)
-        assert usage.of("a")["disk"].used == len(measured.moments["a"])
+        assert usage.for_pod("a")["disk"].used == len(measured.moments["a"])
 
 
 @pytest.mark.looptime
@@ -183,10 +183,10 @@ async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
         assert looks <= 12
         pods = [bare, pod("a")]
         await asyncio.sleep(PERIOD * 2.1)
-        assert list(usage.of("a")) == ["disk"]
+        assert list(usage.for_pod("a")) == ["disk"]
         pods = [bare]
         await asyncio.sleep(PERIOD * 1.1)
-        assert usage.of("a") == {}
+        assert usage.for_pod("a") == {}
         often = len(measured.moments["a"])
         await asyncio.sleep(PERIOD * 5)
         assert len(measured.moments["a"]) == often
@@ -215,17 +215,17 @@ async def test_a_server_that_never_answers_holds_up_nobody(
 
     share = {"name": "share", "nfs": {"server": "s", "path": "/"}}
     pods = [pod("hung", DISK, share), pod("good", DISK, share), pod("plain")]
-    usage = VolumeStatCalculator(root, lambda: pods, PERIOD, others=others)
+    usage = VolumeStatCalculator(root, lambda: pods, PERIOD, plugin_stats=others)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert all(len(measured.moments[uid]) >= 4 for uid in ("hung", "good", "plain"))
-        assert usage.of("good").keys() == {"disk", "share"}
-        assert usage.of("hung").keys() == {"disk"}
+        assert usage.for_pod("good").keys() == {"disk", "share"}
+        assert usage.for_pod("hung").keys() == {"disk"}
         assert (asked.count("hung"), asked.count("plain")) == (1, 0)
         assert asked.count("good") >= 4
         back.set()
         await asyncio.sleep(1)
-        assert usage.of("hung").keys() == {"disk", "share"}
+        assert usage.for_pod("hung").keys() == {"disk", "share"}
         await asyncio.sleep(PERIOD * 3)
         assert asked.count("hung") > 1
 
@@ -241,10 +241,10 @@ async def test_a_volume_that_never_answers_holds_up_nobody(
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
         assert len(measured.moments["good"]) >= 4
-        assert usage.of("hung") == {}
+        assert usage.for_pod("hung") == {}
         measured.back.set()
         await asyncio.sleep(1)
-        assert usage.of("hung").keys() == {"disk"}
+        assert usage.for_pod("hung").keys() == {"disk"}
         await asyncio.sleep(PERIOD * 3)
         assert len(measured.moments["hung"]) > 1
 
@@ -272,8 +272,8 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
     usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD)
     async with running(usage):
         await asyncio.sleep(PERIOD * 10)
-        assert usage.of("a")
-        assert usage.of("b")
+        assert usage.for_pod("a")
+        assert usage.for_pod("b")
     assert most == 1
 
 
@@ -299,24 +299,24 @@ async def test_known_pods_evaluates_volumes_once_per_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that a pod that is due costs little however many pods there are."""
-    unmeasured, evaluated = usage_module.UNMEASURED, list[object]()
+    unmeasured, evaluated = usage_module.UNMEASURED_TYPES, list[object]()
 
     class Counted:
         def issuperset(self, kinds: tuple[str, ...]) -> bool:
             evaluated.append(kinds)
             return unmeasured.issuperset(kinds)
 
-    monkeypatch.setattr(usage_module, "UNMEASURED", Counted())
+    monkeypatch.setattr(usage_module, "UNMEASURED_TYPES", Counted())
     pods = [pod(str(number)) for number in range(10)] + [
         pod("not", {"name": "m", "hostPath": {"path": "/m"}})
     ]
     usage = VolumeStatCalculator(tmp_path, lambda: pods, PERIOD)
     for _ in range(5):
-        assert usage._known(0.0).keys() == {str(number) for number in range(10)}
+        assert usage._pods_to_measure(0.0).keys() == {str(number) for number in range(10)}
     assert len(evaluated) == 11
     pods[-1] = pod("not", DISK)
-    assert "not" in usage._known(0.0)
+    assert "not" in usage._pods_to_measure(0.0)
     del pods[1:]
-    assert usage._known(0.0).keys() == {"0"}
+    assert usage._pods_to_measure(0.0).keys() == {"0"}
     assert len(evaluated) == 12
-    assert usage._interest.keys() == {"0"}
+    assert usage._measurable.keys() == {"0"}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pykubelet.linux import untrusted_files as tree_walk
 from pykubelet.linux.mounts import mount, unmount
 from pykubelet.volumes import usage as usage_count
-from pykubelet.volumes.usage import DirectoryUsage, Interrupted, WalkThrottle, file_system, tally
+from pykubelet.volumes.usage import DirectoryUsage, Interrupted, WalkThrottle, directory_usage, file_system
 from tests.trees import deep_directory, few_open_files, nest
 from tests.volumes.conftest import needs_root
 
@@ -32,7 +32,7 @@ def du(path: Path) -> DirectoryUsage:
 
 
 def count(path: Path) -> DirectoryUsage:
-    return tally(path, WalkThrottle(threading.Event()))
+    return directory_usage(path, WalkThrottle(threading.Event()))
 
 
 @pytest.fixture
@@ -218,12 +218,12 @@ def test_a_walk_rests_and_can_be_ended(tmp_path: Path) -> None:
         return now
 
     rests = Rests()
-    assert tally(tmp_path, WalkThrottle(rests, clock)).inodes == 1001
+    assert directory_usage(tmp_path, WalkThrottle(rests, clock)).inodes == 1001
     assert rests.given
     assert all(seconds >= usage_count.WORK_SECONDS * usage_count.REST_FACTOR for seconds in rests.given)
     rests.set()
     with pytest.raises(Interrupted):
-        tally(tmp_path, WalkThrottle(rests, clock))
+        directory_usage(tmp_path, WalkThrottle(rests, clock))
 
 
 class Rests(threading.Event):

@@ -47,7 +47,7 @@ async def test_file_systems_devices_and_those_who_know_are_asked(tmp_path: Path)
         holding(pod, "none", "nfs", MountedVolume("")),
     ]
     kinds: dict[str, Any] = {"csi": Driver(), "nfs": object(), "local": object()}
-    found = await PluginStatsCollector({pod.uid: held}.__getitem__, kinds, lambda: 7.0).of_pod(pod)
+    found = await PluginStatsCollector({pod.uid: held}.__getitem__, kinds, lambda: 7.0).for_pod(pod)
     assert found.keys() == {"share", "block", "driven"}
     around = file_system(tmp_path)
     assert (found["share"].capacity, found["share"].inodes, found["share"].moment) == (
@@ -75,20 +75,20 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
         return file_system(tmp_path)
 
     monkeypatch.setattr(usage_others, "file_system", answer)
-    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 4.0)
+    monkeypatch.setattr(usage_others, "STATVFS_TIMEOUT_SECONDS", 4.0)
     pod = pod_with({"name": "dead", **SHARE}, {"name": "good", **SHARE})
     held = [holding(pod, name, "nfs", MountedVolume(str(tmp_path / name))) for name in ("dead", "good")]
     others = PluginStatsCollector(lambda _: held, {})
     try:
         for _ in range(3):
             async with asyncio.timeout(30):
-                assert (await others.of_pod(pod)).keys() == {"good"}
+                assert (await others.for_pod(pod)).keys() == {"good"}
         assert [path.name for path in asked].count("dead") == 1
     finally:
         back.set()
-    monkeypatch.setattr(usage_others, "ANSWER_SECONDS", 30)
+    monkeypatch.setattr(usage_others, "STATVFS_TIMEOUT_SECONDS", 30)
     async with asyncio.timeout(30):
-        while "dead" not in await others.of_pod(pod):
+        while "dead" not in await others.for_pod(pod):
             await asyncio.sleep(0.01)
 
 
@@ -103,11 +103,11 @@ async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> No
         holding(pod, "driven", "theirs", MountedVolume("/nowhere")),
     ]
     others = PluginStatsCollector(lambda _: held, {"theirs": Broken()})
-    assert (await others.of_pod(pod)).keys() == {"share"}
+    assert (await others.for_pod(pod)).keys() == {"share"}
 
 
 def test_numbers_of_a_file_system_of_its_own() -> None:
-    usage = VolumeStats.of_file_system(FileSystem(100, 40, 50, 10, 7), 1.0)
+    usage = VolumeStats.from_file_system(FileSystem(100, 40, 50, 10, 7), 1.0)
     assert usage == VolumeStats(
         capacity=100, available=40, used=50, inodes=10, inodes_free=7, inodes_used=3, moment=1.0
     )

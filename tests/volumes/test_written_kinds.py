@@ -120,11 +120,11 @@ class TestConfigMap:
         assert texts(volume) == {"a": "1"}
 
     async def test_large_ones(self, volumes: PodVolumes, shelf: Shelf) -> None:
-        shelf.config_maps["c"] = {"a": "x" * 2 * written.IN_PLACE}
+        shelf.config_maps["c"] = {"a": "x" * 2 * written.MAX_INLINE_BYTES}
         pod = pod_with(config())
         volume = (await volumes.mount(pod))["v"]
         assert texts(volume) == shelf.config_maps["c"]
-        shelf.config_maps["c"] = {"a": "y" * 2 * written.IN_PLACE}
+        shelf.config_maps["c"] = {"a": "y" * 2 * written.MAX_INLINE_BYTES}
         await volumes.refresh(pod)
         assert texts(volume) == shelf.config_maps["c"]
 

@@ -7,7 +7,7 @@ running, static pods start, and events and statuses are sent when the API server
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -48,6 +48,7 @@ from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
 from pykubelet.podworkers.api_server_sync import ClusterAccess
 from pykubelet.podworkers.workers import PodChurn
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 
@@ -87,6 +88,7 @@ class Cluster:
         self.recorder = EventRecorder(clients.events, settings.node_name, tries=None)
         self._about = node_reference(settings.node_name)
         self.informer = NodeInformer(clients.objects, settings.node_name)
+        self._status_listeners: list[Callable[[], None]] = []
         self._parsed: tuple[CachedNode | None, Node | None] = (None, None)
         """The cached node object and its parsed form; parsed again only when it changes."""
         self.services = Services(clients.objects)
@@ -123,6 +125,24 @@ class Cluster:
     def accounts(self) -> PodAccounts:
         """Service accounts of pods, for credential providers that use their tokens."""
         return self._objects
+
+    def volume_node(self) -> ClusterNode:
+        """Return this node's membership in the cluster, for the volume manager."""
+        return ClusterNode(
+            self.clients.objects,
+            self.node_labels,
+            attach_detach=self._settings.config.enable_controller_attach_detach,
+            on_in_use_change=self.request_node_status,
+        )
+
+    def request_node_status(self) -> None:
+        """Request a report of the node status, because an input has changed."""
+        for listener in self._status_listeners:
+            listener()
+
+    def add_status_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when a report of the node status is requested; it must not block."""
+        self._status_listeners.append(listener)
 
     def node_labels(self) -> Mapping[str, str] | None:
         """Labels of the node in the API server; None while they are not known."""
@@ -234,7 +254,7 @@ def build_node_reporter(
 
     Volumes in use are in the status, so that the attach controller does not detach them.
     """
-    csi = volumes.kinds.get("csi")
+    csi = volumes.plugins.get("csi")
 
     def problems() -> list[str]:
         return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
@@ -242,18 +262,23 @@ def build_node_reporter(
     reporter = NodeReporter(
         cluster.clients,
         node_settings(settings.flags, settings.config, settings.gates, settings.node_name),
-        replace(sources, volumes_in_use=volumes.in_use, volumes_reported=volumes.reported, problems=problems),
+        replace(
+            sources,
+            volumes_in_use=volumes.attached.in_use,
+            volumes_reported=volumes.attached.set_reported,
+            problems=problems,
+        ),
         cluster.node_event,
         cluster.informer,
         startup,
     )
-    volumes.listen_in_use(reporter.wake)
+    cluster.add_status_listener(reporter.wake)
     cluster.informer.listen(
-        lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
+        lambda node: volumes.attached.node_changed(bytes(node.status)) if node is not None else None
     )
     if isinstance(csi, CsiPlugin):
         health = settings.gates.enabled("CSIVolumeHealth")
-        csi.listen(cluster.recorder.record, health=health, ready=reporter.wake)
+        csi.listen(cluster.recorder.record, health=health, ready=cluster.request_node_status)
         cluster.informer.listen(
             lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
         )

@@ -24,9 +24,11 @@ from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistrati
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.metrics import VolumeMetrics, VolumeNumbers
+from pykubelet.volumes.metrics import VolumeMetrics
+from pykubelet.volumes.plugin import MemoryLimits
 from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 
 log = get_logger(__name__)
@@ -48,15 +50,11 @@ async def build_volumes(
         Path(settings.flags.root_dir),
         objects=cluster.objects if cluster is not None else local_objects,
         node=node,
-        memory_limit=memory_limit,
-        allocatable_memory=int(node.allocatable["memory"]),
-        pod_level=node.pod_level,
-        api=cluster.clients.objects if cluster is not None else None,
+        memory=MemoryLimits(memory_limit, int(node.allocatable["memory"])),
         node_name=settings.node_name,
-        node_labels=cluster.node_labels if cluster is not None else lambda: None,
+        cluster=cluster.volume_node() if cluster is not None else None,
         image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
         flex_drivers=Path(settings.config.volume_plugin_dir),
-        attach_detach=settings.config.enable_controller_attach_detach,
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )
@@ -71,25 +69,25 @@ def start_volumes(
 ) -> VolumeStatCalculator:
     """Start the volume garbage collection and the CSI driver watches; return the volume usage collector."""
     root = Path(settings.flags.root_dir)
-    volumes.listen(engine.workers.wake, engine.history.event, engine.workers.pod)
+    volumes.set_callbacks(engine.workers.wake, engine.history.event, engine.workers.pod)
     tasks.start(volumes.run(), name="volumes")
-    csi = volumes.kinds.get("csi")
+    csi = volumes.plugins.get("csi")
     if isinstance(csi, CsiPlugin):
         tasks.start(csi.run(), name="csi")
     usage = VolumeStatCalculator(
         root,
         engine.store.pods,
         settings.config.volume_stats_agg_period.seconds,
-        others=PluginStatsCollector(volumes.held, volumes.kinds).of_pod,
+        plugin_stats=PluginStatsCollector(volumes.records_for_pod, volumes.plugins).for_pod,
     )
     tasks.start(usage.run(), name="volume-usage")
-    registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.of))
+    registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.for_pod))
     return usage
 
 
 def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
     """Return the handlers of plugins that register as CSI drivers."""
-    csi = volumes.kinds.get("csi")
+    csi = volumes.plugins.get("csi")
     return csi.handlers if isinstance(csi, CsiPlugin) else {}
 
 

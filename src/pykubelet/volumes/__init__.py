@@ -15,6 +15,7 @@ Modules:
     block, disks      block devices; formatting and mounting of disks
     mount_helper      `mount`, `umount` and other host binaries
     ownership         fsGroup
-    usage, metrics    usage of volumes (`volumeStatsAggPeriod`); Prometheus metrics
+    usage             usage of volumes (`volumeStatsAggPeriod`)
+    metrics           Prometheus metrics of operations; `collector`: of numbers and usage of volumes
     errors            errors, and their texts in events
 """

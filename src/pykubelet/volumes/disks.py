@@ -18,15 +18,15 @@ from pykubelet.volumes.mount_helper import (
     mount_with_helper,
     run_helper,
 )
-from pykubelet.volumes.paths import make_folder
+from pykubelet.volumes.paths import make_directory
 
 log = get_logger(__name__)
 PARTITIONED = "unknown data, probably partitions"
-DEFAULT = "ext4"
-_LONG = 1800.0
+DEFAULT_FS_TYPE = "ext4"
+_DISK_TIMEOUT_SECONDS = 1800.0
 """Seconds allowed for mkfs and fsck of a large file system."""
 _FORMAT_FLAGS = {"ext3": ["-F", "-m0"], "ext4": ["-F", "-m0"], "xfs": ["-f"]}
-_NOTHING_FOUND = 2
+_NOT_FOUND = 2
 _CORRECTED, _UNCORRECTED = 1, 4
 
 
@@ -35,68 +35,71 @@ class DiskError(VolumePluginError):
 
 
 async def format_and_mount(
-    device: Path, place: Path, kind: str, options: Sequence[str], *, read_only: bool
+    device: Path, mount_point: Path, fs_type: str, options: Sequence[str], *, read_only: bool
 ) -> None:
-    """Ensure that a disk is mounted at `place`; an empty one is formatted. Raises VolumePluginError, OSError.
+    """Ensure that a disk is mounted at `mount_point`; an empty one is formatted.
 
-    `kind` is the file system type, "" for ext4. Idempotent: a disk that is already mounted is left unchanged.
+    `fs_type` is "" for ext4. Idempotent: a disk that is already mounted is left unchanged. Raises
+    VolumePluginError and OSError.
     """
-    if is_mounted(place):
+    if is_mounted(mount_point):
         return
-    kind = kind or DEFAULT
+    fs_type = fs_type or DEFAULT_FS_TYPE
     found = await disk_format(device)
     if not found:
         if read_only:
             raise DiskError(
                 f"cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
             )
-        await _format(device, kind)
+        await _format(device, fs_type)
     else:
-        if found != kind:
-            log.info("Disk format differs from the requested one", device=device, found=found, fsType=kind)
+        if found != fs_type:
+            log.info("Disk format differs from the requested one", device=device, found=found, fsType=fs_type)
         if not read_only:
             await _check(device)
-    make_folder(place)
+    make_directory(mount_point)
     try:
-        await mount_with_helper(kind, str(device), place, [*options, "defaults"], scoped=True)
+        await mount_with_helper(fs_type, str(device), mount_point, [*options, "defaults"], scoped=True)
     except HelperError:
-        if not is_mounted(place):
-            place.rmdir()
+        if not is_mounted(mount_point):
+            mount_point.rmdir()
         raise
 
 
 async def disk_format(device: Path) -> str:
     """Return the format of a disk: a file system type, PARTITIONED, or "" if blkid finds nothing."""
     try:
-        said = await run_helper(
+        output = await run_helper(
             "blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", str(device), deadline=60
         )
     except HelperError as err:
-        if err.status == _NOTHING_FOUND:
+        if err.status == _NOT_FOUND:
             return ""
         raise DiskError(f"failed to get disk format of disk {device}: {err}") from err
-    return read_format(said)
+    return parse_format(output)
 
 
-def read_format(said: str) -> str:
+def parse_format(output: str) -> str:
     """Parse the output of `blkid -o export` and return the format."""
-    facts = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    return PARTITIONED if facts.get("PTTYPE") else facts.get("TYPE", "")
+    fields = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+    return PARTITIONED if fields.get("PTTYPE") else fields.get("TYPE", "")
 
 
-async def _format(device: Path, kind: str) -> None:
-    if "/" in kind:
-        raise DiskError(f"{kind!r} is no file system")
-    log.info("Formatting empty disk", device=device, fsType=kind)
+async def _format(device: Path, fs_type: str) -> None:
+    if "/" in fs_type:
+        raise DiskError(f"{fs_type!r} is no file system")
+    log.info("Formatting empty disk", device=device, fsType=fs_type)
     try:
-        await run_helper(f"mkfs.{kind}", *_FORMAT_FLAGS.get(kind, ()), str(device), deadline=_LONG)
+        await run_helper(
+            f"mkfs.{fs_type}", *_FORMAT_FLAGS.get(fs_type, ()), str(device), deadline=_DISK_TIMEOUT_SECONDS
+        )
     except HelperError as err:
         raise DiskError(f'format of disk "{device}" failed: {err}') from err
 
 
 async def _check(device: Path) -> None:
     try:
-        await run_helper("fsck", "-a", str(device), deadline=_LONG)
+        await run_helper("fsck", "-a", str(device), deadline=_DISK_TIMEOUT_SECONDS)
     except MissingHelper as err:
         log.info("Skipped fsck, mounting disk unchecked", device=device, err=str(err))
     except HelperError as err:

@@ -9,14 +9,15 @@ class VolumeError(Exception):
     """Raised when volumes cannot be mounted or unmounted; the text is for the pod's events.
 
     `problems` has one text per event; `retry_after` is the delay in seconds after which a retry can succeed,
-    None if unknown; `refusal` is the reason for rejecting the pod permanently, empty if it is to be retried.
+    None if unknown; `rejection_reason` is the reason for rejecting the pod permanently, empty if it is to be
+    retried.
     """
 
-    def __init__(self, *problems: str, retry_after: float | None = None, refusal: str = "") -> None:
+    def __init__(self, *problems: str, retry_after: float | None = None, rejection_reason: str = "") -> None:
         super().__init__("; ".join(problems))
         self.problems: Sequence[str] = problems
         self.retry_after = retry_after
-        self.refusal = refusal
+        self.rejection_reason = rejection_reason
 
 
 class VolumePluginError(Exception):
@@ -48,13 +49,13 @@ class BadOptions(VolumePluginError):
     action = "MountVolume.MountOptionSupport check failed"
 
 
-_OF_DEVICES = {
+_BLOCK_ACTIONS = {
     VolumePluginError.action: "MapVolume.SetUpDevice failed",
     BadSource.action: "MapVolume.NewBlockVolumeMapper initialization failed",
 }
 
 
-def set_up_failed(
+def set_up_failure_text(
     volume: str, reason: object, action: str = VolumePluginError.action, *, block: bool = False
 ) -> str:
     """Return the event text for a volume that cannot be set up, in upstream's wording.
@@ -62,7 +63,7 @@ def set_up_failed(
     Volumes used as devices (`block`) are mapped, not mounted.
     """
     if block:
-        action = _OF_DEVICES.get(action, action.replace("MountVolume.", "MapVolume."))
+        action = _BLOCK_ACTIONS.get(action, action.replace("MountVolume.", "MapVolume."))
     return f'{action} for volume "{volume}" : {reason}'
 
 
@@ -72,13 +73,13 @@ def failure_event(problem: str) -> str:
     return "FailedMapVolume" if mapping else "FailedMount"
 
 
-def joined(reasons: Sequence[str]) -> str:
+def join_reasons(reasons: Sequence[str]) -> str:
     """Join the distinct reasons: `a`, or `[a, b]`."""
-    different = list(dict.fromkeys(reasons))
-    return different[0] if len(different) == 1 else f"[{', '.join(different)}]"
+    distinct = list(dict.fromkeys(reasons))
+    return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"
 
 
-def told(err: OSError) -> str:
+def format_os_error(err: OSError) -> str:
     """Return the reason of an OSError in one line, with its path."""
     reason = err.strerror or str(err)
     return f"{err.filename}: {reason}" if err.filename else reason

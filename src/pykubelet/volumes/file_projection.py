@@ -34,19 +34,19 @@ from pathlib import Path
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import KeyToPath
-from pykubelet.linux.untrusted_files import remove_entry
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, remove_entry
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import give_opened, group_mode
-from pykubelet.volumes.paths import VolumeFolders
+from pykubelet.volumes.ownership import group_mode, set_group
+from pykubelet.volumes.paths import PodVolumePaths
 from pykubelet.volumes.plugin import MountedVolume, VolumeHost
 from pykubelet.volumes.plugins.empty_dir import MEMORY, make_empty_dir, memory_options
 
 log = get_logger(__name__)
-LONGEST_PATH = 4096
-LONGEST_NAME = 255
-DEEPEST = 64
+MAX_PATH_LENGTH = 4096
+MAX_NAME_LENGTH = 255
+MAX_DEPTH = 64
 """Maximum number of directories above a file."""
 _PERMISSIONS = 0o777
 
@@ -69,7 +69,7 @@ Tree = dict[str, "File | Tree"]
 """Files by directory."""
 
 
-def of_keys(
+def files_for_keys(
     data: Mapping[str, bytes], items: Sequence[KeyToPath], mode: int, *, optional: bool, missing: str
 ) -> dict[str, File]:
     """Return the files for an object's data: one per key, or one per item if there are items.
@@ -88,21 +88,21 @@ def of_keys(
     return files
 
 
-def as_tree(files: Files) -> Tree:
+def build_tree(files: Files) -> Tree:
     """Arrange files by directory. Raises VolumePluginError for a path that is invalid in a volume."""
     tree: Tree = {}
     for path, file in files.items():
-        *folders, name = checked_path(path).split("/")
-        folder = tree
-        for part in folders:
-            inner = folder.setdefault(part, {})
+        *directories, name = checked_path(path).split("/")
+        directory = tree
+        for part in directories:
+            inner = directory.setdefault(part, {})
             if isinstance(inner, File):
                 raise VolumePluginError(f"invalid path: {part} cannot be a file and a folder: {path}")
-            folder = inner
-        if isinstance(folder.get(name), dict):
+            directory = inner
+        if isinstance(directory.get(name), dict):
             raise VolumePluginError(f"invalid path: {name} cannot be a file and a folder: {path}")
         # Setuid and setgid bits would create executables that run as the kubelet's user.
-        folder[name] = replace(file, mode=file.mode & _PERMISSIONS)
+        directory[name] = replace(file, mode=file.mode & _PERMISSIONS)
     return tree
 
 
@@ -119,23 +119,22 @@ def checked_path(path: str) -> str:
         problem = f"must name a file: {path!r}"
     elif path.startswith("/"):
         problem = f"must be relative path: {path}"
-    elif len(path.encode()) > LONGEST_PATH:
-        problem = f"must be less than or equal to {LONGEST_PATH} characters"
+    elif len(path.encode()) > MAX_PATH_LENGTH:
+        problem = f"must be less than or equal to {MAX_PATH_LENGTH} characters"
     elif ".." in parts:
         problem = f"must not contain '..': {path}"
-    elif longest > LONGEST_NAME:
-        problem = f"filenames must be less than or equal to {LONGEST_NAME} characters"
+    elif longest > MAX_NAME_LENGTH:
+        problem = f"filenames must be less than or equal to {MAX_NAME_LENGTH} characters"
     elif clean.startswith(".."):
         problem = f"must not start with '..': {path}"
-    elif clean.count("/") > DEEPEST:
-        problem = f"must not have more than {DEEPEST} folders"
+    elif clean.count("/") > MAX_DEPTH:
+        problem = f"must not have more than {MAX_DEPTH} folders"
     if problem:
         raise VolumePluginError(f"invalid path: {problem}")
     return clean
 
 
-_MOUNT_POINT_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MODE = 0o755
+_MOUNT_POINT_MODE = 0o755
 
 
 def nested_mount_points(pod: Pod, volume: str) -> list[str]:
@@ -148,7 +147,7 @@ def nested_mount_points(pod: Pod, volume: str) -> list[str]:
     found: dict[str, None] = {}
     for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
         if len(container.volume_mounts) > 1:
-            found |= dict.fromkeys(_in_container(container, volume))
+            found |= dict.fromkeys(_points_in_container(container, volume))
     return [point for point in found if not point.startswith("..")]
 
 
@@ -156,7 +155,7 @@ def make_mount_points(volume: Path, points: list[str]) -> None:
     """Create directories in a volume without following symlinks. Raises OSError. Blocks."""
     if not points:
         return
-    root = os.open(volume, _MOUNT_POINT_FOLDER)
+    root = os.open(volume, OPEN_DIRECTORY)
     try:
         for point in points:
             _make(root, point.split("/"))
@@ -164,18 +163,20 @@ def make_mount_points(volume: Path, points: list[str]) -> None:
         os.close(root)
 
 
-def _in_container(container: Container, volume: str) -> list[str]:
+def _points_in_container(container: Container, volume: str) -> list[str]:
     cleaned = [(mount.name, _clean(mount.mount_path)) for mount in container.volume_mounts]
-    places = sorted({path for _, path in cleaned})
+    mount_paths = sorted({path for _, path in cleaned})
     points = []
     for outer in (path for name, path in cleaned if name == volume):
         if outer == ".." or outer.startswith("../"):
             raise VolumePluginError(f"invalid container mount point {outer}")
         inside: list[str] = []
-        for place in places:
-            if place.startswith(f"{outer}/") and not any(place.startswith(f"{known}/") for known in inside):
-                inside.append(place)
-        points += [place.removeprefix(f"{outer}/") for place in inside]
+        for mount_path in mount_paths:
+            if mount_path.startswith(f"{outer}/") and not any(
+                mount_path.startswith(f"{known}/") for known in inside
+            ):
+                inside.append(mount_path)
+        points += [mount_path.removeprefix(f"{outer}/") for mount_path in inside]
     return points
 
 
@@ -189,9 +190,9 @@ def _make(root: int, parts: list[str]) -> None:
     try:
         for part in parts:
             with suppress(FileExistsError):
-                os.mkdir(part, _MODE, dir_fd=at)
+                os.mkdir(part, _MOUNT_POINT_MODE, dir_fd=at)
             try:
-                folder = os.open(part, _MOUNT_POINT_FOLDER, dir_fd=at)
+                directory = os.open(part, OPEN_DIRECTORY, dir_fd=at)
             except OSError as err:
                 if err.errno not in (errno.ENOTDIR, errno.ELOOP):
                     raise
@@ -199,7 +200,7 @@ def _make(root: int, parts: list[str]) -> None:
                 # reports the error; the volume itself is valid.
                 return
             os.close(at)
-            at = folder
+            at = directory
     finally:
         os.close(at)
 
@@ -207,12 +208,11 @@ def _make(root: int, parts: list[str]) -> None:
 DATA = "..data"
 NEXT = "..data_tmp"
 _HIDDEN = ".."
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Nonblocking: opening a FIFO in place of a file would wait for a writer.
-_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER_MODE = 0o755
+_OPEN_EXISTING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY_MODE = 0o755
 
 
 def publish(volume: Path, files: Files, group: int | None = None, *, moment: float) -> bool:
@@ -222,14 +222,14 @@ def publish(volume: Path, files: Files, group: int | None = None, *, moment: flo
     VolumePluginError for invalid paths before anything is changed, and OSError, after which readers still see
     the previous version. Blocks.
     """
-    tree = as_tree(files)
-    root = os.open(volume, _FOLDER)
+    tree = build_tree(files)
+    root = os.open(volume, OPEN_DIRECTORY)
     try:
         version = _current(root)
-        changed = version is None or not _is_there(root, version, tree)
+        changed = version is None or not _has_content(root, version, tree)
         if version is None or changed:
             version = _write_version(root, tree, group, moment)
-        _tidy(root, version, tree)
+        _update_links(root, version, tree)
         return changed
     finally:
         os.close(root)
@@ -244,14 +244,14 @@ def _current(root: int) -> str | None:
         if err.errno == errno.EINVAL:
             return None
         raise
-    plain = version.startswith(_HIDDEN) and "/" not in version and version not in (_HIDDEN, DATA, NEXT)
-    return version if plain else None
+    is_valid = version.startswith(_HIDDEN) and "/" not in version and version not in (_HIDDEN, DATA, NEXT)
+    return version if is_valid else None
 
 
-def _is_there(at: int, name: str, wanted: File | Tree) -> bool:
+def _has_content(at: int, name: str, expected: File | Tree) -> bool:
     """Return whether an entry of an open directory has exactly this content."""
     try:
-        opened = os.open(name, _OLD_FILE, dir_fd=at)
+        opened = os.open(name, _OPEN_EXISTING, dir_fd=at)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as err:
@@ -260,15 +260,15 @@ def _is_there(at: int, name: str, wanted: File | Tree) -> bool:
         raise
     try:
         found = os.fstat(opened)
-        if isinstance(wanted, dict):
-            if not stat.S_ISDIR(found.st_mode) or set(_names(opened)) != wanted.keys():
+        if isinstance(expected, dict):
+            if not stat.S_ISDIR(found.st_mode) or set(_entry_names(opened)) != expected.keys():
                 return False
-            return all(_is_there(opened, inner, file) for inner, file in wanted.items())
-        if not stat.S_ISREG(found.st_mode) or found.st_size != len(wanted.data):
+            return all(_has_content(opened, inner, file) for inner, file in expected.items())
+        if not stat.S_ISREG(found.st_mode) or found.st_size != len(expected.data):
             return False
         with open(opened, "rb", closefd=False) as file:
             # Bounded: a process that can write the file may have extended it since.
-            return file.read(len(wanted.data) + 1) == wanted.data
+            return file.read(len(expected.data) + 1) == expected.data
     finally:
         os.close(opened)
 
@@ -294,65 +294,67 @@ def _new_name(moment: float) -> str:
 
 def _fill(at: int, name: str, tree: Tree, group: int | None) -> None:
     """Write files into a new directory, and make it accessible when it is complete."""
-    folder = os.open(name, _FOLDER, dir_fd=at)
+    directory = os.open(name, OPEN_DIRECTORY, dir_fd=at)
     try:
-        for inner, wanted in tree.items():
-            if isinstance(wanted, dict):
-                os.mkdir(inner, 0o700, dir_fd=folder)
-                _fill(folder, inner, wanted, group)
+        for inner, content in tree.items():
+            if isinstance(content, dict):
+                os.mkdir(inner, 0o700, dir_fd=directory)
+                _fill(directory, inner, content, group)
             else:
-                _write_file(folder, inner, wanted, group)
-        _hand_over(folder, _FOLDER_MODE, None, group, folder=True)
+                _write_file(directory, inner, content, group)
+        _set_owner_and_mode(directory, _DIRECTORY_MODE, None, group, is_directory=True)
     finally:
-        os.close(folder)
+        os.close(directory)
 
 
-def _write_file(folder: int, name: str, file: File, group: int | None) -> None:
-    opened = os.open(name, _NEW_FILE, 0o600 & file.mode, dir_fd=folder)
+def _write_file(directory: int, name: str, file: File, group: int | None) -> None:
+    opened = os.open(name, _OPEN_NEW, 0o600 & file.mode, dir_fd=directory)
     try:
         left = memoryview(file.data)
         while left:
             left = left[os.write(opened, left) :]
-        _hand_over(opened, file.mode, file.user, group, folder=False)
+        _set_owner_and_mode(opened, file.mode, file.user, group, is_directory=False)
     finally:
         os.close(opened)
 
 
-def _hand_over(opened: int, mode: int, user: int | None, group: int | None, *, folder: bool) -> None:
+def _set_owner_and_mode(
+    opened: int, mode: int, user: int | None, group: int | None, *, is_directory: bool
+) -> None:
     if user is not None:
         os.fchown(opened, user, -1)
     if group is not None:
-        give_opened(opened, group)
-        mode = group_mode(mode, folder=folder, read_only=True)
+        set_group(opened, group)
+        mode = group_mode(mode, is_directory=is_directory, read_only=True)
     os.fchmod(opened, mode)
 
 
-def _tidy(root: int, version: str, tree: Tree) -> None:
+def _update_links(root: int, version: str, tree: Tree) -> None:
     """Ensure that the symlinks to the files exist, and remove stale ones and stale versions.
 
     Directories on which other volumes are mounted are kept, even where a symlink belongs.
     """
-    kept = set()
-    for name in _names(root):
+    present = set()
+    for name in _entry_names(root):
         if name.startswith(_HIDDEN):
             if name not in (DATA, version):
                 remove_entry(root, name)
             continue
         target = _link(root, name)
-        ours = target == f"{DATA}/{name}"
-        if target is not None and ours != (name in tree):
+        is_own = target == f"{DATA}/{name}"
+        if target is not None and is_own != (name in tree):
             os.unlink(name, dir_fd=root)
         else:
-            kept.add(name)
-    for name, wanted in tree.items():
-        if name not in kept:
+            present.add(name)
+    for name, content in tree.items():
+        if name not in present:
             os.symlink(f"{DATA}/{name}", name, dir_fd=root)
-            if isinstance(wanted, File) and wanted.user is not None:
-                os.chown(name, wanted.user, -1, dir_fd=root, follow_symlinks=False)
+            if isinstance(content, File) and content.user is not None:
+                os.chown(name, content.user, -1, dir_fd=root, follow_symlinks=False)
 
 
-def _names(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
+def _entry_names(directory: int) -> list[str]:
+    with os.scandir(directory) as entries:
         return [entry.name for entry in entries]
 
 
@@ -363,32 +365,32 @@ def _link(root: int, name: str) -> str | None:
         return None
 
 
-IN_PLACE = 64 << 10
+MAX_INLINE_BYTES = 64 << 10
 """Bytes up to which a tmpfs volume is written on the event loop: a thread would take longer."""
 
 
-class Writer:
+class FileVolumeWriter:
     """Writer of the files of one plugin's volumes, below the plugin's directory."""
 
     def __init__(
         self,
-        given: VolumeHost,
-        folder: str,
+        host: VolumeHost,
+        directory_name: str,
         *,
         in_memory: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._given = given
-        self._folder = folder
+        self._host = host
+        self._directory_name = directory_name
         self._in_memory = in_memory
         self._clock = clock
 
     async def write(self, pod: Pod, volume: str, files: Files) -> MountedVolume:
         """Ensure that a volume has exactly these files. Raises VolumePluginError, ValueError and OSError."""
-        folders = VolumeFolders.of(self._given.root, pod.uid)
-        path, marker = folders.volume(self._folder, volume), folders.marker(volume, wrapped=True)
+        paths = PodVolumePaths.for_pod(self._host.root, pod.uid)
+        path, marker = paths.volume(self._directory_name, volume), paths.marker(volume, wrapped=True)
         points = nested_mount_points(pod, volume)
-        options = memory_options(self._given, pod) if self._in_memory else ""
+        options = memory_options(self._host, pod) if self._in_memory else ""
         medium = MEMORY if self._in_memory else ""
         group = pod.spec.security_context.fs_group
 
@@ -398,7 +400,7 @@ class Writer:
             if publish(path, files, group, moment=self._clock()):
                 log.v(4).info("Wrote files of volume", pod=pod.full_name, volumeName=volume, files=len(files))
 
-        small = sum(len(file.data) for file in files.values()) <= IN_PLACE
+        small = sum(len(file.data) for file in files.values()) <= MAX_INLINE_BYTES
         if self._in_memory and small:
             work()
         else:

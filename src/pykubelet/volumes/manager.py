@@ -23,25 +23,26 @@ from typing import Literal, NoReturn
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import Volume
-from pykubelet.apiserver.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
 from pykubelet.util.tasks import TaskScope, in_own_thread
-from pykubelet.volumes.attach import AttachVerifier, VolumesInUseReporter
-from pykubelet.volumes.block import global_folder
+from pykubelet.volumes.attach import AttachedVolumes, ClusterNode
+from pykubelet.volumes.block import global_map_path
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import (
     BadOptions,
     VolumeError,
     VolumeLimitExceeded,
     VolumePluginError,
-    set_up_failed,
-    told,
+    format_os_error,
+    set_up_failure_text,
 )
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
-from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, side_by_side
+from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
+from pykubelet.volumes.ownership import RecordEvent
 from pykubelet.volumes.plugin import (
     FLEX_DRIVERS,
+    MemoryLimits,
     MountedVolume,
     NodeView,
     VolumeHost,
@@ -56,13 +57,13 @@ from pykubelet.volumes.pvc import (
     used_names,
     volume_group,
 )
-from pykubelet.volumes.registry import make_kinds
+from pykubelet.volumes.registry import load_plugins
 from pykubelet.volumes.sub_path import bind_sub_paths
-from pykubelet.volumes.unmounter import PATIENCE, PodUnmounter, VolumeGarbageCollector
+from pykubelet.volumes.unmounter import UNMOUNT_TIMEOUT_SECONDS, PodUnmounter, VolumeGarbageCollector
 from pykubelet.volumes.volume_state import VolumeRecord, VolumeState
 
 log = get_logger(__name__)
-NO_ROOM = "VolumeAttachmentLimitExceeded"
+VOLUME_LIMIT_EXCEEDED = "VolumeAttachmentLimitExceeded"
 """Reason for rejecting a pod whose volume exceeds the node's volume limit."""
 
 
@@ -76,14 +77,14 @@ class Problem:
     """Failed stage: resolving the claim, timeout of the set-up, mounting, or the volume limit of the node."""
 
 
-def failed(name: str, err: Exception, retry_after: float | None, *, block: bool) -> Problem:
+def problem_from(name: str, err: Exception, retry_after: float | None, *, block: bool) -> Problem:
     """Return the problem for an exception of a volume plugin; `block`: the volume is used as a device."""
     action = err.action if isinstance(err, VolumePluginError) else VolumePluginError.action
-    reason = told(err) if isinstance(err, OSError) else err
-    return Problem(set_up_failed(name, reason, action, block=block), retry_after)
+    reason = format_os_error(err) if isinstance(err, OSError) else err
+    return Problem(set_up_failure_text(name, reason, action, block=block), retry_after)
 
 
-def told_together(problems: Mapping[str, Problem]) -> VolumeError:
+def combine_problems(problems: Mapping[str, Problem]) -> VolumeError:
     """Combine all volumes' problems into one error: one text per failed mount, one for all the others."""
     texts = [problem.text for problem in problems.values() if problem.stage == "mount"]
     claims = sorted(name for name, problem in problems.items() if problem.stage == "claim")
@@ -96,79 +97,82 @@ def told_together(problems: Mapping[str, Problem]) -> VolumeError:
         )
         if full:
             return VolumeError(
-                f"Node has reached its volume attachment limit, rejecting pod. {text}", refusal=NO_ROOM
+                f"Node has reached its volume attachment limit, rejecting pod. {text}",
+                rejection_reason=VOLUME_LIMIT_EXCEEDED,
             )
         texts.append(f"Unable to attach or mount volumes: {text}")
-    pauses = [problem.retry_after for problem in problems.values()]
-    known = [pause for pause in pauses if pause is not None]
-    return VolumeError(*texts, retry_after=min(known) if len(known) == len(pauses) else None)
+    delays = [problem.retry_after for problem in problems.values()]
+    known = [delay for delay in delays if delay is not None]
+    return VolumeError(*texts, retry_after=min(known) if len(known) == len(delays) else None)
 
 
 class OperationRecorder:
     """Recorder of volume operations in the metrics, under the name of each volume's plugin."""
 
     def __init__(
-        self, metrics: VolumeMetrics, kinds: Mapping[str, VolumePlugin], holdings: VolumeState
+        self, metrics: VolumeMetrics, plugins: Mapping[str, VolumePlugin], state: VolumeState
     ) -> None:
         self._metrics = metrics
-        self._kinds = kinds
-        self._holdings = holdings
+        self._plugins = plugins
+        self._state = state
 
-    def met(self, pod: Pod, used: Collection[str]) -> None:
+    def record_existing(self, pod: Pod, used: Collection[str]) -> None:
         """Count a pod whose volumes a previous kubelet process mounted, unless it is already counted."""
         if pod.uid not in self._metrics.count:
             for volume in pod.spec.volumes:
                 if volume.name in used:
-                    self._metrics.count.note(pod.uid, volume.name, self._plugin(pod, volume), there=True)
+                    self._metrics.count.record(
+                        pod.uid, volume.name, self._plugin_name(pod, volume), mounted=True
+                    )
 
-    def tried(
+    def record_mount(
         self,
         pod: Pod,
         volume: Volume,
         outcome: MountedVolume | Problem | None,
-        began: float,
+        started_at: float,
         *,
         refreshing: bool,
     ) -> None:
-        """Record an attempt to mount or to refresh a volume; `began` is in event-loop time."""
-        plugin, held = self._plugin(pod, volume), self._holdings.get(pod.uid, volume.name)
-        well = not isinstance(outcome, Problem)
+        """Record an attempt to mount or to refresh a volume; `started_at` is in event-loop time."""
+        plugin, record = self._plugin_name(pod, volume), self._state.get(pod.uid, volume.name)
+        succeeded = not isinstance(outcome, Problem)
         if refreshing:
-            self._metrics.count.note(pod.uid, volume.name, plugin, there=well)
+            self._metrics.count.record(pod.uid, volume.name, plugin, mounted=succeeded)
         elif not isinstance(outcome, Problem) or outcome.stage != "claim":
             now = asyncio.get_running_loop().time()
-            self._metrics.tried(
+            self._metrics.record_mount(
                 pod.uid,
                 volume.name,
                 plugin,
-                now - began,
-                now - (held.since if held is not None else began),
-                block=held is not None and held.wanted.block,
-                well=well,
+                now - started_at,
+                now - (record.since if record is not None else started_at),
+                block=record is not None and record.volume.block,
+                succeeded=succeeded,
             )
 
-    def unmounted(self, uid: str, folder: str, name: str, seconds: float, well: bool) -> None:
+    def record_unmount(self, uid: str, plugin_dir: str, name: str, seconds: float, succeeded: bool) -> None:
         """Record the unmount of a pod's volume."""
-        operation, plugin = "volume_unmount", plugin_name("", folder)
-        for holding in self._holdings.of(uid):
-            if holding.wanted.name == name:
-                operation = "unmap_volume" if holding.wanted.block else operation
-                plugin = plugin_name(holding.wanted.kind, folder, holding.wanted.source)
-        self._metrics.operated(plugin, operation, seconds, well=well)
+        operation, plugin = "volume_unmount", plugin_name("", plugin_dir)
+        for record in self._state.for_pod(uid):
+            if record.volume.name == name:
+                operation = "unmap_volume" if record.volume.block else operation
+                plugin = plugin_name(record.volume.kind, plugin_dir, record.volume.source)
+        self._metrics.record_operation(plugin, operation, seconds, succeeded=succeeded)
 
-    def _plugin(self, pod: Pod, volume: Volume) -> str:
-        held = self._holdings.get(pod.uid, volume.name)
+    def _plugin_name(self, pod: Pod, volume: Volume) -> str:
+        record = self._state.get(pod.uid, volume.name)
         kind, source = "unknown", None
-        if held is not None:
-            kind, source = held.wanted.kind, held.wanted.source
+        if record is not None:
+            kind, source = record.volume.kind, record.volume.source
         elif volume.sources:
             kind, source = volume.sources[0]
-        return plugin_name(kind, self._kinds[kind].folder if kind in self._kinds else "", source)
+        return plugin_name(kind, self._plugins[kind].directory_name if kind in self._plugins else "", source)
 
 
-MOUNT_SECONDS = 123.0
+MOUNT_TIMEOUT_SECONDS = 123.0
 """Seconds that a pod worker waits for a volume per attempt; offset from two minutes to be recognizable."""
-SUB_PATH_SECONDS = 20.0
+SUB_PATH_TIMEOUT_SECONDS = 20.0
 """Seconds that a pod worker waits for the bind mounts of sub-paths."""
 _SET_UP = "setting up"
 _BIND = "binding parts"
@@ -183,115 +187,76 @@ class PodVolumes:
         *,
         objects: PodObjects,
         node: NodeView,
-        memory_limit: Callable[[Pod], int | None],
-        allocatable_memory: int,
-        pod_level: bool = True,
-        api: ApiClient | None = None,
+        memory: MemoryLimits,
         node_name: str = "",
-        node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
+        cluster: ClusterNode | None = None,
         image_volumes: bool = False,
         flex_drivers: Path | None = None,
-        attach_detach: bool = True,
         tasks: TaskScope | None = None,
         metrics: VolumeMetrics | None = None,
     ) -> None:
         """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
-        `memory_limit` and `allocatable_memory`: memory limit of a pod and of all pods together (bytes);
-        `pod_level`: whether pod-level resources count (`PodLevelResources`); `image_volumes`: whether the
-        runtime mounts images; `flex_drivers`: the directory of FlexVolume drivers; `attach_detach`: whether
-        the attach/detach controller attaches volumes (`enableControllerAttachDetach`); `tasks`: the scope of
-        operations that outlive their callers.
+        `cluster`: None in standalone mode; `image_volumes`: whether the runtime mounts images;
+        `flex_drivers`: the directory of FlexVolume drivers; `tasks`: the scope of operations that outlive
+        their callers.
         """
         self._root = root
         self.metrics = metrics or VolumeMetrics()
-        self._listener: Callable[[str], None] = lambda uid: None
-        self._teller: Callable[[Pod, Literal["Normal", "Warning"], str, str], None] | None = None
-        self._finder: Callable[[str], Pod | None] = lambda uid: None
-        self._reports = VolumesInUseReporter()
-        self._attached: AttachVerifier | None = None
-        if api is not None and attach_detach:
-            self._attached = AttachVerifier(api, node_name, self._use, self._wake)
-        given = VolumeHost(
+        self._wake_pod: Callable[[str], None] = lambda uid: None
+        self._event_recorder: RecordEvent = lambda pod, kind, reason, message: None
+        self._pod_finder: Callable[[str], Pod | None] = lambda uid: None
+        api = cluster.api if cluster is not None else None
+        self._operations = PendingOperations(tasks)
+        self._state = VolumeState(root)
+        self.attached = AttachedVolumes(
+            cluster, node_name, self._state, lambda: self.plugins.values(), self._wake
+        )
+        host = VolumeHost(
             root,
             objects,
             node,
-            memory_limit,
-            allocatable_memory,
-            pod_level,
+            memory,
             api=api,
             node_name=node_name,
             wake=self._wake,
-            tell=self._tell,
-            find=self._find,
-            use=self._use,
-            attached=self._attached_device,
-            attaches=self._attached is None,
-            sweep=self._sweep_soon,
+            record_event=self._record_event,
+            find_pod=self._find_pod,
+            report_in_use=self.attached.report_in_use,
+            attached_device=self.attached.attached_device,
+            attaches_volumes=not self.attached.by_controller,
+            request_cleanup=self._request_cleanup,
             metrics=self.metrics,
             image_volumes=image_volumes,
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
         )
-        self.kinds = make_kinds(given)
-        self._claims = PvcResolver(api, node_name, node_labels, given=self.kinds)
-        self._operations = PendingOperations(tasks)
-        self._holdings = VolumeState(root)
-        self._counting = OperationRecorder(self.metrics, self.kinds, self._holdings)
-        self._unmounting = PodUnmounter(root, self.kinds, self._operations, self._counting.unmounted)
-        self._excluded: set[str] = set()
+        self.plugins = load_plugins(host)
+        node_labels = cluster.node_labels if cluster is not None else lambda: None
+        self._pvc_resolver = PvcResolver(api, node_name, node_labels, plugin_types=self.plugins)
+        self._recorder = OperationRecorder(self.metrics, self.plugins, self._state)
+        self._unmounter = PodUnmounter(root, self.plugins, self._operations, self._recorder.record_unmount)
+        self._waiting_for_exclusive: set[str] = set()
         """Pods that wait for a ReadWriteOncePod volume of another pod."""
-        self._sweeping = VolumeGarbageCollector(self.kinds, self._holdings, self._operations)
-        self._met_all = False
-        """Whether all pods with volumes of previous kubelet processes have been seen."""
+        self._garbage_collector = VolumeGarbageCollector(
+            self.plugins, self._state, self._operations, self.attached.request_report
+        )
 
-    def listen(
+    def set_callbacks(
         self,
         wake: Callable[[str], None],
-        tell: Callable[[Pod, Literal["Normal", "Warning"], str, str], None],
-        find: Callable[[str], Pod | None] = lambda uid: None,
+        record_event: RecordEvent,
+        find_pod: Callable[[str], Pod | None] = lambda uid: None,
     ) -> None:
-        """Set the callbacks: `wake` for a pod whose volumes can make progress, `tell` for events about pods.
+        """Set the callbacks of the pod engine.
 
-        `find` returns the pod with a uid, also a terminating one.
+        `wake` is called for a pod whose volumes can make progress, `record_event` for events about pods.
+        `find_pod` returns the pod with a uid, also a terminating one.
         """
-        self._listener, self._teller, self._finder = wake, tell, find
+        self._wake_pod, self._event_recorder, self._pod_finder = wake, record_event, find_pod
 
-    def listen_in_use(self, changed: Callable[[], None]) -> None:
-        """Set the callback for changes of `in_use`; the caller passes what was reported to `reported`."""
-        self._reports.listen(changed)
-
-    def reported(self, names: Sequence[str]) -> None:
-        """Record the names that the API server has in the node's `status.volumesInUse`."""
-        self._reports.reported(names)
-
-    def node_changed(self, status: bytes) -> None:
-        """Handle a change of the node's status, JSON from the API server: a volume may be attached now."""
-        if self._attached is not None:
-            self._attached.node_changed(status)
-
-    def in_use(self) -> list[str] | None:
-        """Return the names of the attached volumes that pods use; None while unknown.
-
-        Until all pods of a previous kubelet process have been seen, the names that it reported are included.
-        """
-        earlier: Collection[str] = ()
-        if not self._met_all:
-            slow = {kind.folder for kind in self.kinds.values() if kind.slow and kind.folder}
-            self._met_all = not self._holdings.unknown(slow)
-            if not self._met_all:
-                if self._reports.last is None:
-                    return None
-                earlier = self._reports.last
-        try:
-            known = {name for kind in self.kinds.values() for name in kind.in_use()}
-        except Exception as err:  # also of third-party plugins: the node's status keeps its value
-            log.error(err, "Failed to determine attached volumes in use")
-            return None
-        return sorted(known.union(self._holdings.attached(), earlier))
-
-    def held(self, uid: str) -> list[VolumeRecord]:
+    def records_for_pod(self, uid: str) -> list[VolumeRecord]:
         """Return the records of a pod's volumes that are persistent or have a slow plugin."""
-        return self._holdings.of(uid)
+        return self._state.for_pod(uid)
 
     async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
         """Ensure that all volumes that the pod's containers use are ready, and return them by name.
@@ -310,8 +275,10 @@ class PodVolumes:
         """
         mounts, devices = used_names(pod)
         used = mounts | devices
-        stale = [volume for volume in pod.spec.volumes if volume.name in used and self._is_stale(pod, volume)]
-        self._counting.met(pod, used)
+        stale = [
+            volume for volume in pod.spec.volumes if volume.name in used and self._needs_refresh(pod, volume)
+        ]
+        self._recorder.record_existing(pod, used)
         if stale:
             await self._set_up(pod, stale, refreshing=True)
 
@@ -338,8 +305,8 @@ class PodVolumes:
                 f"{pod.uid}/sub-paths/{container.name}",
                 _BIND,
                 in_thread,
-                patience=SUB_PATH_SECONDS,
-                pauses=False,
+                timeout=SUB_PATH_TIMEOUT_SECONDS,
+                use_backoff=False,
             )
         except OperationPending:
             names = sorted({container.volume_mounts[index].name for index, path in paths.items() if path})
@@ -352,75 +319,64 @@ class PodVolumes:
         """Unmount all volumes of a pod, and delete those that share its lifetime. Raises VolumeError."""
         try:
             for what in (_SET_UP, _BIND):
-                await self._operations.end(f"{uid}/", what, patience=PATIENCE)
+                await self._operations.cancel(f"{uid}/", what, timeout=UNMOUNT_TIMEOUT_SECONDS)
         except OperationPending as err:
             raise VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {err}") from err
         # A set-up that left nothing in the pod's directory may have left something on the node.
-        shared = await self._unmounting.pod(uid) or bool(self._holdings.of(uid))
-        self._operations.forget(f"{uid}/")
-        self._holdings.drop(uid)
+        shared = await self._unmounter.unmount_pod(uid) or bool(self._state.for_pod(uid))
+        self._operations.reset_backoff(f"{uid}/")
+        self._state.unregister(uid)
         self.metrics.count.forget(uid)
-        if self._attached is not None:
-            self._attached.forget(uid)
-        for waiting in sorted(self._excluded - {uid}):
+        self.attached.forget(uid)
+        for waiting in sorted(self._waiting_for_exclusive - {uid}):
             self._wake(waiting)
-        self._excluded.clear()
+        self._waiting_for_exclusive.clear()
         if shared:
-            self._sweeping.soon()
+            self._garbage_collector.request_run()
 
     async def run(self) -> NoReturn:
         """Release what pods shared of a volume after the last of them is gone, until cancelled."""
-        await self._sweeping.run(self._reports.changed)
+        await self._garbage_collector.run()
 
-    async def sweep(self) -> None:
+    async def unmount_unused(self) -> None:
         """Release what the node has of volumes that no pod uses any more; failures are only logged."""
-        await self._sweeping.once()
+        await self._garbage_collector.run_once()
 
     def _wake(self, uid: str) -> None:
-        self._operations.forget(f"{uid}/")
-        self._listener(uid)
+        self._operations.reset_backoff(f"{uid}/")
+        self._wake_pod(uid)
 
-    async def _use(self, wanted: VolumeToMount, name: str) -> None:
-        """Report an attached volume as in use, before a pod uses it."""
-        new = name not in self._holdings.attached()
-        holding = self._holdings.get(wanted.uid, wanted.volume.name)
-        if holding is not None:
-            holding.attached = name
-        await self._reports.wait(name, new=new)
+    def _find_pod(self, uid: str) -> Pod | None:
+        return self._pod_finder(uid)
 
-    async def _attached_device(self, wanted: VolumeToMount, name: str) -> str:
-        return await self._attached.device(wanted, name) if self._attached is not None else ""
+    def _request_cleanup(self) -> None:
+        self._garbage_collector.request_run()
 
-    def _find(self, uid: str) -> Pod | None:
-        return self._finder(uid)
+    def _record_event(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        self._event_recorder(pod, kind, reason, message)
 
-    def _sweep_soon(self) -> None:
-        self._sweeping.soon()
-
-    def _tell(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        if self._teller is not None:
-            self._teller(pod, kind, reason, message)
-
-    def _is_stale(self, pod: Pod, volume: Volume) -> bool:
+    def _needs_refresh(self, pod: Pod, volume: Volume) -> bool:
         if volume.persistent_volume_claim is None and volume.ephemeral is None:
             kinds = ("csi" if self._is_migrated(kind) else kind for kind in volume.kinds)
-            kind = next((self.kinds[kind] for kind in kinds if kind in self.kinds), None)
-            return kind is not None and (kind.live or (kind.slow and self._is_new(pod, volume)))
-        held = self._holdings.get(pod.uid, volume.name)
-        return held is None or held.mounted is None or self.kinds[held.wanted.kind].live
+            plugin = next((self.plugins[kind] for kind in kinds if kind in self.plugins), None)
+            return plugin is not None and (plugin.live or (plugin.slow and self._is_not_mounted(pod, volume)))
+        record = self._state.get(pod.uid, volume.name)
+        return record is None or record.mounted is None or self.plugins[record.volume.kind].live
 
     def _is_migrated(self, kind: str) -> bool:
         """Return whether this volume type is migrated to CSI and has no plugin of its own."""
-        return kind in MIGRATED and kind not in self.kinds
+        return kind in MIGRATED and kind not in self.plugins
 
-    def _is_new(self, pod: Pod, volume: Volume) -> bool:
-        held = self._holdings.get(pod.uid, volume.name)
-        return held is None or held.mounted is None
+    def _is_not_mounted(self, pod: Pod, volume: Volume) -> bool:
+        record = self._state.get(pod.uid, volume.name)
+        return record is None or record.mounted is None
 
     async def _set_up(
         self, pod: Pod, volumes: Sequence[Volume], *, refreshing: bool = False
     ) -> dict[str, MountedVolume]:
-        outcomes = await side_by_side([self._counted(pod, volume, refreshing) for volume in volumes])
+        outcomes = await run_concurrently(
+            [self._set_up_and_record(pod, volume, refreshing) for volume in volumes]
+        )
         problems, mounted = {}, {}
         for volume, outcome in zip(volumes, outcomes, strict=True):
             if isinstance(outcome, Problem):
@@ -428,37 +384,43 @@ class PodVolumes:
             elif outcome is not None:
                 mounted[volume.name] = outcome
         if problems:
-            raise told_together(problems)
+            raise combine_problems(problems)
         return mounted
 
-    async def _counted(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
-        began = asyncio.get_running_loop().time()
-        outcome = await self._one(pod, volume, refreshing)
-        self._counting.tried(pod, volume, outcome, began, refreshing=refreshing)
+    async def _set_up_and_record(
+        self, pod: Pod, volume: Volume, refreshing: bool
+    ) -> MountedVolume | Problem | None:
+        started_at = asyncio.get_running_loop().time()
+        outcome = await self._set_up_volume(pod, volume, refreshing)
+        self._recorder.record_mount(pod, volume, outcome, started_at, refreshing=refreshing)
         return outcome
 
-    async def _one(self, pod: Pod, volume: Volume, refreshing: bool) -> MountedVolume | Problem | None:
+    async def _set_up_volume(
+        self, pod: Pod, volume: Volume, refreshing: bool
+    ) -> MountedVolume | Problem | None:
         """Set up one volume; return a failure instead of raising it, so that other volumes are set up too.
 
         None is for a volume that can wait: the pod runs with it, and only the API server is unavailable.
         """
         name, block = volume.name, False
         try:
-            wanted = await self._wanted(pod, volume)
-            name, block = wanted.name, wanted.block
-            kind = self.kinds.get(wanted.kind)
-            if kind is None:
-                raise VolumePluginError(f"its kind is {wanted.kind}; supported are {', '.join(self.kinds)}")
-            if wanted.block and not kind.blocks:
-                raise VolumePluginError(f"volumes of kind {wanted.kind} cannot be had as block devices")
-            if wanted.mount_options and not kind.options:
+            to_mount = await self._resolve(pod, volume)
+            name, block = to_mount.name, to_mount.block
+            plugin = self.plugins.get(to_mount.kind)
+            if plugin is None:
+                raise VolumePluginError(
+                    f"its kind is {to_mount.kind}; supported are {', '.join(self.plugins)}"
+                )
+            if to_mount.block and not plugin.blocks:
+                raise VolumePluginError(f"volumes of kind {to_mount.kind} cannot be had as block devices")
+            if to_mount.mount_options and not plugin.options:
                 raise BadOptions("mount options are not supported for this volume type")
-            if not kind.slow and wanted.persistent is None:
-                return await kind.set_up(wanted)
-            held = self._holdings.get(pod.uid, volume.name)
-            mounted = await self._held(kind, wanted)
-            if block and not refreshing and (held is None or held.mounted is None):
-                self._tell_mapped(kind, wanted, mounted)
+            if not plugin.slow and to_mount.persistent is None:
+                return await plugin.set_up(to_mount)
+            record = self._state.get(pod.uid, volume.name)
+            mounted = await self._set_up_registered(plugin, to_mount)
+            if block and not refreshing and (record is None or record.mounted is None):
+                self._record_mapped(plugin, to_mount, mounted)
             return mounted
         except ApiServerUnavailable as err:
             return None if refreshing else Problem(str(err), stage="claim")
@@ -467,33 +429,35 @@ class PodVolumes:
         except OperationPending:
             return Problem("context deadline exceeded", stage="slow")
         except VolumeLimitExceeded as err:
-            held = self._holdings.get(pod.uid, volume.name)
-            if held is None or asyncio.get_running_loop().time() - held.since < MOUNT_SECONDS:
-                return self._failed(pod, name, err, block)
+            record = self._state.get(pod.uid, volume.name)
+            if record is None or asyncio.get_running_loop().time() - record.since < MOUNT_TIMEOUT_SECONDS:
+                return self._problem(pod, name, err, block)
             return Problem("context deadline exceeded", stage="full")
         except FAILURES as err:
-            return self._failed(pod, name, err, block)
+            return self._problem(pod, name, err, block)
         except Exception as err:  # third-party plugins may raise anything; the pod's author must see it
             log.exception(err, "Unexpected error from volume plugin", pod=pod.full_name, volumeName=name)
-            return self._failed(pod, name, err, block)
+            return self._problem(pod, name, err, block)
 
-    def _tell_mapped(self, kind: VolumePlugin, wanted: VolumeToMount, mounted: MountedVolume) -> None:
+    def _record_mapped(self, plugin: VolumePlugin, to_mount: VolumeToMount, mounted: MountedVolume) -> None:
         """Record events for a newly mapped device; mounts have no events, there are too many of them."""
-        bound = mounted.bound or str(global_folder(self._root.resolve(), kind.folder, wanted.name))
+        bound = mounted.bound or str(
+            global_map_path(self._root.resolve(), plugin.directory_name, to_mount.name)
+        )
         link = Path(mounted.device).parent
-        for place in (f'globalMapPath "{bound}"', f'volumeMapPath "{link}"'):
-            message = f'MapVolume.MapPodDevice succeeded for volume "{wanted.name}" {place}'
-            self._tell(wanted.pod, "Normal", "SuccessfulMountVolume", message)
+        for path in (f'globalMapPath "{bound}"', f'volumeMapPath "{link}"'):
+            message = f'MapVolume.MapPodDevice succeeded for volume "{to_mount.name}" {path}'
+            self._record_event(to_mount.pod, "Normal", "SuccessfulMountVolume", message)
 
-    def _failed(self, pod: Pod, name: str, err: Exception, block: bool) -> Problem:
-        left = self._operations.pause_left(f"{pod.uid}/{name}", _SET_UP)
-        return failed(name, err, left or None, block=block)
+    def _problem(self, pod: Pod, name: str, err: Exception, block: bool) -> Problem:
+        left = self._operations.backoff_left(f"{pod.uid}/{name}", _SET_UP)
+        return problem_from(name, err, left or None, block=block)
 
-    async def _wanted(self, pod: Pod, volume: Volume) -> VolumeToMount:
+    async def _resolve(self, pod: Pod, volume: Volume) -> VolumeToMount:
         sources = volume.sources
         if len(sources) != 1:
             what = " and ".join(kind for kind, _ in sources) or "none that is known"
-            raise VolumePluginError(f"its kind is {what}; supported are {', '.join(self.kinds)}")
+            raise VolumePluginError(f"its kind is {what}; supported are {', '.join(self.plugins)}")
         ((kind, source),) = sources
         if self._is_migrated(kind):
             from pykubelet.volumes.csi.translation import migrated_wanted
@@ -502,42 +466,46 @@ class PodVolumes:
         if kind not in ("persistentVolumeClaim", "ephemeral"):
             return VolumeToMount(pod, volume, kind, source, volume.name)
         try:
-            return await self._claims.wanted(pod, volume)
+            return await self._pvc_resolver.resolve(pod, volume)
         except VolumePluginError as err:
-            held = self._holdings.get(pod.uid, volume.name)
-            if held is None or held.mounted is None:
+            record = self._state.get(pod.uid, volume.name)
+            if record is None or record.mounted is None:
                 raise
             # The pod already has the volume: a deleted claim or changed labels of the node must not prevent
             # the restart of a container.
             log.v(2).info("Claim is no longer valid", pod=pod.full_name, volumeName=volume.name, err=str(err))
-            return held.wanted
+            return record.volume
 
-    async def _held(self, kind: VolumePlugin, wanted: VolumeToMount) -> MountedVolume:
+    async def _set_up_registered(self, plugin: VolumePlugin, to_mount: VolumeToMount) -> MountedVolume:
         """Set up and record a volume that is persistent or has a slow plugin."""
-        persistent = wanted.persistent
-        if persistent is not None and is_exclusive(persistent) and self._holdings.others(wanted, kind.folder):
-            self._excluded.add(wanted.uid)
+        persistent = to_mount.persistent
+        if (
+            persistent is not None
+            and is_exclusive(persistent)
+            and self._state.is_used_by_other_pod(to_mount, plugin.directory_name)
+        ):
+            self._waiting_for_exclusive.add(to_mount.uid)
             raise VolumePluginError(
                 "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
             )
-        holding = self._holdings.hold(wanted)
-        if kind.slow:
-            key = f"{wanted.uid}/{wanted.name}"
+        record = self._state.register(to_mount)
+        if plugin.slow:
+            key = f"{to_mount.uid}/{to_mount.name}"
             mounted = await self._operations.run(
-                key, _SET_UP, lambda: kind.set_up(wanted), patience=MOUNT_SECONDS
+                key, _SET_UP, lambda: plugin.set_up(to_mount), timeout=MOUNT_TIMEOUT_SECONDS
             )
         else:
-            mounted = await kind.set_up(wanted)
-        named = wanted.volume.persistent_volume_claim
+            mounted = await plugin.set_up(to_mount)
+        named = to_mount.pod_volume.persistent_volume_claim
         mounted = replace(
             mounted,
             # Another volume of the pod may name the same claim without readOnly.
             read_only=mounted.read_only or (named is not None and named.read_only),
             group=volume_group(persistent),
-            name=wanted.name,
+            name=to_mount.name,
         )
-        holding.mounted = mounted
-        if mounted.attached != holding.attached:
-            holding.attached = mounted.attached
-            self._reports.changed()
+        record.mounted = mounted
+        if mounted.attached != record.attached:
+            record.attached = mounted.attached
+            self.attached.request_report()
         return mounted

@@ -27,10 +27,10 @@ MOUNT_DEADLINE = 150.0
 """Seconds; NFS itself times out after two minutes, with a reason."""
 UNMOUNT_DEADLINE = 60.0
 """Seconds after which an unmount is forced."""
-_MOST_SAID = 64 << 10
-_MOST_SHOWN = 1000
-_BITE = 16 << 10
-_DYING = 2.0
+_MAX_OUTPUT_BYTES = 64 << 10
+_MAX_SUMMARY_LENGTH = 1000
+_READ_BYTES = 16 << 10
+_KILL_TIMEOUT_SECONDS = 2.0
 _PACKAGES = {
     "blkid": "util-linux",
     "blockdev": "util-linux",
@@ -66,11 +66,11 @@ class HelperTimeout(HelperError):
     """Raised when a binary does not exit in time."""
 
 
-def missing(program: str) -> str:
+def missing_helper_text(binary: str) -> str:
     """Return the error text for a missing binary, with its Debian package."""
-    package = _PACKAGES.get(program, "")
+    package = _PACKAGES.get(binary, "")
     remedy = f": install the package {package}" if package else ""
-    return f"the program {program} is not on this machine{remedy}"
+    return f"the program {binary} is not on this machine{remedy}"
 
 
 async def run_helper(*argv: str, deadline: float = MOUNT_DEADLINE, hidden: Collection[str] = ()) -> str:
@@ -81,47 +81,47 @@ async def run_helper(*argv: str, deadline: float = MOUNT_DEADLINE, hidden: Colle
     """
     path = shutil.which(argv[0], path=search_path())
     if path is None:
-        raise MissingHelper(missing(argv[0]))
-    shown = " ".join("***" if word in hidden else word for word in argv)
+        raise MissingHelper(missing_helper_text(argv[0]))
+    shown = " ".join("***" if argument in hidden else argument for argument in argv)
     log.v(4).info("Running volume helper", command=shown)
-    ears = _Ears()
+    reader = _OutputReader()
     try:
-        status = await _run(path, argv, deadline, ears)
+        status = await _run(path, argv, deadline, reader)
     except OSError as err:
         raise HelperError(f"{argv[0]} could not be started: {err.strerror or err}") from err
     finally:
-        said = ears.close()
-    words = " ".join(said.split())[:_MOST_SHOWN]
+        output = reader.close()
+    summary = " ".join(output.split())[:_MAX_SUMMARY_LENGTH]
     if status is None:
         raise HelperTimeout(
-            f"{shown} did not end within {deadline:g} s, and was killed: {words or 'no word'}"
+            f"{shown} did not end within {deadline:g} s, and was killed: {summary or 'no word'}"
         )
     if status:
         how = f"exit status {status}" if status > 0 else f"signal {-status}"
-        text = f"{shown} failed: {how}: {words or 'it gave no reason'}"
-        raise HelperError(text, status=status, output=said)
-    return said
+        text = f"{shown} failed: {how}: {summary or 'it gave no reason'}"
+        raise HelperError(text, status=status, output=output)
+    return output
 
 
-def join_options(wanted: Iterable[str], own: Iterable[str]) -> list[str]:
+def join_options(options: Iterable[str], extra: Iterable[str]) -> list[str]:
     """Return mount options in upstream's order: sorted and unique."""
-    return sorted({option for option in wanted if option} | set(own))
+    return sorted({option for option in options if option} | set(extra))
 
 
 def mount_command(
-    kind: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
+    fs_type: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
 ) -> list[str]:
     """Return the mount command; `scoped` runs it in a systemd scope apart from the kubelet's service."""
-    flags = [*(("-t", kind) if kind else ()), *(("-o", ",".join(options)) if options else ())]
+    flags = [*(("-t", fs_type) if fs_type else ()), *(("-o", ",".join(options)) if options else ())]
     command = ["mount", *flags, source, str(target)]
     if scoped:
-        what = f"--description=Kubernetes transient mount for {target}"
-        return ["systemd-run", what, "--scope", "--", *command]
+        description = f"--description=Kubernetes transient mount for {target}"
+        return ["systemd-run", description, "--scope", "--", *command]
     return command
 
 
 async def mount_with_helper(
-    kind: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
+    fs_type: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
 ) -> None:
     """Mount with the host's `mount`. Raises HelperError.
 
@@ -129,12 +129,12 @@ async def mount_with_helper(
     """
     scoped = scoped and has_systemd()
     try:
-        await run_helper(*mount_command(kind, source, target, options, scoped=scoped))
+        await run_helper(*mount_command(fs_type, source, target, options, scoped=scoped))
     except HelperError as err:
-        program = f"mount.{kind}"
+        binary = f"mount.{fs_type}"
         hint = ""
-        if program in _PACKAGES and shutil.which(program, path=search_path()) is None:
-            hint = f"; {missing(program)}"
+        if binary in _PACKAGES and shutil.which(binary, path=search_path()) is None:
+            hint = f"; {missing_helper_text(binary)}"
         raise type(err)(f"mount failed: {err}{hint}", status=err.status, output=err.output) from err
 
 
@@ -154,9 +154,9 @@ async def unmount_with_helper(target: Path) -> None:
         raise HelperError(f"unmount failed: {err}", status=err.status) from err
     else:
         return
-    for way in ("-f", "-l"):
+    for option in ("-f", "-l"):
         try:
-            await run_helper("umount", way, str(target), deadline=UNMOUNT_DEADLINE)
+            await run_helper("umount", option, str(target), deadline=UNMOUNT_DEADLINE)
         except HelperError as err:
             log.error(err, "Failed to force unmount", path=target)
         if not is_mounted(target):
@@ -183,56 +183,56 @@ def mounts_of_volume(mounts: Iterable[Mount], volume: Path, sub_paths: Path) -> 
     The paths are real paths. Sub-paths are recognized by the type and source of their file system.
     """
     all_mounts = list(mounts)
-    kinds = {(mount.kind, mount.source) for mount in all_mounts if mount.point == volume}
+    file_systems = {(mount.kind, mount.source) for mount in all_mounts if mount.point == volume}
     return [
         mount
         for mount in reversed(all_mounts)
         if mount.point == volume
-        or (mount.point.is_relative_to(sub_paths) and (mount.kind, mount.source) in kinds)
+        or (mount.point.is_relative_to(sub_paths) and (mount.kind, mount.source) in file_systems)
     ]
 
 
-class _Ears:
+class _OutputReader:
     """Reader of a process's output through a pipe, which drops what exceeds a limit."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self.writing, True)
-        self._said = bytearray()
-        self._loop.add_reader(self._reading, self._hear)
+        self._read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.write_fd, True)
+        self._output = bytearray()
+        self._loop.add_reader(self._read_fd, self._read)
 
     def close(self) -> str:
         """Return the output, including what is in the pipe; what a daemon writes later is ignored."""
-        os.close(self.writing)
-        for _ in range(_MOST_SAID // _BITE + 1):
-            if not self._hear():
+        os.close(self.write_fd)
+        for _ in range(_MAX_OUTPUT_BYTES // _READ_BYTES + 1):
+            if not self._read():
                 break
-        self._loop.remove_reader(self._reading)
-        os.close(self._reading)
-        return self._said.decode(errors="replace")
+        self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        return self._output.decode(errors="replace")
 
-    def _hear(self) -> bool:
+    def _read(self) -> bool:
         """Read what is available; return whether there was anything."""
         try:
-            data = os.read(self._reading, _BITE)
+            data = os.read(self._read_fd, _READ_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self._loop.remove_reader(self._reading)
-        self._said += data[: _MOST_SAID - len(self._said)]
+            self._loop.remove_reader(self._read_fd)
+        self._output += data[: _MAX_OUTPUT_BYTES - len(self._output)]
         return bool(data)
 
 
-async def _run(path: str, argv: Sequence[str], deadline: float, ears: _Ears) -> int | None:
+async def _run(path: str, argv: Sequence[str], deadline: float, reader: _OutputReader) -> int | None:
     """Return the exit status, negative for a signal; None for a process that was killed at its deadline."""
     process = await begun(
         asyncio.create_subprocess_exec(
             path,
             *argv[1:],
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=ears.writing,
-            stderr=ears.writing,
+            stdout=reader.write_fd,
+            stderr=reader.write_fd,
             env=environment(),
             start_new_session=True,
         ),
@@ -248,12 +248,12 @@ async def _run(path: str, argv: Sequence[str], deadline: float, ears: _Ears) -> 
             await _kill(process, argv[0])
 
 
-async def _kill(process: asyncio.subprocess.Process, program: str) -> None:
+async def _kill(process: asyncio.subprocess.Process, binary: str) -> None:
     with suppress(ProcessLookupError):
         # The whole process group: `mount` itself only waits for the helper that hangs.
         os.killpg(process.pid, signal.SIGKILL)
     try:
-        async with asyncio.timeout(_DYING):
+        async with asyncio.timeout(_KILL_TIMEOUT_SECONDS):
             await process.wait()
     except TimeoutError:
-        log.info("Failed to kill volume helper", command=program, pid=process.pid)
+        log.info("Failed to kill volume helper", command=binary, pid=process.pid)

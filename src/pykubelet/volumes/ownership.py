@@ -23,14 +23,14 @@ from pykubelet.logs import get_logger
 from pykubelet.util.tasks import TaskScope, in_own_thread
 
 log = get_logger(__name__)
-Tell = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
+RecordEvent = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
 """Callback that records an event about a pod: its type, reason and message."""
 ON_ROOT_MISMATCH = "OnRootMismatch"
 IN_PROGRESS = "VolumePermissionChangeInProgress"
 """Reason of the events about a walk that takes long."""
-FIRST_WORD = 30.0
+FIRST_EVENT_SECONDS = 30.0
 """Seconds until the first event about a walk."""
-NEXT_WORDS = 60.0
+EVENT_INTERVAL_SECONDS = 60.0
 """Seconds between the events about its progress."""
 _READ = 0o440
 _WRITE = 0o220
@@ -43,7 +43,7 @@ _ADVICE = (
 )
 
 
-async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> None:
+async def apply_fs_group(pod: Pod, path: Path, record_event: RecordEvent, *, read_only: bool = False) -> None:
     """Apply the pod's fsGroup to a volume, as the pod's fsGroupChangePolicy requires. Raises OSError.
 
     Runs in a thread of its own. A caller that is cancelled does not wait for the end of the walk.
@@ -51,13 +51,13 @@ async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> N
     context = pod.spec.security_context
     if context.fs_group is None:
         return
-    walk = Walk(context.fs_group, read_only=read_only)
-    everything = context.fs_group_change_policy != ON_ROOT_MISMATCH
+    walk = OwnershipWalk(context.fs_group, read_only=read_only)
+    always = context.fs_group_change_policy != ON_ROOT_MISMATCH
 
     def work() -> OSError | None:
         try:
-            if everything or walk.differs(path):
-                walk.give(path)
+            if always or walk.differs(path):
+                walk.apply(path)
             else:
                 log.v(3).info("Skipping permission and ownership change for volume", path=path)
         except OSError as err:
@@ -65,30 +65,30 @@ async def own(pod: Pod, path: Path, tell: Tell, *, read_only: bool = False) -> N
         return None
 
     async with TaskScope() as scope:
-        scope.start(_keep_telling(pod, path, walk, tell), name=f"telling of {path}")
-        walking = scope.start(in_own_thread(work, name="ownership"), name=f"owning {path}")
+        scope.start(_report_progress(pod, path, walk, record_event), name=f"telling of {path}")
+        walk_task = scope.start(in_own_thread(work, name="ownership"), name=f"owning {path}")
         try:
-            await asyncio.wait([walking])
+            await asyncio.wait([walk_task])
         finally:
             walk.stop = True
-    if err := walking.result():
+    if err := walk_task.result():
         raise err
 
 
-def group_mode(mode: int, *, folder: bool, read_only: bool) -> int:
+def group_mode(mode: int, *, is_directory: bool, read_only: bool) -> int:
     """Return the mode that a file or directory needs so that its group can use it."""
-    return mode | _READ | (0 if read_only else _WRITE) | (_ENTER if folder else 0)
+    return mode | _READ | (0 if read_only else _WRITE) | (_ENTER if is_directory else 0)
 
 
-def give_to_group(path: Path, group: int) -> None:
+def apply_group(path: Path, group: int) -> None:
     """Make everything below a path readable and writable for a group, which also owns new files there.
 
     Raises OSError; failures on single files are logged and skipped. Blocks.
     """
-    Walk(group).give(path)
+    OwnershipWalk(group).apply(path)
 
 
-def give_opened(at: int, group: int) -> None:
+def set_group(at: int, group: int) -> None:
     """Set the group of an open file; a failure is only logged."""
     try:
         os.fchown(at, -1, group)
@@ -97,7 +97,7 @@ def give_opened(at: int, group: int) -> None:
 
 
 @dataclass(slots=True)
-class Walk:
+class OwnershipWalk:
     """A walk over a volume's files; other threads may read its progress and stop it at the next file."""
 
     group: int
@@ -115,21 +115,21 @@ class Walk:
         except OSError as err:
             log.error(err, "Failed to stat volume, changing ownership of all its files", path=path)
             return True
-        return not stat.S_ISDIR(facts.st_mode) or not self._is_right(facts)
+        return not stat.S_ISDIR(facts.st_mode) or not self._matches(facts)
 
-    def give(self, path: Path) -> None:
+    def apply(self, path: Path) -> None:
         """Apply the group to everything below a path. Raises OSError. Blocks.
 
         Files that are deleted concurrently are skipped.
         """
         if stat.S_ISDIR(path.lstat().st_mode):
-            self._give_tree(path)
+            self._apply_tree(path)
         else:
-            self._give_named(str(path), None)
+            self._apply_named(str(path), None)
         if self.failures:
             log.info("Failed to set ownership of volume files", path=path, failures=self.failures)
 
-    def _give_tree(self, path: Path) -> None:
+    def _apply_tree(self, path: Path) -> None:
         with suppress(_StoppedError):
             walk_tree(os.open(path, OPEN_DIRECTORY), self)
 
@@ -140,7 +140,7 @@ class Walk:
         if entry.is_dir(follow_symlinks=False):
             return True
         self.files += 1
-        self._give_entry(entry, parent)
+        self._apply_entry(entry, parent)
         return False
 
     def enter(self, name: str, parent: int) -> int | None:
@@ -150,29 +150,29 @@ class Walk:
     def leave(self, opened: int) -> None:
         """Change a directory after everything in it."""
         self.files += 1
-        self._give(opened, os.fstat(opened))
+        self._apply_opened(opened, os.fstat(opened))
 
-    def _give_entry(self, entry: os.DirEntry[str], folder: int) -> None:
+    def _apply_entry(self, entry: os.DirEntry[str], directory: int) -> None:
         try:
-            if not self._is_right(entry.stat(follow_symlinks=False)):
-                self._give_named(entry.name, folder)
+            if not self._matches(entry.stat(follow_symlinks=False)):
+                self._apply_named(entry.name, directory)
         except FileNotFoundError:
             return
 
-    def _give_named(self, name: str, folder: int | None) -> None:
+    def _apply_named(self, name: str, directory: int | None) -> None:
         """Apply the group to what has this name now, which may have been replaced since the check."""
-        at = os.open(name, _NAMED, dir_fd=folder)
+        at = os.open(name, _NAMED, dir_fd=directory)
         try:
             facts = os.fstat(at)
             if stat.S_ISLNK(facts.st_mode):
-                self._try(at, lambda: os.chown(name, -1, self.group, dir_fd=folder, follow_symlinks=False))
+                self._try(at, lambda: os.chown(name, -1, self.group, dir_fd=directory, follow_symlinks=False))
             else:
-                self._give(at, facts)
+                self._apply_opened(at, facts)
         finally:
             os.close(at)
 
-    def _give(self, at: int, facts: os.stat_result) -> None:
-        if self._is_right(facts):
+    def _apply_opened(self, at: int, facts: os.stat_result) -> None:
+        if self._matches(facts):
             return
         # An O_PATH descriptor cannot be changed with fchown or fchmod; this path is exactly its file.
         path = _path_of(at)
@@ -188,23 +188,25 @@ class Walk:
             return
         except OSError as err:
             if not self.failures:
-                log.error(err, "Failed to set ownership of volume file", path=_shown(at), group=self.group)
+                log.error(
+                    err, "Failed to set ownership of volume file", path=_display_path(at), group=self.group
+                )
             self.failures += 1
 
-    def _is_right(self, facts: os.stat_result) -> bool:
-        right = stat.S_ISLNK(facts.st_mode) or stat.S_IMODE(facts.st_mode) == self._mode(facts)
-        return right and facts.st_gid == self.group
+    def _matches(self, facts: os.stat_result) -> bool:
+        matches = stat.S_ISLNK(facts.st_mode) or stat.S_IMODE(facts.st_mode) == self._mode(facts)
+        return matches and facts.st_gid == self.group
 
     def _mode(self, facts: os.stat_result) -> int:
-        folder = stat.S_ISDIR(facts.st_mode)
-        return group_mode(stat.S_IMODE(facts.st_mode), folder=folder, read_only=self.read_only)
+        is_directory = stat.S_ISDIR(facts.st_mode)
+        return group_mode(stat.S_IMODE(facts.st_mode), is_directory=is_directory, read_only=self.read_only)
 
 
 def _path_of(at: int) -> Path:
     return Path(f"/proc/self/fd/{at}")
 
 
-def _shown(at: int) -> Path:
+def _display_path(at: int) -> Path:
     """Return the path of an open file for a message; "..." if it is longer than PATH_MAX."""
     try:
         return _path_of(at).readlink()
@@ -216,13 +218,13 @@ class _StoppedError(Exception):
     """Raised in a walk whose caller no longer waits for it."""
 
 
-async def _keep_telling(pod: Pod, path: Path, walk: Walk, tell: Tell) -> None:
+async def _report_progress(pod: Pod, path: Path, walk: OwnershipWalk, record_event: RecordEvent) -> None:
     before, uid, after = str(path).partition(pod.uid)
     shown = f"{uid}{after}" or before
-    await asyncio.sleep(FIRST_WORD)
+    await asyncio.sleep(FIRST_EVENT_SECONDS)
     log.info("Setting volume ownership is taking longer than expected", pod=pod.full_name, path=path)
-    tell(pod, "Warning", IN_PROGRESS, f"Setting volume ownership for {shown} {_ADVICE}")
+    record_event(pod, "Warning", IN_PROGRESS, f"Setting volume ownership for {shown} {_ADVICE}")
     while True:
-        await asyncio.sleep(NEXT_WORDS)
+        await asyncio.sleep(EVENT_INTERVAL_SECONDS)
         message = f"Setting volume ownership for {shown}, processed {walk.files} files."
-        tell(pod, "Warning", IN_PROGRESS, message)
+        record_event(pod, "Warning", IN_PROGRESS, message)

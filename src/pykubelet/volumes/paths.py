@@ -23,19 +23,19 @@ from pykubelet.volumes.errors import VolumePluginError
 
 EMPTY_DIR = "kubernetes.io~empty-dir"
 SUB_PATHS = "volume-subpaths"
-_PRIVATE = 0o750
+_DEFAULT_MODE = 0o750
 
 
 @dataclass(frozen=True, slots=True)
-class VolumeFolders:
+class PodVolumePaths:
     """Directories of one pod's volumes."""
 
     pod: Path
 
     @classmethod
-    def of(cls, root: Path, uid: str) -> VolumeFolders:
+    def for_pod(cls, root: Path, uid: str) -> PodVolumePaths:
         """Return those of a pod. Raises ValueError for a uid that is not a single path component."""
-        return cls(root / "pods" / plain(uid))
+        return cls(root / "pods" / path_component(uid))
 
     @property
     def volumes(self) -> Path:
@@ -52,38 +52,46 @@ class VolumeFolders:
         """Directory of all bind-mounted sub-paths."""
         return self.pod / SUB_PATHS
 
-    def volume(self, kind: str, volume: str) -> Path:
-        """Return the directory that containers see; `kind` is the plugin's directory name."""
-        return self.volumes / plain(kind) / plain(volume)
+    def volume(self, plugin_dir: str, volume: str) -> Path:
+        """Return the directory that containers see; `plugin_dir` is the plugin's directory name."""
+        return self.volumes / path_component(plugin_dir) / path_component(volume)
 
-    def device(self, kind: str, volume: str) -> Path:
+    def device(self, plugin_dir: str, volume: str) -> Path:
         """Return the symlink to a volume's block device (`block.py`)."""
-        return self.pod / "volumeDevices" / plain(kind) / plain(volume)
+        return self.pod / "volumeDevices" / path_component(plugin_dir) / path_component(volume)
 
     def marker(self, volume: str, *, wrapped: bool = False) -> Path:
         """Return the marker of an emptyDir, or of one that another plugin writes to (`wrapped`)."""
-        return self.markers / f"{'wrapped_' if wrapped else ''}{plain(volume)}" / "ready"
+        return self.markers / f"{'wrapped_' if wrapped else ''}{path_component(volume)}" / "ready"
 
     def sub_path(self, volume: str, container: str, index: int) -> Path:
         """Return the mount point of a sub-path; `index` is that of the container's volume mount."""
-        return self.sub_paths / plain(volume) / plain(container) / str(index)
+        return self.sub_paths / path_component(volume) / path_component(container) / str(index)
 
 
-def make_folder(path: Path, mode: int = _PRIVATE) -> None:
+def make_directory(path: Path, mode: int = _DEFAULT_MODE) -> None:
     """Ensure that a directory exists; a new one gets exactly this mode, missing parents get 0750.
 
     An existing directory is left unchanged. Raises OSError, also if the path is not a directory.
     """
     try:
-        kept = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         if not path.parent.exists():
-            make_folder(path.parent)
+            make_directory(path.parent)
         path.mkdir(mode=mode, exist_ok=True)
         path.chmod(mode)  # mkdir applies the umask
         return
-    if not stat.S_ISDIR(kept.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(20, "Not a directory", str(path))
+
+
+def entries(directory: Path) -> list[Path]:
+    """Return the entries of a directory, sorted; none if it does not exist or is not a directory."""
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def is_mount_point(path: Path) -> bool:
@@ -94,7 +102,7 @@ def is_mount_point(path: Path) -> bool:
         return False
 
 
-def plain(name: str) -> str:
+def path_component(name: str) -> str:
     """Return a name that is a single path component. Raises ValueError for any other."""
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise ValueError(f"{name!r} cannot be a folder's name")
@@ -110,12 +118,12 @@ _FLAGS = {
     "nodiratime": 2048,
     "relatime": 1 << 21,
 }
-_PLAIN = frozenset(("bind", "rw", "defaults", "suid", "dev", "exec"))
+_IGNORED_OPTIONS = frozenset(("bind", "rw", "defaults", "suid", "dev", "exec"))
 
 
 def bind_flags(options: Collection[str]) -> int:
     """Return the flags for options of a bind mount. Raises VolumePluginError for an unsupported option."""
-    if unknown := [option for option in options if option not in _FLAGS and option not in _PLAIN]:
+    if unknown := [option for option in options if option not in _FLAGS and option not in _IGNORED_OPTIONS]:
         raise VolumePluginError(
             f"mount option {unknown[0]!r} means nothing to a folder of this node: "
             f"possible are {', '.join(_FLAGS)}"
@@ -126,26 +134,26 @@ def bind_flags(options: Collection[str]) -> int:
     return flags
 
 
-def bind_folder(source: Path, place: Path, flags: int) -> None:
-    """Ensure that a directory is bind-mounted at `place` with these flags. Raises OSError.
+def bind_directory(source: Path, mount_point: Path, flags: int) -> None:
+    """Ensure that a directory is bind-mounted at `mount_point` with these flags. Raises OSError.
 
     An existing mount is kept, and gets the flags that an interrupted attempt did not set.
     """
-    there = mount_at(place)
-    if there is None:
-        make_folder(place)
-        mount(str(source), place, "", flags=MS_BIND)
-    missing = flags and (there is None or not _names(flags) <= there.options)
-    if missing:
+    existing = mount_at(mount_point)
+    if existing is None:
+        make_directory(mount_point)
+        mount(str(source), mount_point, "", flags=MS_BIND)
+    needs_flags = flags and (existing is None or not _option_names(flags) <= existing.options)
+    if needs_flags:
         # mount(2) ignores other flags with MS_BIND; a remount sets them.
-        mount("", place, "", flags=MS_REMOUNT | MS_BIND | flags)
+        mount("", mount_point, "", flags=MS_REMOUNT | MS_BIND | flags)
 
 
-def mount_at(place: Path) -> Mount | None:
+def mount_at(mount_point: Path) -> Mount | None:
     """Return the topmost mount at a path, or None."""
-    real = place.parent.resolve() / place.name
+    real = mount_point.parent.resolve() / mount_point.name
     return next((entry for entry in reversed(read_mounts(real)) if entry.point == real), None)
 
 
-def _names(flags: int) -> set[str]:
+def _option_names(flags: int) -> set[str]:
     return {name for name, flag in _FLAGS.items() if flags & flag}

@@ -19,7 +19,7 @@ from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.objects.base import PodObjects
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.ownership import Tell
+from pykubelet.volumes.ownership import RecordEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,26 @@ class NodeView(Protocol):
     def allocatable(self) -> Resources:
         """Allocatable resources of the node."""
 
+    @property
+    def pod_level(self) -> bool:
+        """Whether pod-level resources count (`PodLevelResources`)."""
 
-async def _use_untold(wanted: VolumeToMount, name: str) -> None:
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Memory limits that bound the size of volumes in memory, in bytes."""
+
+    for_pod: Callable[[Pod], int | None]
+    """Returns the memory limit of a pod; None if it has none."""
+    allocatable: int
+    """Memory limit of all pods together."""
+
+
+async def _report_nothing(volume: VolumeToMount, name: str) -> None:
     """Report nothing, as in standalone mode."""
 
 
-async def _attached_by_nobody(wanted: VolumeToMount, name: str) -> str:
+async def _no_attached_device(volume: VolumeToMount, name: str) -> str:
     """Return no device: in standalone mode no controller attaches volumes."""
     return ""
 
@@ -78,33 +92,28 @@ class VolumeHost:
     """Root directory of the kubelet."""
     objects: PodObjects
     node: NodeView
-    memory_limit: Callable[[Pod], int | None]
-    """Returns the memory limit of a pod, in bytes."""
-    allocatable_memory: int
-    """Memory limit of all pods together, in bytes."""
-    pod_level: bool
-    """Whether pod-level resources count (`PodLevelResources`)."""
+    memory: MemoryLimits
     api: ApiClient | None = None
     """API client; None in standalone mode."""
     node_name: str = ""
     wake: Callable[[str], None] = lambda uid: None
     """Wakes a pod's worker (by uid) immediately: a prerequisite of one of its volumes is met."""
-    tell: Tell = lambda pod, kind, reason, message: None
+    record_event: RecordEvent = lambda pod, kind, reason, message: None
     """Records an event about a pod."""
-    find: Callable[[str], Pod | None] = lambda uid: None
+    find_pod: Callable[[str], Pod | None] = lambda uid: None
     """Returns the pod with this uid, also a terminating one; None if it is unknown."""
-    use: Callable[[VolumeToMount, str], Awaitable[None]] = _use_untold
+    report_in_use: Callable[[VolumeToMount, str], Awaitable[None]] = _report_nothing
     """Reports an attached volume in `status.volumesInUse`, and waits for it. Raises VolumePluginError."""
-    attached: Callable[[VolumeToMount, str], Awaitable[str]] = _attached_by_nobody
+    attached_device: Callable[[VolumeToMount, str], Awaitable[str]] = _no_attached_device
     """Returns the device as which the attach/detach controller has attached a volume.
 
     Reports the volume, by its name in the node's status, as in use first. Raises VolumeNotReady while it is
     not attached, and VolumePluginError.
     """
-    attaches: bool = True
+    attaches_volumes: bool = True
     """Whether the kubelet attaches volumes itself: standalone, or not `enableControllerAttachDetach`."""
-    sweep: Callable[[], None] = lambda: None
-    """Requests a call of all plugins' `sweep` soon."""
+    request_cleanup: Callable[[], None] = lambda: None
+    """Requests a call of all plugins' `unmount_unused` soon."""
     metrics: VolumeMetrics = field(default_factory=VolumeMetrics)
     image_volumes: bool = False
     """Whether the runtime mounts images by itself."""
@@ -117,7 +126,7 @@ class VolumeToMount:
     """A volume that a pod requires, from its spec or from the persistent volume behind its claim."""
 
     pod: Pod
-    volume: Volume
+    pod_volume: Volume
     """Volume in the pod's spec; its name is the one in events and volume mounts."""
     kind: str
     """API field of the source: `emptyDir`, `csi`, `nfs`, `local`."""
@@ -143,7 +152,7 @@ class VolumePlugin(Protocol):
     """Plugin that provides the volumes of one type."""
 
     @property
-    def folder(self) -> str:
+    def directory_name(self) -> str:
         """Directory of this plugin in a pod's `volumes`; "" if its volumes are elsewhere.
 
         Its content belongs to the kubelet, which mounted or wrote it, and is unmounted and deleted with the
@@ -171,15 +180,15 @@ class VolumePlugin(Protocol):
     def options(self) -> bool:
         """Whether it supports mount options; if not, volumes with options are rejected before."""
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Ensure that a volume is ready; idempotent at any time and after any interruption.
 
         Raises VolumePluginError, ValueError, ObjectError or OSError, whose text is for the pod's author;
         VolumeNotReady if `VolumeHost.wake` will be called when a retry can succeed.
         """
 
-    async def take_down(self, uid: str, name: str) -> None:
-        """Undo what `set_up` did beyond mounts and files in `pods/<uid>/volumes/<folder>/<name>`.
+    async def tear_down(self, uid: str, name: str) -> None:
+        """Undo what `set_up` did beyond mounts and files in `pods/<uid>/volumes/<directory_name>/<name>`.
 
         Called for each directory found on disk, also by a kubelet process that has never seen the pod;
         general unmounting and deletion follow. Raises as `set_up` does.
@@ -192,7 +201,7 @@ class VolumePlugin(Protocol):
         still has mounted, so that they are not detached. Blocks briefly.
         """
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         """Release what the node has of volumes (by `VolumeToMount.name`) that no pod uses any more.
 
         Staged mounts, iSCSI sessions and the like; called periodically. Raises as `set_up` does.
@@ -202,18 +211,18 @@ class VolumePlugin(Protocol):
 class BaseVolumePlugin:
     """Defaults of most plugins: a volume is completely in the pod's directory, without state on the node."""
 
-    folder = ""
+    directory_name = ""
     live = False
     slow = True
     blocks = False
     options = False
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Do nothing: unmounting and deletion suffice."""
 
     def in_use(self) -> Collection[str]:
         """Return nothing: these volumes are not attached."""
         return ()
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         """Do nothing: there is no state beyond the pods' directories."""

@@ -43,10 +43,13 @@ class AffinityError(VolumePluginError):
 
 
 def claim_name(pod: Pod, volume: Volume) -> str:
-    """Return the name of the claim behind a volume: named by the pod, or created for it (ephemeral)."""
+    """Return the name of the claim behind a volume: named by the pod, or created for it (ephemeral).
+
+    Empty if the volume has no claim.
+    """
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
-    return f"{pod.metadata.name}-{volume.name}"
+    return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else ""
 
 
 def check_claim(claim: PersistentVolumeClaim, where: str) -> None:
@@ -63,8 +66,8 @@ def check_claim(claim: PersistentVolumeClaim, where: str) -> None:
 def check_owner(claim: PersistentVolumeClaim, pod: Pod) -> None:
     """Check that a claim was created for this very pod. Raises ClaimError."""
     if not any(ref.controller and ref.uid == pod.uid for ref in claim.metadata.owner_references):
-        there = f"{claim.metadata.namespace}/{claim.metadata.name}"
-        raise ClaimError(f"PVC {there} was not created for pod {pod.full_name} (pod is not owner)")
+        claim_key = f"{claim.metadata.namespace}/{claim.metadata.name}"
+        raise ClaimError(f"PVC {claim_key} was not created for pod {pod.full_name} (pod is not owner)")
 
 
 def check_volume(volume: PersistentVolume, claim: PersistentVolumeClaim, where: str) -> None:
@@ -106,7 +109,7 @@ def check_affinity(found: PersistentVolume, labels: Mapping[str, str], node: str
         raise AffinityError("no matching NodeSelectorTerms")
 
 
-def wanted_volume(
+def volume_to_mount(
     pod: Pod, volume: Volume, claim: PersistentVolumeClaim, found: PersistentVolume
 ) -> VolumeToMount:
     """Return the volume to mount for a claim. Raises ClaimError unless the volume has exactly one source."""
@@ -115,7 +118,7 @@ def wanted_volume(
         what = " and ".join(kind for kind, _ in sources) or "none that is known"
         raise ClaimError(f"the source of persistent volume {found.metadata.name} is {what}")
     ((kind, source),) = sources
-    named = volume.persistent_volume_claim
+    claim_source = volume.persistent_volume_claim
     return VolumeToMount(
         pod,
         volume,
@@ -124,7 +127,7 @@ def wanted_volume(
         found.metadata.name,
         persistent=found,
         claim=claim,
-        read_only=named is not None and _is_read_only(pod, named.claim_name),
+        read_only=claim_source is not None and _is_read_only(pod, claim_source.claim_name),
         block=found.spec.is_block,
         mount_options=mount_options(found),
     )
@@ -174,18 +177,19 @@ class PvcResolver:
         api: ApiClient | None,
         node_name: str,
         node_labels: Callable[[], Mapping[str, str] | None],
-        given: Container[str] = (),
+        plugin_types: Container[str] = (),
     ) -> None:
         """Initialize with the API client, and the node's name and labels; labels are None while unknown.
 
-        `given`: the volume types that have a plugin; other types that are migrated to CSI are translated.
+        `plugin_types`: the volume types that have a plugin; other types that are migrated to CSI are
+        translated.
         """
         self._api = api
-        self._given = given
+        self._plugin_types = plugin_types
         self._node_name = node_name
         self._node_labels = node_labels
 
-    async def wanted(self, pod: Pod, volume: Volume) -> VolumeToMount:
+    async def resolve(self, pod: Pod, volume: Volume) -> VolumeToMount:
         """Return the volume behind a pod's claim.
 
         Raises ClaimError for a claim that cannot be used (yet), and AffinityError for a volume that is not
@@ -209,10 +213,10 @@ class PvcResolver:
         labels = self._node_labels()
         if labels is not None:
             check_affinity(found, labels, self._node_name)
-        return wanted_volume(pod, volume, claim, found)
+        return volume_to_mount(pod, volume, claim, found)
 
     def _migrated(self, found: PersistentVolume, where: str) -> PersistentVolume:
-        if not any(kind in MIGRATED and kind not in self._given for kind, _ in found.spec.sources):
+        if not any(kind in MIGRATED and kind not in self._plugin_types for kind, _ in found.spec.sources):
             return found
         from pykubelet.volumes.csi.translation import migrated_volume
 

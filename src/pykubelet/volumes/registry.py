@@ -14,70 +14,85 @@ from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.plugin import VolumeHost, VolumePlugin
-from pykubelet.volumes.plugins.config_map import ConfigMapKind
-from pykubelet.volumes.plugins.downward_api import DownwardKind
-from pykubelet.volumes.plugins.empty_dir import EmptyDirKind
-from pykubelet.volumes.plugins.fc import FcKind
-from pykubelet.volumes.plugins.flex import FlexKind
-from pykubelet.volumes.plugins.host_path import HostPathKind
-from pykubelet.volumes.plugins.image import REASONS, ImageKind, UnsupportedVolumePlugin
-from pykubelet.volumes.plugins.iscsi import IscsiKind
-from pykubelet.volumes.plugins.local import LocalKind
-from pykubelet.volumes.plugins.nfs import NfsKind
-from pykubelet.volumes.plugins.projected import ProjectedKind
-from pykubelet.volumes.plugins.secret import SecretKind
+from pykubelet.volumes.plugins.config_map import ConfigMapPlugin
+from pykubelet.volumes.plugins.downward_api import DownwardApiPlugin
+from pykubelet.volumes.plugins.empty_dir import EmptyDirPlugin
+from pykubelet.volumes.plugins.fc import FcPlugin
+from pykubelet.volumes.plugins.flex import FlexVolumePlugin
+from pykubelet.volumes.plugins.host_path import HostPathPlugin
+from pykubelet.volumes.plugins.image import REASONS, ImagePlugin, UnsupportedVolumePlugin
+from pykubelet.volumes.plugins.iscsi import IscsiPlugin
+from pykubelet.volumes.plugins.local import LocalPlugin
+from pykubelet.volumes.plugins.nfs import NfsPlugin
+from pykubelet.volumes.plugins.projected import ProjectedPlugin
+from pykubelet.volumes.plugins.secret import SecretPlugin
 
 log = get_logger(__name__)
 GROUP = "pykubelet.volumes"
-Maker = Callable[[VolumeHost], VolumePlugin]
-_PARTS = ("folder", "live", "slow", "blocks", "options", "set_up", "take_down", "in_use", "sweep")
+PluginFactory = Callable[[VolumeHost], VolumePlugin]
+_MEMBERS = (
+    "directory_name",
+    "live",
+    "slow",
+    "blocks",
+    "options",
+    "set_up",
+    "tear_down",
+    "in_use",
+    "unmount_unused",
+)
 
 
-def make_kinds(given: VolumeHost) -> dict[str, VolumePlugin]:
+def load_plugins(host: VolumeHost) -> dict[str, VolumePlugin]:
     """Return all plugins, ready to use."""
-    own: dict[str, VolumePlugin] = {
-        "configMap": ConfigMapKind(given),
-        "csi": CsiPlugin(given),
-        "downwardAPI": DownwardKind(given),
-        "emptyDir": EmptyDirKind(given),
-        "fc": FcKind(given),
-        "flexVolume": FlexKind(given),
-        "hostPath": HostPathKind(),
-        "image": ImageKind(given),
-        "iscsi": IscsiKind(given),
-        "local": LocalKind(given),
-        "nfs": NfsKind(given),
-        "projected": ProjectedKind(given),
-        "secret": SecretKind(given),
+    builtin: dict[str, VolumePlugin] = {
+        "configMap": ConfigMapPlugin(host),
+        "csi": CsiPlugin(host),
+        "downwardAPI": DownwardApiPlugin(host),
+        "emptyDir": EmptyDirPlugin(host),
+        "fc": FcPlugin(host),
+        "flexVolume": FlexVolumePlugin(host),
+        "hostPath": HostPathPlugin(),
+        "image": ImagePlugin(host),
+        "iscsi": IscsiPlugin(host),
+        "local": LocalPlugin(host),
+        "nfs": NfsPlugin(host),
+        "projected": ProjectedPlugin(host),
+        "secret": SecretPlugin(host),
         **dict.fromkeys(REASONS, UnsupportedVolumePlugin()),
     }
-    return own | others_kinds(given, own, installed(GROUP))
+    return builtin | load_third_party_plugins(host, builtin, installed(GROUP))
 
 
-def others_kinds(
-    given: VolumeHost, own: Mapping[str, VolumePlugin], found: Iterable[EntryPoint[Maker]]
+def load_third_party_plugins(
+    host: VolumeHost, builtin: Mapping[str, VolumePlugin], found: Iterable[EntryPoint[PluginFactory]]
 ) -> dict[str, VolumePlugin]:
     """Return the third-party plugins that can be used; an error is logged for each of the rest."""
-    kinds: dict[str, VolumePlugin] = {}
+    plugins: dict[str, VolumePlugin] = {}
     for entry in found:
         where = {"kind": entry.name, "entryPoint": entry.value}
-        given_already = not isinstance(own.get(entry.name), UnsupportedVolumePlugin | None)
-        if given_already or entry.name in kinds:
+        is_supported = not isinstance(builtin.get(entry.name), UnsupportedVolumePlugin | None)
+        if is_supported or entry.name in plugins:
             log.error(None, "Ignored volume plugin of an already supported type", **where)
             continue
         try:
-            kind = entry.load()(given)
+            plugin = entry.load()(host)
         except Exception as err:  # third-party code may raise anything
             log.error(err, "Failed to load volume plugin", **where)
             continue
-        if missing := [part for part in _PARTS if not hasattr(kind, part)]:
+        if missing := [member for member in _MEMBERS if not hasattr(plugin, member)]:
             log.error(None, "Ignored invalid volume plugin", missing=missing, **where)
             continue
-        if kind.folder and any(kind.folder == other.folder for other in (*own.values(), *kinds.values())):
+        if plugin.directory_name and any(
+            plugin.directory_name == other.directory_name for other in (*builtin.values(), *plugins.values())
+        ):
             log.error(
-                None, "Ignored volume plugin with a duplicate directory", directory=kind.folder, **where
+                None,
+                "Ignored volume plugin with a duplicate directory",
+                directory=plugin.directory_name,
+                **where,
             )
             continue
         log.info("Loaded volume plugin", **where)
-        kinds[entry.name] = kind
-    return kinds
+        plugins[entry.name] = plugin
+    return plugins

@@ -18,18 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pykubelet.api.pod import Container, Pod
-from pykubelet.linux.mounts import Mount, read_mounts, unmount
+from pykubelet.linux.mounts import MS_BIND, Mount, read_mounts, unmount
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY
 from pykubelet.logs import get_logger
 from pykubelet.volumes.errors import VolumeError
-from pykubelet.volumes.paths import VolumeFolders, make_folder
+from pykubelet.volumes.paths import PodVolumePaths, make_directory
 from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
-_MS_BIND = 4096
-_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_MADE = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NO_LINK = frozenset((errno.EINVAL, errno.ENOENT, errno.ENOTDIR))
-_MOST_LINKS = 40
+_OPEN_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_A_LINK = frozenset((errno.EINVAL, errno.ENOENT, errno.ENOTDIR))
+_MAX_LINKS = 40
 """Maximum number of symlinks in a path, as in the kernel."""
 
 
@@ -48,9 +47,9 @@ def bind_sub_paths(
 
     `paths` is by volume mount index. Raises VolumeError, whose text reveals nothing about the host. Blocks.
     """
-    folders = VolumeFolders.of(root, pod.uid)
+    pod_paths = PodVolumePaths.for_pod(root, pod.uid)
     # Without the directory there are no mounts; reading the mount table costs all pods' mounts.
-    mounts = read_mounts(folders.sub_paths) if folders.sub_paths.exists() else []
+    mounts = read_mounts(pod_paths.sub_paths) if pod_paths.sub_paths.exists() else []
     bound = {}
     for index, path in paths.items():
         name = container.volume_mounts[index].name
@@ -61,9 +60,9 @@ def bind_sub_paths(
         if path.startswith("/") or ".." in path.split("/"):
             raise VolumeError(f"subPath `{path}` must be a relative path without '..'")
         try:
-            target = folders.sub_path(mounted[name].name or name, container.name, index)
+            target = pod_paths.sub_path(mounted[name].name or name, container.name, index)
             with opened_inside(Path(mounted[name].path), path) as source:
-                bind(source, target, mounts)
+                bind_opened(source, target, mounts)
         except (OSError, ValueError) as err:
             log.error(
                 err,
@@ -90,16 +89,16 @@ def opened_inside(volume: Path, sub_path: str, *, make: bool = True) -> Iterator
     inside = Path(resolved(f"{volume}/{sub_path}"))
     if not inside.is_relative_to(base):
         raise SubPathEscapeError(errno.EXDEV, "leads out of the volume", f"{volume}/{sub_path}")
-    at = os.open(base, _STEP)
+    at = os.open(base, _OPEN_PATH)
     try:
         mode = stat.S_IMODE(os.fstat(at).st_mode)
         for part in inside.relative_to(base).parts:
             try:
-                step = _step(at, part)
+                step = _open_component(at, part)
             except FileNotFoundError:
                 if not make:
                     raise
-                step = _make(at, part, mode)
+                step = _make_component(at, part, mode)
             os.close(at)
             at = step
         yield at
@@ -126,12 +125,12 @@ def resolved(path: str) -> str:
             # By path, because symlinks may lead out of the volume and back; nothing is opened yet.
             target = str(Path(f"{done}/{part}").readlink())
         except OSError as err:
-            if err.errno not in _NO_LINK:
+            if err.errno not in _NOT_A_LINK:
                 raise
             done = f"{done}/{part}"
             continue
         links += 1
-        if links > _MOST_LINKS:
+        if links > _MAX_LINKS:
             raise SubPathEscapeError(errno.ELOOP, "has too many links", path)
         if target.startswith("/"):
             done = ""
@@ -139,59 +138,59 @@ def resolved(path: str) -> str:
     return done or "/"
 
 
-def bind(source: int, target: Path, mounts: list[Mount]) -> None:
+def bind_opened(source: int, target: Path, mounts: list[Mount]) -> None:
     """Bind-mount an open file or directory at `target`. Raises OSError.
 
     `mounts` is the mount table. An existing mount of the same inode is kept.
     """
-    given = os.fstat(source)
+    source_status = os.fstat(source)
     while any(mount.point == target for mount in mounts):
-        there = target.lstat()
-        if (there.st_dev, there.st_ino) == (given.st_dev, given.st_ino):
+        target_status = target.lstat()
+        if (target_status.st_dev, target_status.st_ino) == (source_status.st_dev, source_status.st_ino):
             return
         unmount(target)
         mounts.remove(next(mount for mount in mounts if mount.point == target))
-    make_folder(target.parent)
-    _make_place(target, folder=stat.S_ISDIR(given.st_mode))
+    make_directory(target.parent)
+    _make_mount_point(target, is_directory=stat.S_ISDIR(source_status.st_mode))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, _MS_BIND, None) != 0:
+    if libc.mount(f"/proc/self/fd/{source}".encode(), os.fsencode(target), None, MS_BIND, None) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(target))
 
 
-def _make_place(target: Path, *, folder: bool) -> None:
+def _make_mount_point(target: Path, *, is_directory: bool) -> None:
     """Create the mount point: a directory for a directory, a file for everything else."""
-    if target.is_dir() and not folder:
+    if target.is_dir() and not is_directory:
         target.rmdir()
-    elif target.exists() and folder and not target.is_dir():
+    elif target.exists() and is_directory and not target.is_dir():
         target.unlink()
-    if folder:
-        make_folder(target)
+    if is_directory:
+        make_directory(target)
     else:
         target.touch(mode=0o640)
 
 
-def _step(at: int, part: str) -> int:
+def _open_component(at: int, part: str) -> int:
     try:
         # O_DIRECTORY triggers an automount.
-        return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=at)
+        return os.open(part, _OPEN_PATH | os.O_DIRECTORY, dir_fd=at)
     except NotADirectoryError:
-        step = os.open(part, _STEP, dir_fd=at)
+        step = os.open(part, _OPEN_PATH, dir_fd=at)
     if stat.S_ISLNK(os.fstat(step).st_mode):
         os.close(step)
         raise SubPathEscapeError(errno.ELOOP, "has become a link", part)
     return step
 
 
-def _make(at: int, part: str, mode: int) -> int:
+def _make_component(at: int, part: str, mode: int) -> int:
     try:
         os.mkdir(part, mode, dir_fd=at)
     except FileExistsError:
-        return _step(at, part)  # created concurrently
-    made = os.open(part, _MADE, dir_fd=at)
+        return _open_component(at, part)  # created concurrently
+    descriptor = os.open(part, OPEN_DIRECTORY, dir_fd=at)
     try:
-        os.fchmod(made, mode)  # mkdir applies the umask
+        os.fchmod(descriptor, mode)  # mkdir applies the umask
     except OSError:
-        os.close(made)
+        os.close(descriptor)
         raise
-    return made
+    return descriptor

@@ -35,14 +35,14 @@ from pykubelet.linux.mounts import (
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
-from pykubelet.volumes.errors import VolumeError, told
-from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, side_by_side
-from pykubelet.volumes.paths import VolumeFolders
+from pykubelet.volumes.errors import VolumeError, format_os_error
+from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
+from pykubelet.volumes.paths import PodVolumePaths, entries
 from pykubelet.volumes.plugin import VolumePlugin
 from pykubelet.volumes.volume_state import VolumeState
 
 log = get_logger(__name__)
-_MOST_STACKED = 8
+_MAX_STACKED_MOUNTS = 8
 """Maximum number of stacked mounts that are unmounted without reading the mount table."""
 
 
@@ -54,81 +54,91 @@ class PodVolumeTeardown:
     pod's directory too: they end with their last user.
     """
 
-    def __init__(self, root: Path, uid: str, kinds: Collection[str], *, detach: bool = False) -> None:
+    def __init__(
+        self, root: Path, uid: str, plugin_dir_names: Collection[str], *, detach: bool = False
+    ) -> None:
         """Initialize for a pod. Raises ValueError for a uid that is not a single path component."""
         self._root = root
         self._uid = uid
-        self._folders = VolumeFolders.of(root, uid)
-        self._kinds = kinds
+        self._paths = PodVolumePaths.for_pod(root, uid)
+        self._plugin_dir_names = plugin_dir_names
         self._detach = detach
-        self.at: Path | None = None
+        self.unmounting: Path | None = None
         """Mount point that is being unmounted: where the attempt hangs, if it does."""
 
     @property
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether anything of the pod's volumes exists."""
-        folders = self._folders
-        if any(path.exists() for path in (folders.sub_paths, folders.markers, folders.pod / DEVICES)):
+        paths = self._paths
+        if any(path.exists() for path in (paths.sub_paths, paths.markers, paths.pod / DEVICES)):
             return True
-        return bool(_entries(folders.volumes)) or any(mapped_devices(self._root, self._uid))
+        return bool(entries(paths.volumes)) or any(mapped_devices(self._root, self._uid))
 
     def volumes(self) -> Iterator[tuple[str, str]]:
         """Yield the existing volumes as the plugin's directory and the volume's name; reads only names."""
-        for folder in self._known(self._folders):
-            yield from ((folder.name, path.name) for path in _entries(folder))
+        for directory in self._plugin_dirs(self._paths):
+            yield from ((directory.name, path.name) for path in entries(directory))
         yield from mapped_devices(self._root, self._uid)
 
-    def sub_paths(self) -> None:
+    def remove_sub_paths(self) -> None:
         """Unmount and delete the sub-paths of the containers. Raises OSError."""
         real = self._real()
         self._remove((real.sub_paths,), real)
 
-    def everything(self) -> None:
+    def remove_all(self) -> None:
         """Unmount and delete all that is left. Raises OSError."""
         real = self._real()
         remove_tree(real.markers)
-        for kind, name in mapped_devices(self._root, self._uid):
-            unmap_device(self._root, kind, self._uid, name)
-        folders = (real.sub_paths, *self._known(real), real.pod / DEVICES)
-        self._remove(folders, real, others=[path for path in _entries(real.volumes) if path not in folders])
+        for plugin_dir, name in mapped_devices(self._root, self._uid):
+            unmap_device(self._root, plugin_dir, self._uid, name)
+        directories = (real.sub_paths, *self._plugin_dirs(real), real.pod / DEVICES)
+        self._remove(
+            directories,
+            real,
+            unmount_only=[path for path in entries(real.volumes) if path not in directories],
+        )
 
-    def _real(self) -> VolumeFolders:
+    def _real(self) -> PodVolumePaths:
         """Return the pod's directories by their real paths, as in the mount table."""
-        return VolumeFolders(self._folders.pod.parent.resolve() / self._folders.pod.name)
+        return PodVolumePaths(self._paths.pod.parent.resolve() / self._paths.pod.name)
 
-    def _known(self, folders: VolumeFolders) -> list[Path]:
-        return [path for path in _entries(folders.volumes) if path.name in self._kinds]
+    def _plugin_dirs(self, paths: PodVolumePaths) -> list[Path]:
+        return [path for path in entries(paths.volumes) if path.name in self._plugin_dir_names]
 
-    def _remove(self, folders: Sequence[Path], real: VolumeFolders, others: Sequence[Path] = ()) -> None:
-        if self._unmount_volumes((*folders, *others)):
-            for folder in folders:
-                remove_tree(folder, ())
+    def _remove(
+        self, directories: Sequence[Path], real: PodVolumePaths, unmount_only: Sequence[Path] = ()
+    ) -> None:
+        if self._unmount_volumes((*directories, *unmount_only)):
+            for directory in directories:
+                remove_tree(directory, ())
             return
         mounts = read_mounts(real.pod)
-        if points := [point for folder in (*folders, *others) for point in plan_unmounts(mounts, folder)]:
+        if points := [
+            point for directory in (*directories, *unmount_only) for point in plan_unmounts(mounts, directory)
+        ]:
             for point in points:
-                self.at = point
+                self.unmounting = point
                 self._unmount(point)
-            self.at = None
-        for folder in folders:
+            self.unmounting = None
+        for directory in directories:
             # Checked again after an unmount, which may have uncovered another mount.
-            remove_tree(folder, None if points else mounts)
+            remove_tree(directory, None if points else mounts)
 
-    def _unmount_volumes(self, folders: Sequence[Path]) -> bool:
+    def _unmount_volumes(self, directories: Sequence[Path]) -> bool:
         """Unmount the volumes in some directories without the mount table, which has all pods' mounts.
 
         Return whether nothing is mounted there any more. False if more than volumes is mounted, if a volume
         is busy, or if the check would cost more than the mount table.
         """
         try:
-            for _ in range(_MOST_STACKED):
-                points = [point for folder in folders for point in mount_points_in(folder)]
+            for _ in range(_MAX_STACKED_MOUNTS):
+                points = [point for directory in directories for point in mount_points_in(directory)]
                 if not points:
                     break
                 for point in points:
-                    self.at = point
+                    self.unmounting = point
                     unmount(point)
-            return not any(is_mounted_inside(folder) for folder in folders)
+            return not any(is_mounted_inside(directory) for directory in directories)
         except TooManyEntries:
             return False
         except OSError as err:
@@ -136,7 +146,7 @@ class PodVolumeTeardown:
                 raise
             return False
         finally:
-            self.at = None
+            self.unmounting = None
 
     def _unmount(self, point: Path) -> None:
         try:
@@ -148,26 +158,19 @@ class PodVolumeTeardown:
             unmount(point, detach=True)
 
 
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-PATIENCE = 20.0
+UNMOUNT_TIMEOUT_SECONDS = 20.0
 """Seconds that a pod worker waits for unmounting per attempt."""
-KIND_PATIENCE = 123.0
-"""Seconds that a pod worker waits for a plugin's `take_down`: drivers access servers."""
+TEAR_DOWN_TIMEOUT_SECONDS = 123.0
+"""Seconds that a pod worker waits for a plugin's `tear_down`: drivers access servers."""
 BUSY_SECONDS = 60.0
 """Seconds after which busy mounts are detached."""
-AT_ONCE = 4
+MAX_CONCURRENT_TEARDOWNS = 4
 """Number of pods whose files are deleted concurrently: more threads only slow each other down."""
-TURN_SECONDS = 5.0
+SLOT_TIMEOUT_SECONDS = 5.0
 """Seconds that a pod waits for other pods before its files are deleted regardless of the limit."""
-Count = Callable[[str, str, str, float, bool], None]
+RecordUnmount = Callable[[str, str, str, float, bool], None]
 """Records a volume: the pod's uid, the plugin's directory, the name, the seconds, whether it was removed."""
-_TAKE_DOWN = "taking down"
+_TEAR_DOWN = "taking down"
 _UNMOUNT = "unmounting"
 
 
@@ -177,176 +180,191 @@ class PodUnmounter:
     def __init__(
         self,
         root: Path,
-        kinds: Mapping[str, VolumePlugin],
+        plugins: Mapping[str, VolumePlugin],
         operations: PendingOperations,
-        count: Count = lambda uid, folder, name, seconds, well: None,
+        record_unmount: RecordUnmount = lambda uid, plugin_dir, name, seconds, succeeded: None,
     ) -> None:
         self._root = root
-        self._count = count
-        self._kinds = {kind.folder: kind for kind in kinds.values() if kind.folder}
+        self._record_unmount = record_unmount
+        self._plugins = {
+            plugin.directory_name: plugin for plugin in plugins.values() if plugin.directory_name
+        }
         self._operations = operations
-        self._turns = asyncio.Semaphore(AT_ONCE)
-        self._troubled: dict[str, float] = {}
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_TEARDOWNS)
+        self._failing_since: dict[str, float] = {}
         """Event-loop time since which a pod's volumes cannot be unmounted, by uid."""
-        self._working: dict[str, PodVolumeTeardown] = {}
+        self._active_teardowns: dict[str, PodVolumeTeardown] = {}
         """Teardown in progress in a thread, by uid."""
 
-    async def pod(self, uid: str) -> bool:
+    async def unmount_pod(self, uid: str) -> bool:
         """Remove all of a pod's volumes; return whether any of them had a slow plugin.
 
         Raises VolumeError, after which it may be called again.
         """
         now = asyncio.get_running_loop().time()
         try:
-            work = PodVolumeTeardown(
+            teardown = PodVolumeTeardown(
                 self._root,
                 uid,
-                self._kinds.keys(),
-                detach=now - self._troubled.get(uid, now) >= BUSY_SECONDS,
+                self._plugins.keys(),
+                detach=now - self._failing_since.get(uid, now) >= BUSY_SECONDS,
             )
-            needed = work.needed
-            volumes = list(work.volumes()) if needed else []
-            slow = [part for part in volumes if self._is_slow(part[0])]
+            is_needed = teardown.is_needed
+            volumes = list(teardown.volumes()) if is_needed else []
+            slow = [volume for volume in volumes if self._is_slow(volume[0])]
         except (OSError, ValueError) as err:
-            raise _failed(uid, err) from err
-        if not needed:
-            self._troubled.pop(uid, None)
+            raise _teardown_error(uid, err) from err
+        if not is_needed:
+            self._failing_since.pop(uid, None)
             return False
-        well = False
+        succeeded = False
         try:
             if slow:
-                await self._unmount(uid, work, work.sub_paths)
-                await self._undo(uid, slow)
-            await self._unmount(uid, work, work.everything)
-            well = True
+                await self._unmount(uid, teardown, teardown.remove_sub_paths)
+                await self._tear_down_volumes(uid, slow)
+            await self._unmount(uid, teardown, teardown.remove_all)
+            succeeded = True
         finally:
             seconds = asyncio.get_running_loop().time() - now
-            for folder, name in volumes:
-                self._count(uid, folder, name, seconds, well)
-        self._troubled.pop(uid, None)
+            for plugin_dir, name in volumes:
+                self._record_unmount(uid, plugin_dir, name, seconds, succeeded)
+        self._failing_since.pop(uid, None)
         return bool(slow)
 
-    def _is_slow(self, folder: str) -> bool:
-        return folder in self._kinds and self._kinds[folder].slow
+    def _is_slow(self, plugin_dir: str) -> bool:
+        return plugin_dir in self._plugins and self._plugins[plugin_dir].slow
 
-    async def _undo(self, uid: str, volumes: list[tuple[str, str]]) -> None:
-        """Call the `take_down` of each volume's plugin."""
-        problems = await side_by_side([self._undo_one(uid, folder, name) for folder, name in volumes])
+    async def _tear_down_volumes(self, uid: str, volumes: list[tuple[str, str]]) -> None:
+        """Call the `tear_down` of each volume's plugin."""
+        problems = await run_concurrently(
+            [self._tear_down(uid, plugin_dir, name) for plugin_dir, name in volumes]
+        )
         if found := [problem for problem in problems if problem]:
             raise VolumeError(*found)
 
-    async def _undo_one(self, uid: str, folder: str, name: str) -> str:
-        kind = self._kinds[folder]
+    async def _tear_down(self, uid: str, plugin_dir: str, name: str) -> str:
+        plugin = self._plugins[plugin_dir]
         try:
             await self._operations.run(
-                f"{uid}/{name}", _TAKE_DOWN, lambda: kind.take_down(uid, name), patience=KIND_PATIENCE
+                f"{uid}/{name}",
+                _TEAR_DOWN,
+                lambda: plugin.tear_down(uid, name),
+                timeout=TEAR_DOWN_TIMEOUT_SECONDS,
             )
         except FAILURES as err:
-            reason = told(err) if isinstance(err, OSError) else err
+            reason = format_os_error(err) if isinstance(err, OSError) else err
             return f'UnmountVolume.TearDown failed for volume "{name}" : {reason}'
         return ""
 
-    async def _unmount(self, uid: str, work: PodVolumeTeardown, step: Callable[[], None]) -> None:
+    async def _unmount(self, uid: str, teardown: PodVolumeTeardown, step: Callable[[], None]) -> None:
         key = f"{uid}/"
         now = asyncio.get_running_loop().time()
 
         async def in_thread() -> None:
-            async with self._turn():
-                self._working[uid] = work
+            async with self._slot():
+                self._active_teardowns[uid] = teardown
                 try:
                     await in_own_thread(step, name=f"unmount {uid}", patience=0)
                 finally:
-                    del self._working[uid]
+                    del self._active_teardowns[uid]
 
         try:
-            await self._operations.run(key, _UNMOUNT, in_thread, patience=PATIENCE, pauses=False)
+            await self._operations.run(
+                key, _UNMOUNT, in_thread, timeout=UNMOUNT_TIMEOUT_SECONDS, use_backoff=False
+            )
         except OperationPending as err:
-            self._troubled.setdefault(uid, now)
+            self._failing_since.setdefault(uid, now)
             # The thread may belong to an earlier attempt.
-            point = self._working.get(uid, work).at
+            point = self._active_teardowns.get(uid, teardown).unmounting
             if point is None:
                 # Deleting millions of files takes long; a second thread would only slow down others.
-                raise _failed(uid, "deleting its files takes long, and goes on") from err
+                raise _teardown_error(uid, "deleting its files takes long, and goes on") from err
             await self._detach(uid, point)
-            await self._operations.end(key, _UNMOUNT, patience=PATIENCE)
-            raise _failed(uid, f"{point} does not answer, so it is detached") from err
+            await self._operations.cancel(key, _UNMOUNT, timeout=UNMOUNT_TIMEOUT_SECONDS)
+            raise _teardown_error(uid, f"{point} does not answer, so it is detached") from err
         except OSError as err:
-            self._troubled.setdefault(uid, now)
-            raise _failed(uid, told(err)) from err
+            self._failing_since.setdefault(uid, now)
+            raise _teardown_error(uid, format_os_error(err)) from err
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        """Wait for a slot, at most TURN_SECONDS: a teardown that hangs must not block other pods."""
+    async def _slot(self) -> AsyncIterator[None]:
+        """Wait for a slot, at most SLOT_TIMEOUT_SECONDS: a teardown that hangs must not block other pods."""
         try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await self._turns.acquire()
+            async with asyncio.timeout(SLOT_TIMEOUT_SECONDS):
+                await self._slots.acquire()
         except TimeoutError:
             yield
             return
         try:
             yield
         finally:
-            self._turns.release()
+            self._slots.release()
 
     async def _detach(self, uid: str, point: Path) -> None:
         log.warning("Detaching unresponsive volume mount", path=point, podUID=uid)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(UNMOUNT_TIMEOUT_SECONDS):
                 await in_own_thread(lambda: unmount(point, detach=True), name=f"detach {uid}", patience=0)
         except TimeoutError:
-            raise _failed(uid, f"{point} does not answer, and cannot be detached") from None
+            raise _teardown_error(uid, f"{point} does not answer, and cannot be detached") from None
         except OSError as err:
-            raise _failed(uid, told(err)) from err
+            raise _teardown_error(uid, format_os_error(err)) from err
 
 
-def _failed(uid: str, reason: object) -> VolumeError:
+def _teardown_error(uid: str, reason: object) -> VolumeError:
     return VolumeError(f"UnmountVolume.TearDown failed for pod {uid} : {reason}")
 
 
-SECONDS = 60.0
+COLLECTION_PERIOD_SECONDS = 60.0
 """Seconds between runs when no pod is removed."""
 UNSTAGE_TIMEOUT_SECONDS = 30.0
 """Seconds to wait for one plugin."""
 
 
 class VolumeGarbageCollector:
-    """Garbage collector of shared volume state: calls the `sweep` of all plugins."""
+    """Garbage collector of shared volume state: calls the `unmount_unused` of all plugins."""
 
     def __init__(
-        self, kinds: Mapping[str, VolumePlugin], holdings: VolumeState, operations: PendingOperations
+        self,
+        plugins: Mapping[str, VolumePlugin],
+        state: VolumeState,
+        operations: PendingOperations,
+        on_requested_run: Callable[[], None] = lambda: None,
     ) -> None:
-        self._kinds = kinds
-        self._holdings = holdings
+        """Initialize; `on_requested_run` is called after each run of `run` that `request_run` requested."""
+        self._plugins = plugins
+        self._state = state
         self._operations = operations
-        self._due = asyncio.Event()
+        self._on_requested_run = on_requested_run
+        self._requested = asyncio.Event()
 
-    def soon(self) -> None:
+    def request_run(self) -> None:
         """Request a run soon, because a pod is gone."""
-        self._due.set()
+        self._requested.set()
 
-    async def run(self, swept: Callable[[], None]) -> NoReturn:
-        """Run until cancelled; `swept` is called after each run that `soon` requested."""
+    async def run(self) -> NoReturn:
+        """Run until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SECONDS):
-                    await self._due.wait()
-            left = self._due.is_set()
-            self._due.clear()
-            await self.once()
-            if left:
-                swept()
+                async with asyncio.timeout(COLLECTION_PERIOD_SECONDS):
+                    await self._requested.wait()
+            requested = self._requested.is_set()
+            self._requested.clear()
+            await self.run_once()
+            if requested:
+                self._on_requested_run()
 
-    async def once(self) -> None:
-        """Call `sweep` of all plugins now; failures are only logged."""
-        await side_by_side([self._kind(name, kind) for name, kind in self._kinds.items()])
+    async def run_once(self) -> None:
+        """Call `unmount_unused` of all plugins now; failures are only logged."""
+        await run_concurrently([self._run_plugin(name, plugin) for name, plugin in self._plugins.items()])
 
-    async def _kind(self, name: str, kind: VolumePlugin) -> None:
+    async def _run_plugin(self, name: str, plugin: VolumePlugin) -> None:
         def work() -> Coroutine[Any, Any, None]:
-            return kind.sweep(self._holdings.names)
+            return plugin.unmount_unused(self._state.names_in_use)
 
         try:
             await self._operations.run(
-                f"all/{name}", "sweeping", work, patience=UNSTAGE_TIMEOUT_SECONDS, pauses=False
+                f"all/{name}", "sweeping", work, timeout=UNSTAGE_TIMEOUT_SECONDS, use_backoff=False
             )
         except Exception as err:  # third-party plugins may raise anything
             log.error(err, "Failed to release volumes that no pod uses", kind=name)

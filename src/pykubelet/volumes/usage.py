@@ -41,13 +41,13 @@ from pykubelet.api.pod import Pod, PodSpec
 from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_subdirectory, walk_tree
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread, wait_seconds
-from pykubelet.volumes.paths import VolumeFolders, is_mount_point
+from pykubelet.volumes.paths import PodVolumePaths, is_mount_point
 from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.plugins.config_map import ConfigMapKind
-from pykubelet.volumes.plugins.downward_api import DownwardKind
-from pykubelet.volumes.plugins.empty_dir import EmptyDirKind
-from pykubelet.volumes.plugins.projected import ProjectedKind
-from pykubelet.volumes.plugins.secret import SecretKind
+from pykubelet.volumes.plugins.config_map import ConfigMapPlugin
+from pykubelet.volumes.plugins.downward_api import DownwardApiPlugin
+from pykubelet.volumes.plugins.empty_dir import EmptyDirPlugin
+from pykubelet.volumes.plugins.projected import ProjectedPlugin
+from pykubelet.volumes.plugins.secret import SecretPlugin
 from pykubelet.volumes.volume_state import VolumeRecord
 
 log = get_logger(__name__)
@@ -56,8 +56,8 @@ WORK_SECONDS = 0.005
 REST_FACTOR = 3
 MAX_LINKED = 200_000
 """Inodes with several hard links that a walk remembers, so that a volume cannot fill the kubelet's memory."""
-_BLOCK = 512
-_EVERY = 128
+_BLOCK_BYTES = 512
+_STEPS_PER_CHECK = 128
 
 
 class Interrupted(Exception):
@@ -97,19 +97,19 @@ class WalkThrottle:
         self._clock = clock
         self.steps = 0
         """Number of pieces of work done, by which other threads detect progress."""
-        self._began = clock()
+        self._started_at = clock()
 
     def step(self) -> None:
         """Count a small piece of work, and sleep when it is due. Raises Interrupted."""
         self.steps += 1
-        if self.steps % _EVERY:
+        if self.steps % _STEPS_PER_CHECK:
             return
-        worked = self._clock() - self._began
+        worked = self._clock() - self._started_at
         if worked < WORK_SECONDS:
             return
         if self._stop.wait(worked * REST_FACTOR):
             raise Interrupted
-        self._began = self._clock()
+        self._started_at = self._clock()
 
 
 def file_system(path: Path) -> FileSystem:
@@ -124,16 +124,16 @@ def file_system(path: Path) -> FileSystem:
     )
 
 
-def tally(path: Path, pace: WalkThrottle) -> DirectoryUsage:
+def directory_usage(path: Path, throttle: WalkThrottle) -> DirectoryUsage:
     """Walk a directory and return its usage. Raises OSError, and Interrupted."""
-    return _Walk(pace).count(path)
+    return _Walk(throttle).count(path)
 
 
 class _Walk:
     """Visitor for `walk_tree` that sums up usage."""
 
-    def __init__(self, pace: WalkThrottle) -> None:
-        self._pace = pace
+    def __init__(self, throttle: WalkThrottle) -> None:
+        self._throttle = throttle
         self._blocks = 0.0
         self._inodes = 0.0
         self._device = 0
@@ -145,11 +145,11 @@ class _Walk:
         self._device = facts.st_dev
         self._add(facts)
         walk_tree(os.open(path, OPEN_DIRECTORY), self)
-        return DirectoryUsage(round(self._blocks * _BLOCK), round(self._inodes))
+        return DirectoryUsage(round(self._blocks * _BLOCK_BYTES), round(self._inodes))
 
     def entry(self, entry: os.DirEntry[str], parent: int) -> bool:
         """Count an entry; return whether it is a directory of the same file system."""
-        self._pace.step()
+        self._throttle.step()
         try:
             facts = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -185,20 +185,20 @@ class _Walk:
         return True
 
 
-OWN_KINDS: Mapping[str, str] = MappingProxyType(
+LOCAL_PLUGIN_DIRS: Mapping[str, str] = MappingProxyType(
     {
-        "configMap": ConfigMapKind.folder,
-        "downwardAPI": DownwardKind.folder,
-        "emptyDir": EmptyDirKind.folder,
-        "projected": ProjectedKind.folder,
-        "secret": SecretKind.folder,
+        "configMap": ConfigMapPlugin.directory_name,
+        "downwardAPI": DownwardApiPlugin.directory_name,
+        "emptyDir": EmptyDirPlugin.directory_name,
+        "projected": ProjectedPlugin.directory_name,
+        "secret": SecretPlugin.directory_name,
     }
 )
 """Volume types that are measured here, with the directories of their plugins."""
 STUCK_SECONDS = 10.0
 """Seconds without progress after which a walk counts as hanging."""
-UNMEASURED = frozenset({"hostPath", "image", "gitRepo"})
-_NONE: Mapping[str, VolumeStats] = MappingProxyType({})
+UNMEASURED_TYPES = frozenset({"hostPath", "image", "gitRepo"})
+_NO_STATS: Mapping[str, VolumeStats] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class VolumeStats:
     """Time of the measurement, in seconds since the epoch."""
 
     @classmethod
-    def of_file_system(cls, found: FileSystem, moment: float) -> VolumeStats:
+    def from_file_system(cls, found: FileSystem, moment: float) -> VolumeStats:
         """Return the stats of a volume that is a file system of its own."""
         return cls(
             capacity=found.capacity,
@@ -229,7 +229,7 @@ class VolumeStats:
         )
 
 
-Others = Callable[[Pod], Awaitable[Mapping[str, VolumeStats]]]
+PluginStatsSource = Callable[[Pod], Awaitable[Mapping[str, VolumeStats]]]
 """Returns the stats of a pod's volumes of other types, by name; raises nothing, and may take long."""
 
 
@@ -245,28 +245,28 @@ class VolumeStatCalculator:
         pods: Callable[[], Iterable[Pod]],
         period: float,
         *,
-        others: Others | None = None,
+        plugin_stats: PluginStatsSource | None = None,
         clock: Callable[[], float] = time.time,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._root = root
         self._pods = pods
         self._period = period
-        self._others = others
+        self._plugin_stats_source = plugin_stats
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._due: dict[str, float] = {}
-        self._own: dict[str, Mapping[str, VolumeStats]] = {}
-        self._foreign: dict[str, Mapping[str, VolumeStats]] = {}
-        self._asking: set[str] = set()
+        self._local_stats: dict[str, Mapping[str, VolumeStats]] = {}
+        self._plugin_stats: dict[str, Mapping[str, VolumeStats]] = {}
+        self._collecting: set[str] = set()
         self._walking: set[str] = set()
-        self._interest: dict[str, tuple[PodSpec, bool]] = {}
+        self._measurable: dict[str, tuple[PodSpec, bool]] = {}
         """Whether a pod has volumes to measure, by uid, and the spec for which this was computed."""
 
-    def of(self, uid: str) -> Mapping[str, VolumeStats]:
+    def for_pod(self, uid: str) -> Mapping[str, VolumeStats]:
         """Return the latest stats of a pod's volumes, by name; empty before the first measurement."""
-        own, foreign = self._own.get(uid, _NONE), self._foreign.get(uid)
-        return {**own, **foreign} if foreign else own
+        local, from_plugins = self._local_stats.get(uid, _NO_STATS), self._plugin_stats.get(uid)
+        return {**local, **from_plugins} if from_plugins else local
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -276,63 +276,69 @@ class VolumeStatCalculator:
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             while True:
-                pods = self._known(loop.time())
+                pods = self._pods_to_measure(loop.time())
                 for uid in [uid for uid, due in self._due.items() if due <= loop.time()]:
                     await self._measure(pods[uid], tasks)
-                    self._due[uid] = loop.time() + self._period * (1 + self._chance())
+                    self._due[uid] = loop.time() + self._period * (1 + self._rng())
                 wake = min(self._due.values(), default=loop.time() + self._period)
                 await asyncio.sleep(wait_seconds(min(wake - loop.time(), self._period)))
 
-    def _known(self, now: float) -> dict[str, Pod]:
+    def _pods_to_measure(self, now: float) -> dict[str, Pod]:
         """Return the pods to measure; new pods are due at random within one period, to spread the load."""
-        every = {pod.uid: pod for pod in self._pods()}
-        for uid in self._interest.keys() - every.keys():
-            del self._interest[uid]
-        pods = {uid: pod for uid, pod in every.items() if self._is_of_interest(uid, pod.spec)}
+        all_pods = {pod.uid: pod for pod in self._pods()}
+        for uid in self._measurable.keys() - all_pods.keys():
+            del self._measurable[uid]
+        pods = {uid: pod for uid, pod in all_pods.items() if self._has_measurable_volumes(uid, pod.spec)}
         for uid in self._due.keys() - pods.keys():
             del self._due[uid]
-            self._own.pop(uid, None)
-            self._foreign.pop(uid, None)
+            self._local_stats.pop(uid, None)
+            self._plugin_stats.pop(uid, None)
         for uid in pods:
             if uid not in self._due:
-                self._due[uid] = now + self._period * self._chance()
+                self._due[uid] = now + self._period * self._rng()
         return pods
 
-    def _is_of_interest(self, uid: str, spec: PodSpec) -> bool:
+    def _has_measurable_volumes(self, uid: str, spec: PodSpec) -> bool:
         # Called for all pods whenever one is due, so the result is cached per spec.
-        known = self._interest.get(uid)
+        known = self._measurable.get(uid)
         if known is None or known[0] is not spec:
-            found = any(not UNMEASURED.issuperset(volume.kinds) for volume in spec.volumes)
-            known = self._interest[uid] = spec, found
+            found = any(not UNMEASURED_TYPES.issuperset(volume.kinds) for volume in spec.volumes)
+            known = self._measurable[uid] = spec, found
         return known[1]
 
     async def _measure(self, pod: Pod, tasks: asyncio.TaskGroup) -> None:
-        if self._others is not None and pod.uid not in self._asking and has_others(pod):
-            self._asking.add(pod.uid)
-            tasks.create_task(self._ask(self._others, pod), name=f"volume-usage-{pod.uid}")
+        if (
+            self._plugin_stats_source is not None
+            and pod.uid not in self._collecting
+            and has_plugin_volumes(pod)
+        ):
+            self._collecting.add(pod.uid)
+            tasks.create_task(
+                self._collect_plugin_stats(self._plugin_stats_source, pod), name=f"volume-usage-{pod.uid}"
+            )
         if pod.uid in self._walking or not own_volumes(self._root, pod):
             return
         stop = threading.Event()
-        pace = WalkThrottle(stop)
-        walk = tasks.create_task(self._walk(pod, pace, stop), name=f"volume-walk-{pod.uid}")
+        throttle = WalkThrottle(stop)
+        walk = tasks.create_task(self._walk(pod, throttle, stop), name=f"volume-walk-{pod.uid}")
         seen = -1
-        while not walk.done() and pace.steps != seen:
-            seen = pace.steps
+        while not walk.done() and throttle.steps != seen:
+            seen = throttle.steps
             await asyncio.wait([walk], timeout=STUCK_SECONDS)
         if not walk.done():
             log.info("Volume measurement hangs, continuing with other pods", pod=pod.full_name)
 
-    async def _walk(self, pod: Pod, pace: WalkThrottle, stop: threading.Event) -> None:
+    async def _walk(self, pod: Pod, throttle: WalkThrottle, stop: threading.Event) -> None:
         self._walking.add(pod.uid)
         try:
             found = await in_own_thread(
-                lambda: measure(self._root, pod, pace, self._clock), name="volume-usage", patience=0
+                lambda: measure(self._root, pod, throttle, self._clock), name="volume-usage", patience=0
             )
         finally:
             stop.set()
             self._walking.discard(pod.uid)
         if found is not None and pod.uid in self._due:
-            self._own[pod.uid] = MappingProxyType(found)
+            self._local_stats[pod.uid] = MappingProxyType(found)
             log.v(4).info(
                 "Measured volumes of pod",
                 pod=pod.full_name,
@@ -340,41 +346,45 @@ class VolumeStatCalculator:
                 used={name: usage.used for name, usage in found.items()},
             )
 
-    async def _ask(self, others: Others, pod: Pod) -> None:
+    async def _collect_plugin_stats(self, plugin_stats: PluginStatsSource, pod: Pod) -> None:
         try:
-            found = await others(pod)
+            found = await plugin_stats(pod)
             if pod.uid in self._due:
-                self._foreign[pod.uid] = found
+                self._plugin_stats[pod.uid] = found
         finally:
-            self._asking.discard(pod.uid)
+            self._collecting.discard(pod.uid)
 
 
 def own_volumes(root: Path, pod: Pod) -> dict[str, Path]:
     """Return the paths of the pod's volumes that are measured here, by name."""
     try:
-        folders = VolumeFolders.of(root, pod.uid)
+        paths = PodVolumePaths.for_pod(root, pod.uid)
     except ValueError:
         return {}  # Rejected elsewhere.
     return {
-        volume.name: folders.volume(OWN_KINDS[volume.kinds[0]], volume.name)
+        volume.name: paths.volume(LOCAL_PLUGIN_DIRS[volume.kinds[0]], volume.name)
         for volume in pod.spec.volumes
-        if len(volume.kinds) == 1 and volume.kinds[0] in OWN_KINDS
+        if len(volume.kinds) == 1 and volume.kinds[0] in LOCAL_PLUGIN_DIRS
     }
 
 
-def has_others(pod: Pod) -> bool:
-    """Return whether the pod has volumes that `others` measures."""
-    return any(kind not in OWN_KINDS and kind not in UNMEASURED for v in pod.spec.volumes for kind in v.kinds)
+def has_plugin_volumes(pod: Pod) -> bool:
+    """Return whether the pod has volumes that the plugin stats source measures."""
+    return any(
+        kind not in LOCAL_PLUGIN_DIRS and kind not in UNMEASURED_TYPES
+        for v in pod.spec.volumes
+        for kind in v.kinds
+    )
 
 
 def measure(
-    root: Path, pod: Pod, pace: WalkThrottle, clock: Callable[[], float] = time.time
+    root: Path, pod: Pod, throttle: WalkThrottle, clock: Callable[[], float] = time.time
 ) -> dict[str, VolumeStats] | None:
     """Measure the pod's existing volumes on the node; return None when interrupted. Blocks."""
     found = {}
     for name, path in own_volumes(root, pod).items():
         try:
-            found[name] = _usage(path, pace, clock)
+            found[name] = _usage(path, throttle, clock)
         except Interrupted:
             return None
         except FileNotFoundError:
@@ -386,24 +396,24 @@ def measure(
     return found
 
 
-def _usage(path: Path, pace: WalkThrottle, clock: Callable[[], float]) -> VolumeStats:
-    around = file_system(path)
+def _usage(path: Path, throttle: WalkThrottle, clock: Callable[[], float]) -> VolumeStats:
+    fs = file_system(path)
     # A file system without limits on bytes and inodes does not report its usage.
-    if is_mount_point(path) and around.capacity and around.inodes:
-        return VolumeStats.of_file_system(around, clock())
-    inside = tally(path, pace)
+    if is_mount_point(path) and fs.capacity and fs.inodes:
+        return VolumeStats.from_file_system(fs, clock())
+    inside = directory_usage(path, throttle)
     return VolumeStats(
-        capacity=around.capacity,
-        available=around.available,
+        capacity=fs.capacity,
+        available=fs.available,
         used=inside.used,
-        inodes=around.inodes,
-        inodes_free=around.inodes_free,
+        inodes=fs.inodes,
+        inodes_free=fs.inodes_free,
         inodes_used=inside.inodes,
         moment=clock(),
     )
 
 
-ANSWER_SECONDS = 10.0
+STATVFS_TIMEOUT_SECONDS = 10.0
 
 
 @runtime_checkable
@@ -415,54 +425,55 @@ class StatsProvider(Protocol):
 
 
 class PluginStatsCollector:
-    """Collector of the stats of volumes of other types; `held` returns a pod's volumes, by its uid."""
+    """Collector of the stats of volumes of other types."""
 
     def __init__(
         self,
-        held: Callable[[str], Iterable[VolumeRecord]],
-        kinds: Mapping[str, object],
+        records_for_pod: Callable[[str], Iterable[VolumeRecord]],
+        plugins: Mapping[str, object],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._held = held
-        self._kinds = kinds
+        self._records_for_pod = records_for_pod
+        self._plugins = plugins
         self._clock = clock
-        self._open: set[str] = set()
+        self._pending_paths: set[str] = set()
         """Paths that a thread is still measuring."""
 
-    async def of_pod(self, pod: Pod) -> dict[str, VolumeStats]:
+    async def for_pod(self, pod: Pod) -> dict[str, VolumeStats]:
         """Return the stats of a pod's volumes, by name, as far as available; raises nothing."""
-        held = [h for h in self._held(pod.uid) if h.wanted.kind not in {*OWN_KINDS, *UNMEASURED}]
-        knowing = {
-            name: kind
-            for name in sorted({holding.wanted.kind for holding in held})
-            if isinstance(kind := self._kinds.get(name), StatsProvider)
+        ignored = {*LOCAL_PLUGIN_DIRS, *UNMEASURED_TYPES}
+        records = [record for record in self._records_for_pod(pod.uid) if record.volume.kind not in ignored]
+        providers = {
+            name: plugin
+            for name in sorted({record.volume.kind for record in records})
+            if isinstance(plugin := self._plugins.get(name), StatsProvider)
         }
-        plain = {
-            holding.wanted.volume.name: holding.mounted
-            for holding in held
-            if holding.mounted is not None and holding.wanted.kind not in knowing
+        without_provider = {
+            record.volume.pod_volume.name: record.mounted
+            for record in records
+            if record.mounted is not None and record.volume.kind not in providers
         }
-        parts = await asyncio.gather(
-            *(_asked(kind, pod) for kind in knowing.values()),
-            *(self._one(pod, name, mounted) for name, mounted in plain.items()),
+        results = await asyncio.gather(
+            *(_call_provider(provider, pod) for provider in providers.values()),
+            *(self._statvfs(pod, name, mounted) for name, mounted in without_provider.items()),
         )
-        return {name: usage for part in parts for name, usage in part.items()}
+        return {name: usage for result in results for name, usage in result.items()}
 
-    async def _one(self, pod: Pod, name: str, mounted: MountedVolume) -> dict[str, VolumeStats]:
-        place = mounted.device or mounted.path
-        if not place or place in self._open:
+    async def _statvfs(self, pod: Pod, name: str, mounted: MountedVolume) -> dict[str, VolumeStats]:
+        path = mounted.device or mounted.path
+        if not path or path in self._pending_paths:
             return {}
-        self._open.add(place)
+        self._pending_paths.add(path)
 
-        def ask() -> FileSystem:
+        def query() -> FileSystem:
             try:
-                return _device(place) if mounted.device else file_system(Path(place))
+                return _device(path) if mounted.device else file_system(Path(path))
             finally:
-                self._open.discard(place)  # not before: the caller may have timed out
+                self._pending_paths.discard(path)  # not before: the caller may have timed out
 
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                found = await in_own_thread(ask, name=f"usage-{name}", patience=0)
+            async with asyncio.timeout(STATVFS_TIMEOUT_SECONDS):
+                found = await in_own_thread(query, name=f"usage-{name}", patience=0)
         except (OSError, TimeoutError) as err:
             log.v(4).info(
                 "Failed to measure volume",
@@ -472,12 +483,12 @@ class PluginStatsCollector:
                 err=err if str(err) else "its file system does not answer",
             )
             return {}
-        return {name: VolumeStats.of_file_system(found, self._clock())}
+        return {name: VolumeStats.from_file_system(found, self._clock())}
 
 
-async def _asked(kind: StatsProvider, pod: Pod) -> Mapping[str, VolumeStats]:
+async def _call_provider(provider: StatsProvider, pod: Pod) -> Mapping[str, VolumeStats]:
     try:
-        return await kind.usage(pod)
+        return await provider.usage(pod)
     except Exception as err:  # third-party plugins may raise anything
         log.error(err, "Failed to get volume stats from plugin", pod=pod.full_name, podUID=pod.uid)
         return {}

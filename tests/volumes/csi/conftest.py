@@ -24,7 +24,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.plugin import VolumeHost, VolumeToMount
+from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeToMount
 from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.pods.object_api import ObjectApi
 from tests.sync import strategic
@@ -115,15 +115,13 @@ class Rig:
             self.root,
             self.shelf,
             Node(),
-            lambda pod: None,
-            1 << 30,
-            True,
+            MemoryLimits(lambda pod: None, 1 << 30),
             api=self.api,
             node_name=NODE,
             wake=self.woken.append,
-            tell=self._tell,
-            find=self.pods.get,
-            sweep=self._sweep,
+            record_event=self._tell,
+            find_pod=self.pods.get,
+            request_cleanup=self._sweep,
             metrics=self._metrics,
         )
         kind = CsiPlugin(given, clock)

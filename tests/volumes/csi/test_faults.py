@@ -40,9 +40,9 @@ async def hurry(kind: CsiPlugin, seconds: float) -> None:
 
 async def end(kind: CsiPlugin) -> None:
     """Take everything down that may be there of pod u-1."""
-    await kind.take_down("u-1", "pv-vol-1")
-    await kind.take_down("u-1", "data")
-    await kind.sweep(())
+    await kind.tear_down("u-1", "pv-vol-1")
+    await kind.tear_down("u-1", "data")
+    await kind.unmount_unused(())
 
 
 async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeDriver) -> None:
@@ -103,8 +103,8 @@ async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str)
         waiting.cancel()
         with suppress(asyncio.CancelledError, VolumePluginError):
             await waiting
-        await kind.take_down("u-2", "pv-vol-2")
-        await kind.take_down("u-0", "pv-vol-1")
+        await kind.tear_down("u-2", "pv-vol-2")
+        await kind.tear_down("u-0", "pv-vol-1")
         await end(kind)
     assert (rig.left(), driver.loops_left()) == ([], [])
 
@@ -119,7 +119,7 @@ async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriv
         driver.behave(die=[call])
         with pytest.raises(VolumePluginError, match="code = Unavailable"):
             await kind.set_up(wanted)
-            await kind.take_down("u-1", "pv-vol-1")
+            await kind.tear_down("u-1", "pv-vol-1")
         driver.kill()
         driver.behave()
         # Its socket is still there, so it counts as registered, but nobody answers.
@@ -130,8 +130,8 @@ async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriv
         await rig.until("back", lambda: len(_notified(driver)) > told)
         await kind.set_up(wanted)
         await end(kind)
-        await kind.take_down("u-2", "pv-vol-2")
-        await kind.sweep(())
+        await kind.tear_down("u-2", "pv-vol-2")
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -151,10 +151,10 @@ async def test_a_driver_that_hangs_holds_up_no_other(
             wanted = replace(persistent(make_pod("u-2"), handle, fsType="ext4"), source=source)
             rig.attach(handle, driver="other.example.com")
             await kind.set_up(wanted)
-            await kind.take_down("u-2", wanted.name)
+            await kind.tear_down("u-2", wanted.name)
 
         await kind.set_up(persistent(make_pod(), fsType="ext4"))
-        await kind.take_down("u-1", "pv-vol-1")
+        await kind.tear_down("u-1", "pv-vol-1")
         await hurry(kind, 10)
         slow.behave(hang=["NodeUnstageVolume"])
         for times, handle in enumerate(("vol-2", "vol-3"), start=1):
@@ -162,7 +162,7 @@ async def test_a_driver_that_hangs_holds_up_no_other(
             with pytest.raises(
                 VolumePluginError, match=f"unstaging of {re.escape(DRIVER)}.* is still under way"
             ):
-                await kind.sweep(())
+                await kind.unmount_unused(())
 
             def unstaged(times: int = times) -> bool:
                 staged = rig.root.glob("plugins/kubernetes.io/csi/other.example.com/*")
@@ -172,7 +172,7 @@ async def test_a_driver_that_hangs_holds_up_no_other(
         slow.behave()
         for _ in range(120):
             with suppress(VolumePluginError):
-                await kind.sweep(())
+                await kind.unmount_unused(())
                 break
     assert (rig.left(), slow.loops_left(), quick.loops_left()) == ([], [], [])
 
@@ -188,8 +188,8 @@ async def test_a_driver_that_answers_late(rig: Rig, make_driver: MakeDriver) -> 
         assert all(is_mounted(Path(mounted.path)) for mounted in given)
         assert driver.names().count("NodeStageVolume") == 1, "one at a time for what they share"
         for wanted in pods:
-            await kind.take_down(wanted.uid, wanted.name)
-        await kind.sweep(())
+            await kind.tear_down(wanted.uid, wanted.name)
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -264,8 +264,8 @@ async def test_a_pod_is_deleted_after_its_driver_has_left(rig: Rig, make_driver:
         driver.stop()
         await rig.until("gone", lambda: not kind.drivers.names)
         with pytest.raises(VolumeNotReady):
-            await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+            await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
         driver.start()
         await rig.until("woken", lambda: rig.woken == ["u-1"])
         await end(kind)
@@ -279,16 +279,16 @@ async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_drive
     async with rig.running() as kind:
         await rig.registered()
         path = Path((await kind.set_up(inline(make_pod()))).path)
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
         write_data(path.parent / "vol_data.json", VolumeData("other", DRIVER))
         path.mkdir()
         (path / "precious").touch()
         driver.behave()
         with pytest.raises(VolumePluginError):
-            await kind.take_down("u-1", "data")
+            await kind.tear_down("u-1", "data")
         assert (path / "precious").exists()
         (path / "precious").unlink()
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
     assert rig.left() == []
 
 
@@ -314,8 +314,8 @@ def test_agents_that_are_killed_while_they_mount(
                 found = Path(mounted.path or mounted.device)
                 assert found.is_block_device() if block else is_mounted(found)
             await end(kind)
-            PodVolumeTeardown(rig.root, "u-1", [FOLDER]).everything()
-            await kind.sweep(())
+            PodVolumeTeardown(rig.root, "u-1", [FOLDER]).remove_all()
+            await kind.unmount_unused(())
 
     monkeypatch.setattr(volume_data, "SCRAP_SECONDS", -1.0)
     moment = 1
@@ -338,10 +338,10 @@ async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeD
         await rig.registered()
         place = Path((await kind.set_up(persistent(make_pod(), fsType="ext4"))).path)
         (place.parent / "vol_data.json").unlink()
-        await kind.take_down("u-1", "pv-vol-1")
-        PodVolumeTeardown(rig.root, "u-1", [FOLDER]).everything()
+        await kind.tear_down("u-1", "pv-vol-1")
+        PodVolumeTeardown(rig.root, "u-1", [FOLDER]).remove_all()
         assert not place.parent.exists()
-        await kind.sweep(())
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -350,7 +350,7 @@ async def test_data_that_cannot_be_read(rig: Rig, tmp_path: Path) -> None:
     for text in ("", "{", "[]", '{"volumeHandle": 1}', "\xff"):
         file.write_text(text, encoding="latin-1")
         assert read_data(file) is None
-    await rig.kind.take_down("u-1", "never-there")
+    await rig.kind.tear_down("u-1", "never-there")
 
 
 def _notified(driver: DriverProcess) -> list[dict[str, str]]:

@@ -73,8 +73,8 @@ async def test_a_volume_grows_while_its_pod_runs(rig: Rig, make_driver: MakeDriv
         await kind.set_up(larger)
         assert len(driver.calls("NodeExpandVolume")) == 1
         assert len(api_of(rig).asked) == asked_before
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -95,8 +95,8 @@ async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeD
         devices = rig.root / "plugins/kubernetes.io/csi/volumeDevices"
         assert asked["volume_path"] == str(devices / "publish/pv-vol-1/u-1"), "where it was published"
         assert asked["staging_target_path"] == str(devices / "staging/pv-vol-1")
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -139,8 +139,8 @@ async def test_a_driver_that_does_not_let_a_volume_grow(rig: Rig, make_driver: M
         driver.behave()
         await kind.set_up(larger)
         assert len(driver.calls("NodeExpandVolume")) == tries, "not while it is in use"
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 

@@ -63,8 +63,8 @@ async def test_an_inline_volume_without_a_cluster(alone: Rig, make_driver: MakeD
         }
         # Setting up again asks nobody for anything.
         assert await kind.set_up(wanted) == mounted
-        await kind.take_down("u-1", "data")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "data")
+        await kind.unmount_unused(())
     assert driver.names() == ["NodePublishVolume", "NodeUnpublishVolume"]
     assert alone.left() == []
 
@@ -111,15 +111,15 @@ async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_dr
         assert publish["staging_target_path"] == str(staged / "globalmount")
         assert publish["publish_context"] == {"device": "/dev/x"}
         assert (publish["secrets"], publish["readonly"]) == ({"b": "2"}, True)
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep({"pv-vol-1"})
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused({"pv-vol-1"})
         assert (Path(second.path) / "hello").exists()
         # Nobody says that it is in use, but a pod has it.
-        await kind.sweep(())
+        await kind.unmount_unused(())
         assert (Path(second.path) / "hello").exists()
-        await kind.take_down("u-2", "pv-vol-1")
+        await kind.tear_down("u-2", "pv-vol-1")
         assert kind.in_use() == {first.attached}
-        await kind.sweep(())
+        await kind.unmount_unused(())
         assert kind.in_use() == frozenset()
     assert driver.names() == [
         "NodeStageVolume",
@@ -142,8 +142,8 @@ async def test_a_driver_that_cannot_stage(rig: Rig, make_driver: MakeDriver) -> 
         (published,) = driver.calls("NodePublishVolume")
         assert "staging_target_path" not in published
         assert published["volume_capability"]["access_mode"] == {"mode": "SINGLE_NODE_SINGLE_WRITER"}
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert driver.names() == ["NodePublishVolume", "NodeUnpublishVolume"]
     assert rig.left() == []
 
@@ -178,9 +178,9 @@ async def test_a_volume_as_a_device(rig: Rig, make_driver: MakeDriver) -> None:
             await rig.registered(later)
             await later.set_up(wanted)
             assert len(loops_of(bound)) == 1
-            await later.take_down("u-1", "pv-vol-1")
+            await later.tear_down("u-1", "pv-vol-1")
             assert not link.is_symlink()
-            await later.sweep(())
+            await later.unmount_unused(())
     assert rig.left() == []
     assert driver.loops_left() == []
     with (driver.volumes / "vol-1.img").open("rb") as image:
@@ -195,11 +195,11 @@ async def test_a_later_agent_takes_down_what_it_never_saw(rig: Rig, make_driver:
         await kind.set_up(persistent(make_pod(), fsType="ext4"))
     later = rig.new_kind()
     with pytest.raises(VolumeNotReady, match="not found in the list of registered CSI drivers"):
-        await later.take_down("u-1", "pv-vol-1")
+        await later.tear_down("u-1", "pv-vol-1")
     async with rig.running(later):
         await rig.until("the pod is woken", lambda: rig.woken == ["u-1"])
-        await later.take_down("u-1", "pv-vol-1")
-        await later.sweep(())
+        await later.tear_down("u-1", "pv-vol-1")
+        await later.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
@@ -211,7 +211,7 @@ async def test_a_pod_waits_for_its_driver_and_is_woken(rig: Rig, make_driver: Ma
         make_driver("--no-stage")
         await rig.until("woken", lambda: rig.woken == ["u-1"])
         await kind.set_up(inline(make_pod()))
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
     assert rig.left() == []
 
 
@@ -236,8 +236,8 @@ async def test_a_pod_waits_until_its_volume_is_attached(rig: Rig, make_driver: M
         kind.attachments.node_changed(json.dumps({"volumesAttached": [{"name": name}]}).encode())
         assert rig.woken == ["u-1"]
         await kind.set_up(wanted)
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert rig.left() == []
 
 
@@ -270,8 +270,8 @@ async def test_the_pods_group_by_the_agent_or_by_the_driver(rig: Rig, make_drive
         mounted = await kind.set_up(persistent(grouped))
         assert Path(mounted.path).stat().st_gid == 4321
         assert driver.calls("NodePublishVolume")[0]["volume_capability"]["mount"] == {}
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
         driver.stop()
         await rig.until("gone", lambda: not kind.drivers.names)
         driver.start("--ability=VOLUME_MOUNT_GROUP")
@@ -280,8 +280,8 @@ async def test_the_pods_group_by_the_agent_or_by_the_driver(rig: Rig, make_drive
         assert Path(mounted.path).stat().st_gid == 0, "left to the driver, which has not done it"
         for name in ("NodeStageVolume", "NodePublishVolume"):
             assert driver.calls(name)[-1]["volume_capability"]["mount"] == {"volume_mount_group": "4321"}
-        await kind.take_down("u-1", "pv-vol-2")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-2")
+        await kind.unmount_unused(())
     assert rig.left() == []
 
 
@@ -298,8 +298,8 @@ async def test_a_pod_with_another_label_gets_its_volume_staged_anew(
             await kind.set_up(persistent(make_pod(uid)))
             staged = rig.root / "plugins/kubernetes.io/csi" / DRIVER / staged_folder("vol-1")
             assert data(staged)["seLinuxMountContext"] == f"label-of-{uid[:3]}"
-            await kind.take_down(uid, "pv-vol-1")
-        await kind.sweep(())
+            await kind.tear_down(uid, "pv-vol-1")
+        await kind.unmount_unused(())
     stage, unstage = "NodeStageVolume", "NodeUnstageVolume"
     once = ["NodePublishVolume", "NodeUnpublishVolume"]
     assert driver.names() == [stage, *once, *once, unstage, stage, *once, unstage]
@@ -320,7 +320,7 @@ async def test_what_a_driver_writes_anew_is_the_groups_too(rig: Rig, make_driver
         os.chown(rotated, 0, 0)
         await kind.set_up(wanted)
         assert rotated.stat().st_gid == 4321
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
     assert rig.left() == []
 
 
@@ -356,7 +356,7 @@ async def test_tokens_are_given_again_and_again(rig: Rig, make_driver: MakeDrive
         with pytest.raises(VolumePluginError, match="rpc error: code = InvalidArgument desc = no"):
             await kind.set_up(wanted)
         assert is_mounted(Path(rig.root / "pods/u-1/volumes/kubernetes.io~csi/data/mount"))
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
     assert rig.left() == []
 
 
@@ -378,7 +378,7 @@ async def test_a_secret_that_is_not_there_or_no_text(rig: Rig, make_driver: Make
         api_of(rig).put("secrets", "key", "vault", data={"a": "/w=="})
         with pytest.raises(VolumePluginError, match="the secret has a value that is no text in UTF-8"):
             await kind.set_up(wanted)
-        await kind.sweep(())
+        await kind.unmount_unused(())
     assert rig.left() == []
 
 
@@ -405,6 +405,6 @@ async def test_how_full_and_how_well_a_volume_is(rig: Rig, make_driver: MakeDriv
         told = len(driver.calls("NotifyRegistrationStatus"))
         driver.start()
         await rig.until("back", lambda: len(driver.calls("NotifyRegistrationStatus")) > told)
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])

@@ -52,7 +52,7 @@ async def left(kind: CsiPlugin, uid: str = "u-1", name: str = "pv-vol-1") -> int
     """Take a pod's volume down, as its worker does: again and again; gives how often that failed."""
     for failures in range(400):
         try:
-            await kind.take_down(uid, name)
+            await kind.tear_down(uid, name)
         except (VolumePluginError, OSError):
             await asyncio.sleep(0.05)
         else:
@@ -73,7 +73,7 @@ async def swept(rig: Rig, kind: CsiPlugin) -> None:
     deadline = asyncio.get_running_loop().time() + 30
     while list(rig.root.glob("plugins/kubernetes.io/csi/*/*")):
         assert asyncio.get_running_loop().time() < deadline, "volumes stay staged"
-        await kind.sweep(())
+        await kind.unmount_unused(())
         await asyncio.sleep(0.02)
 
 
@@ -113,7 +113,7 @@ async def test_a_driver_that_is_gone_for_good(
         assert DRIVER in text
         assert "pv-vol-1" in text
         assert kind.in_use() == {USED}
-        await kind.sweep(())
+        await kind.unmount_unused(())
         assert kind.in_use() == {USED}
         asked, sweeps = len(driver.calls("NodeUnpublishVolume")), rig.sweeps
         driver.start()
@@ -139,13 +139,13 @@ async def test_an_ordinary_restart_goes_the_ordinary_way(rig: Rig, make_driver: 
         await given(rig, kind, persistent(make_pod()))
         driver.kill()
         with pytest.raises(VolumePluginError):
-            await kind.take_down("u-1", "pv-vol-1")
+            await kind.tear_down("u-1", "pv-vol-1")
         assert debts(rig) == []
         told = len(driver.calls("NotifyRegistrationStatus"))
         driver.start()
         await rig.until("back", lambda: len(driver.calls("NotifyRegistrationStatus")) > told)
-        await kind.take_down("u-1", "pv-vol-1")
-        await kind.sweep(())
+        await kind.tear_down("u-1", "pv-vol-1")
+        await kind.unmount_unused(())
     assert rig.left() == []
 
 
@@ -272,13 +272,13 @@ async def test_nothing_is_undone_that_cannot_be_remembered(rig: Rig, make_driver
         full.mkdir()
         mount("tmpfs", full, "tmpfs", "size=4k,nr_inodes=1")
         with pytest.raises(VolumePluginError):
-            await kind.take_down("u-1", "data")
+            await kind.tear_down("u-1", "data")
         await asyncio.sleep(0.4)
         with pytest.raises(OSError, match="No space left"):
-            await kind.take_down("u-1", "data")
+            await kind.tear_down("u-1", "data")
         assert is_mounted(place)
         unmount(full)
-        await kind.take_down("u-1", "data")
+        await kind.tear_down("u-1", "data")
         assert not place.exists()
 
 
@@ -312,8 +312,8 @@ async def test_debts_are_paid_before_the_volume_is_given_anew(
         await after.set_up(persistent(make_pod("u-2"), block=block))
         assert driver.names()[begun:] == ["NodeUnpublishVolume", "NodeStageVolume", "NodePublishVolume"]
         assert debts(rig) == []
-        await after.take_down("u-2", "pv-vol-1")
-        await after.sweep(())
+        await after.tear_down("u-2", "pv-vol-1")
+        await after.unmount_unused(())
     finally:
         running.cancel()
     assert (rig.left(), driver.loops_left()) == ([], [])

@@ -91,14 +91,14 @@ async def test_behind_a_claim() -> None:
     labels = {"topology.ebs.csi.aws.com/zone": "a"}
     api = cast(ApiClient, server)
     claims = PvcResolver(api, "node", lambda: labels)
-    wanted = await claims.wanted(pod, pod.spec.volumes[0])
+    wanted = await claims.resolve(pod, pod.spec.volumes[0])
     assert (wanted.kind, wanted.name) == ("csi", "pv-1")
     assert (wanted.source.driver, wanted.source.volume_handle) == ("ebs.csi.aws.com", "vol-1")
     labels["topology.ebs.csi.aws.com/zone"] = "b"
     with pytest.raises(AffinityError):
-        await claims.wanted(pod, pod.spec.volumes[0])
-    own = PvcResolver(api, "node", lambda: None, given=("awsElasticBlockStore",))
-    assert (await own.wanted(pod, pod.spec.volumes[0])).kind == "awsElasticBlockStore", "somebody gives it"
+        await claims.resolve(pod, pod.spec.volumes[0])
+    own = PvcResolver(api, "node", lambda: None, plugin_types=("awsElasticBlockStore",))
+    assert (await own.resolve(pod, pod.spec.volumes[0])).kind == "awsElasticBlockStore", "somebody gives it"
 
 
 async def test_in_a_pod_of_a_node_without_a_cluster(root: Path, shelf: Shelf) -> None:
@@ -127,6 +127,6 @@ async def test_given_by_its_driver(rig: Rig, make_driver: Callable[..., DriverPr
         assert is_mounted(folder / "mount")
         (published,) = driver.calls("NodePublishVolume")
         assert published["volume_context"] == {"fstype": "ext4", "kind": "Managed"}
-        await kind.take_down("u-1", wanted.name)
-        await kind.sweep(())
+        await kind.tear_down("u-1", wanted.name)
+        await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])

@@ -142,7 +142,7 @@ async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) ->
             await rig.kind.attachments.publish_context("d", "h", uid)
     rig.pods["known"] = make_pod("known")
     (rig.root / "pods/on-disk").mkdir(parents=True)
-    await rig.kind.sweep(())
+    await rig.kind.unmount_unused(())
     for waited_for, name in ((rig.kind.drivers, "d"), (rig.kind.attachments, unique_name("d", "h"))):
         rig.woken.clear()
         waited_for._waiting.there([name])

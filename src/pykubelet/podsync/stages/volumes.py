@@ -28,8 +28,8 @@ class VolumeStage(Stage):
         try:
             start.volumes = await start.slot.while_away(self._volumes.mount(start.pod), after=MOUNT_SECONDS)
         except VolumeError as err:
-            if err.refusal:
-                raise PodRejected(err.refusal, str(err)) from err
+            if err.rejection_reason:
+                raise PodRejected(err.rejection_reason, str(err)) from err
             self._record(start.pod, err)
             raise SyncError(str(err), err.retry_after) from err
 

@@ -25,7 +25,7 @@ from pykubelet.volumes.csi.paths import BlockVolumePaths, VolumeData, drop_scrap
 from pykubelet.volumes.csi.unpublish import let_go, pay_before
 from pykubelet.volumes.csi.volume import CsiVolume, must_attach
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.paths import make_folder
+from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import MountedVolume
 
 log = get_logger(__name__)
@@ -81,7 +81,7 @@ class CsiBlockMapper:
             attached=volume.unique_name if must_attach(volume, spec) else "",
         )
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Unpublish a pod's device, or remove it without the driver after the driver's deadline.
 
         Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
@@ -154,12 +154,12 @@ def _traces(places: BlockVolumePaths, link: Path, uid: str) -> Iterable[Path]:
 
 def _prepare(places: BlockVolumePaths, link: Path, target: Path, data: VolumeData) -> None:
     write_data(places.data, data)
-    make_folder(link.parent)
+    make_directory(link.parent)
     # Always recreated: after a reboot an old link may point elsewhere.
     link.unlink(missing_ok=True)
     link.symlink_to(target)
     for folder in (places.staging, places.published, places.maps):
-        make_folder(folder)
+        make_directory(folder)
 
 
 def _bind(device: Path, place: Path, read_only: bool) -> None:

@@ -35,7 +35,7 @@ from pykubelet.util.tasks import wait_seconds
 from pykubelet.volumes.csi.drivers import CsiDriverInformer, CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.names import CSI_NODES
 from pykubelet.volumes.csi.types import NodeFacts
-from pykubelet.volumes.operations import side_by_side
+from pykubelet.volumes.operations import run_concurrently
 
 log = get_logger(__name__)
 NODE_IDS = "csi.volume.kubernetes.io/nodeid"
@@ -331,7 +331,7 @@ class AttachLimitUpdater:
             }
             due = [name for name, moment in self._due.items() if moment <= clock()]
             # Concurrently: a driver that hangs does not delay the start of the other calls.
-            await side_by_side([self.refresh(name) for name in due])
+            await run_concurrently([self.refresh(name) for name in due])
             self._due |= {name: clock() + periods[name] for name in due}
             pause = wait_seconds(min(self._due.values()) - clock()) if self._due else None
             try:

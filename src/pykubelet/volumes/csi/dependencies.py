@@ -16,9 +16,9 @@ from pykubelet.volumes.csi.pending_unpublish import PendingUnpublishStore, Unpub
 from pykubelet.volumes.csi.request_context import CsiRequestContext
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.csi.volume_attachments import Attachments
-from pykubelet.volumes.errors import VolumePluginError, told
+from pykubelet.volumes.errors import VolumePluginError, format_os_error
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.operations import Locks, side_by_side
+from pykubelet.volumes.operations import Locks, run_concurrently
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CsiDependencies:
             yield
             well = True
         finally:
-            self.metrics.operated(f"{KIND}:{driver}", operation, clock() - began, well=well)
+            self.metrics.record_operation(f"{KIND}:{driver}", operation, clock() - began, succeeded=well)
 
     def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
         """Return the content of `vol_data.json` for a pod's volume."""
@@ -77,12 +77,12 @@ async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
         try:
             await part
         except OSError as err:
-            return told(err)
+            return format_os_error(err)
         except VolumePluginError as err:
             return str(err)
         return ""
 
-    problems = await side_by_side([one(part) for part in work])
+    problems = await run_concurrently([one(part) for part in work])
     if found := [problem for problem in problems if problem]:
         raise VolumePluginError("; ".join(found))
 

@@ -224,7 +224,7 @@ class Drivers:
             )
         self._beginning.add(plugin.name)
         try:
-            client = NodeClient(plugin.endpoint, called=partial(self._metrics.called, plugin.name))
+            client = NodeClient(plugin.endpoint, called=partial(self._metrics.record_csi_call, plugin.name))
             facts = await client.info()
             await self._node.install(plugin.name, facts)
         except PluginError as err:

@@ -33,7 +33,7 @@ from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import Tell
+from pykubelet.volumes.ownership import RecordEvent
 
 log = get_logger(__name__)
 STORAGE = "storage"
@@ -187,7 +187,7 @@ class NodeExpander:
         self,
         parts: CsiDependencies,
         api: ApiClient | None,
-        tell: Tell,
+        tell: RecordEvent,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._parts = parts

@@ -29,8 +29,8 @@ from pykubelet.volumes.csi.types import Context, VolumeCapability
 from pykubelet.volumes.csi.unpublish import let_go, pay_before
 from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import Tell, own
-from pykubelet.volumes.paths import make_folder
+from pykubelet.volumes.ownership import RecordEvent, apply_fs_group
+from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import MountedVolume
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def mount_label(
         return ""
     if volume.wanted.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
         return ""
-    options = _options(volume.wanted.pod, volume.wanted.volume.name)
+    options = _options(volume.wanted.pod, volume.wanted.pod_volume.name)
     if options is None or not has_selinux(fs):
         return ""
     default = _file_label(policies)
@@ -108,7 +108,7 @@ def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
 class CsiMounter:
     """Mounter of CSI file system volumes."""
 
-    def __init__(self, parts: CsiDependencies, tell: Tell) -> None:
+    def __init__(self, parts: CsiDependencies, tell: RecordEvent) -> None:
         self._parts = parts
         self._tell = tell
 
@@ -139,7 +139,7 @@ class CsiMounter:
         # Also when it is republished: the driver may have written new files.
         if MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
             try:
-                await own(wanted.pod, path, self._tell)
+                await apply_fs_group(wanted.pod, path, self._tell)
             except OSError as err:
                 raise VolumePluginError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
         return MountedVolume(
@@ -149,7 +149,7 @@ class CsiMounter:
             attached=volume.unique_name if must_attach(volume, spec) else "",
         )
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Unpublish a pod's volume, or unmount it without the driver after the driver's deadline.
 
         Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
@@ -210,7 +210,7 @@ class CsiMounter:
         def prepare() -> bool:
             known = read_data(file) is not None
             write_data(file, data)
-            make_folder(place)
+            make_directory(place)
             return known
 
         known = await finish_in_thread(prepare)

@@ -35,7 +35,7 @@ from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, staged_folder
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.paths import VolumeFolders, make_folder, plain
+from pykubelet.volumes.paths import PodVolumePaths, make_directory, path_component
 
 DATA_FILE = "vol_data.json"
 SCRAP_SECONDS = 300.0
@@ -72,7 +72,7 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 
 def write_data(path: Path, data: VolumeData) -> None:
     """Write the file, unless it is unchanged, and create its directory. Raises OSError. Blocks."""
-    make_folder(path.parent)
+    make_directory(path.parent)
     if read_data(path) == data:
         return
     with _replacing(path) as new:
@@ -191,7 +191,7 @@ class CsiPaths:
 
     def volume(self, uid: str, name: str) -> Path:
         """Return the directory of a pod's volume. Raises ValueError for an invalid name."""
-        return VolumeFolders.of(self.root, uid).volume(FOLDER, name)
+        return PodVolumePaths.for_pod(self.root, uid).volume(FOLDER, name)
 
     def published(self, uid: str, name: str) -> Path:
         """Return the target path of a pod's volume."""
@@ -203,7 +203,7 @@ class CsiPaths:
 
     def staged(self, driver: str, handle: str) -> Path:
         """Return the staging path of a volume, which all pods share."""
-        return self.plugin / plain(driver) / staged_folder(handle) / GLOBAL_MOUNT
+        return self.plugin / path_component(driver) / staged_folder(handle) / GLOBAL_MOUNT
 
     def all_staged(self) -> Iterator[Path]:
         """Yield the staging paths of all volumes, including those of drivers that are not registered."""
@@ -221,7 +221,7 @@ class CsiPaths:
 
     def device(self, name: str) -> BlockVolumePaths:
         """Return the paths of a block volume."""
-        return BlockVolumePaths(self.plugin / DEVICES, plain(name))
+        return BlockVolumePaths(self.plugin / DEVICES, path_component(name))
 
     def all_devices(self) -> Iterator[BlockVolumePaths]:
         """Yield the paths of all block volumes that have a directory, in use or not."""
@@ -231,7 +231,7 @@ class CsiPaths:
 
     def device_link(self, uid: str, name: str) -> Path:
         """Return the path of the symlink to the device in the pod's directory."""
-        return VolumeFolders.of(self.root, uid).device(FOLDER, name)
+        return PodVolumePaths.for_pod(self.root, uid).device(FOLDER, name)
 
 
 def _names(path: str) -> list[str]:

@@ -69,7 +69,7 @@ class _Given:
 class CsiPlugin:
     """Plugin for csi volumes, inline and persistent; `run` must run for CSIDriver objects to be known."""
 
-    folder = FOLDER
+    directory_name = FOLDER
     live = True
     """Drivers may require republishing, and volumes may be expanded."""
     slow = True
@@ -96,19 +96,21 @@ class CsiPlugin:
             tell=self._warn,
             owes=self._owes,
         )
-        self._paying = UnpublishRetrier(self._parts.debts, self.drivers, self._parts.locks, given.sweep)
+        self._paying = UnpublishRetrier(
+            self._parts.debts, self.drivers, self._parts.locks, given.request_cleanup
+        )
         # Volumes that stayed staged without their driver are unstaged when it registers.
-        self.drivers.listen(given.sweep)
-        self._files = CsiMounter(self._parts, given.tell)
+        self.drivers.listen(given.request_cleanup)
+        self._files = CsiMounter(self._parts, given.record_event)
         self._devices = CsiBlockMapper(self._parts)
-        self._expanding = NodeExpander(self._parts, api, given.tell, clock)
+        self._expanding = NodeExpander(self._parts, api, given.record_event, clock)
         self._sweeps = PendingOperations(None)
         self._limits = (
             AttachLimitUpdater(self.drivers, self._objects, self._info) if self._info is not None else None
         )
-        self._given_pod = given.find
-        self._use = given.use
-        self._tell = given.tell
+        self._given_pod = given.find_pod
+        self._use = given.report_in_use
+        self._tell = given.record_event
         self._health = False
         self._ready: Callable[[], None] = lambda: None
         self._clock = clock
@@ -180,16 +182,16 @@ class CsiPlugin:
         self._given[key] = _Given(volume, mounted, path)
         return mounted
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Unpublish a volume of a pod."""
         self._given.pop((uid, name), None)
-        await self._files.take_down(uid, name)
-        await self._devices.take_down(uid, name)
+        await self._files.tear_down(uid, name)
+        await self._devices.tear_down(uid, name)
         if not any(pod == uid for pod, _ in self._given):
             self.drivers.forget(uid)
             self.attachments.forget(uid)
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         """Unstage the volumes that no pod uses."""
         self._expanding.keep({given.volume.unique_name for given in self._given.values()})
         for waited_for in (self.drivers, self.attachments):
@@ -199,7 +201,7 @@ class CsiPlugin:
         # One operation per volume: a hung driver is waited for briefly and does not block the others.
         await all_swept(
             [
-                self._sweeps.run(name, "unstaging", work, patience=SWEEP_SECONDS, pauses=False)
+                self._sweeps.run(name, "unstaging", work, timeout=SWEEP_SECONDS, use_backoff=False)
                 for name, work in sweeps.items()
             ]
         )
@@ -241,7 +243,7 @@ class CsiPlugin:
             client = self.drivers.client(given.volume.driver)
             if uid != pod.uid or client is None:
                 continue
-            name = given.volume.wanted.volume.name
+            name = given.volume.wanted.pod_volume.name
             try:
                 if GET_STATS in await client.abilities():
                     usage = await client.usage(given.volume.handle, str(given.measured))

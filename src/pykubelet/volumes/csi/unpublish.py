@@ -36,7 +36,7 @@ from pykubelet.volumes.csi.names import KIND
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish, PendingUnpublishStore
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
-from pykubelet.volumes.operations import FIRST_PAUSE, LONGEST_PAUSE, Locks
+from pykubelet.volumes.operations import INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Locks
 
 if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient
@@ -217,7 +217,7 @@ class UnpublishRetrier:
             log, "A CSI driver does not take back what it is owed for", driver=driver
         )
         clock = asyncio.get_running_loop().time
-        pause = FIRST_PAUSE
+        pause = INITIAL_BACKOFF_SECONDS
         try:
             while (client := self._drivers.client(driver)) is not None:
                 change = self._driver_change
@@ -229,7 +229,7 @@ class UnpublishRetrier:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await change.wait()
-                pause = min(pause * 2, LONGEST_PAUSE)
+                pause = min(pause * 2, MAX_BACKOFF_SECONDS)
         finally:
             self._under_way.discard(driver)
 

@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, ConfigMapVolume, KeyToPath
 from pykubelet.objects.base import ObjectNotFound, PodObjects
-from pykubelet.volumes.file_projection import File, Writer, of_keys
+from pykubelet.volumes.file_projection import File, FileVolumeWriter, files_for_keys
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class ConfigMapKind(BaseVolumePlugin):
+class ConfigMapPlugin(BaseVolumePlugin):
     """Plugin for configMap volumes."""
 
-    folder = "kubernetes.io~configmap"
+    directory_name = "kubernetes.io~configmap"
     live = True
     slow = False
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._objects = given.objects
-        self._writer = Writer(given, self.folder, in_memory=False)
+    def __init__(self, host: VolumeHost) -> None:
+        self._objects = host.objects
+        self._writer = FileVolumeWriter(host, self.directory_name, in_memory=False)
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Write the files of the current ConfigMap."""
-        pod, source = wanted.pod, wanted.source
+        pod, source = volume.pod, volume.source
         assert isinstance(source, ConfigMapVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
         files = await config_map_files(
             self._objects, pod, source.name, source.items, mode, optional=source.optional is True
         )
-        return await self._writer.write(pod, wanted.name, files)
+        return await self._writer.write(pod, volume.name, files)
 
 
 async def config_map_files(
@@ -46,4 +46,4 @@ async def config_map_files(
     else:
         data = found.binary_data | {key: value.encode() for key, value in found.data.items()}
     missing = "configmap references non-existent config key"
-    return of_keys(data, items, mode, optional=optional, missing=missing)
+    return files_for_keys(data, items, mode, optional=optional, missing=missing)

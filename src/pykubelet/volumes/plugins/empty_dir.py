@@ -16,8 +16,8 @@ from pykubelet.api.volume import EmptyDir
 from pykubelet.linux.mounts import mount
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import give_to_group
-from pykubelet.volumes.paths import EMPTY_DIR, VolumeFolders, is_mount_point, make_folder
+from pykubelet.volumes.ownership import apply_group
+from pykubelet.volumes.paths import EMPTY_DIR, PodVolumePaths, is_mount_point, make_directory
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 MEMORY = "Memory"
@@ -30,22 +30,22 @@ class MediumError(VolumePluginError):
     """Raised when the medium is not available to this pod; the text contains the reason."""
 
 
-class EmptyDirKind(BaseVolumePlugin):
+class EmptyDirPlugin(BaseVolumePlugin):
     """Plugin for emptyDir volumes."""
 
-    folder = EMPTY_DIR
+    directory_name = EMPTY_DIR
     live = False
     slow = False
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._given = given
+    def __init__(self, host: VolumeHost) -> None:
+        self._host = host
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Ensure that the directory and its mount exist; in a thread, because a disk may be slow."""
-        pod, source = wanted.pod, wanted.source
+        pod, source = volume.pod, volume.source
         assert isinstance(source, EmptyDir)
-        folders = VolumeFolders.of(self._given.root, pod.uid)
-        path, marker = folders.volume(EMPTY_DIR, wanted.name), folders.marker(wanted.name)
+        paths = PodVolumePaths.for_pod(self._host.root, pod.uid)
+        path, marker = paths.volume(EMPTY_DIR, volume.name), paths.marker(volume.name)
         options = self._mount_options(pod, source)
         group = pod.spec.security_context.fs_group
         await finish_in_thread(lambda: make_empty_dir(path, marker, source.medium, options, group))
@@ -53,18 +53,18 @@ class EmptyDirKind(BaseVolumePlugin):
 
     def _mount_options(self, pod: Pod, source: EmptyDir) -> str:
         if source.medium == MEMORY:
-            return memory_options(self._given, pod, source.size_limit)
+            return memory_options(self._host, pod, source.size_limit)
         if is_huge_pages(source.medium):
-            return huge_page_option(source.medium, pod, pod_level=self._given.pod_level)
+            return huge_page_option(source.medium, pod, pod_level=self._host.node.pod_level)
         if source.medium:
             raise MediumError(f'unknown storage medium "{source.medium}"')
         return ""
 
 
-def memory_options(given: VolumeHost, pod: Pod, size_limit: Quantity | None = None) -> str:
+def memory_options(host: VolumeHost, pod: Pod, size_limit: Quantity | None = None) -> str:
     """Return the tmpfs mount options of a volume in memory."""
-    wanted = int(size_limit) if size_limit is not None else 0
-    size = tmpfs_size(wanted, given.memory_limit(pod) or 0, given.allocatable_memory)
+    limit = int(size_limit) if size_limit is not None else 0
+    size = tmpfs_size(limit, host.memory.for_pod(pod) or 0, host.memory.allocatable)
     return f"size={size}" if size else ""
 
 
@@ -82,21 +82,25 @@ def huge_page_option(medium: str, pod: Pod, *, pod_level: bool = True) -> str:
     `HugePages` alone requires that the pod requests exactly one size, `HugePages-2Mi` that it requests that
     size among others.
     """
-    asked: dict[int, Quantity] = {}
-    parts = [container.resources.requests for container in (*pod.spec.containers, *pod.spec.init_containers)]
+    requested: dict[int, Quantity] = {}
+    requests = [
+        container.resources.requests for container in (*pod.spec.containers, *pod.spec.init_containers)
+    ]
     if pod_level and pod.spec.resources is not None:
-        parts.append(pod.spec.resources.requests)
-    for resource in (resource for part in parts for resource in part if resource.startswith(_PAGES_PREFIX)):
+        requests.append(pod.spec.resources.requests)
+    for resource in (
+        resource for request in requests for resource in request if resource.startswith(_PAGES_PREFIX)
+    ):
         size = _page_size(resource.removeprefix(_PAGES_PREFIX))
-        asked[int(size)] = size
+        requested[int(size)] = size
     if medium == HUGE_PAGES:
-        if len(asked) > 1:
+        if len(requested) > 1:
             raise MediumError(
                 f"medium: {medium} can't be used if container requests multiple huge page sizes"
             )
-        found = next(iter(asked.values()), None)
+        found = next(iter(requested.values()), None)
     else:
-        found = asked.get(int(_page_size(medium.removeprefix(f"{HUGE_PAGES}-"))))
+        found = requested.get(int(_page_size(medium.removeprefix(f"{HUGE_PAGES}-"))))
     if found is None:
         raise MediumError(
             f"medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
@@ -109,7 +113,7 @@ def is_huge_pages(medium: str) -> bool:
     return medium == HUGE_PAGES or medium.startswith(f"{HUGE_PAGES}-")
 
 
-def is_made(path: Path, marker: Path, medium: str) -> bool:
+def is_complete(path: Path, marker: Path, medium: str) -> bool:
     """Return whether the volume at `path` is complete.
 
     The marker outlives a mount in memory (after a reboot), so that the mount is checked as well.
@@ -122,11 +126,11 @@ def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: i
 
     `options` are the mount options of a medium other than disk. Blocks.
     """
-    if is_made(path, marker, medium):
+    if is_complete(path, marker, medium):
         return
     marker.unlink(missing_ok=True)
-    make_folder(path.parent, 0o755)
-    make_folder(path, _MODE)
+    make_directory(path.parent, 0o755)
+    make_directory(path, _MODE)
     if not is_mount_point(path):
         path.chmod(_MODE)
         if medium == MEMORY:
@@ -134,8 +138,8 @@ def make_empty_dir(path: Path, marker: Path, medium: str, options: str, group: i
         elif medium:
             mount("nodev", path, "hugetlbfs", options)
     if group is not None:
-        give_to_group(path, group)
-    make_folder(marker.parent)
+        apply_group(path, group)
+    make_directory(marker.parent)
     marker.touch(mode=0o644)
 
 

@@ -17,45 +17,45 @@ from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
-from pykubelet.volumes.paths import make_folder, plain
+from pykubelet.volumes.paths import make_directory, path_component
 from pykubelet.volumes.plugin import VolumeToMount
-from pykubelet.volumes.plugins.network_disk import SharedDiskKind
+from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin
 
 log = get_logger(__name__)
 
 
-class Notes(msgspec.Struct):
+class DiskMetadata(msgspec.Struct):
     """Metadata of an attached disk."""
 
     volume: str
     device: str
 
 
-class FcKind(SharedDiskKind):
+class FcPlugin(NetworkDiskPlugin):
     """Plugin for fc volumes."""
 
-    folder = "kubernetes.io~fc"
-    notes = "fc.json"
+    directory_name = "kubernetes.io~fc"
+    metadata_file = "fc.json"
 
-    def disk_name(self, wanted: VolumeToMount) -> str:
+    def disk_name(self, volume: VolumeToMount) -> str:
         """Return the relative directory of the disk."""
-        return fc_name(wanted.source)
+        return fc_name(volume.source)
 
-    def attached_name(self, wanted: VolumeToMount) -> str:
+    def attached_name(self, volume: VolumeToMount) -> str:
         """Return the disk's address, formatted as by the controllers."""
-        source = wanted.source
+        source = volume.source
         if source.target_wwns and source.lun is not None:
             return f"[{' '.join(source.target_wwns)}]:{source.lun}"
         return f"[{' '.join(source.wwids)}]"
 
-    def volume_of(self, place: Path) -> str:
+    def volume_name(self, disk_dir: Path) -> str:
         """Return the volume name in the metadata."""
-        found = self._load(place)
+        found = self._load(disk_dir)
         return found.volume if found is not None else ""
 
-    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
+    async def attach(self, volume: VolumeToMount, disk_dir: Path) -> Path:
         """Find the disk, after a scan of all SCSI hosts if it is missing or has no multipath device."""
-        source = wanted.source
+        source = volume.source
         device = self._find(source)
         if device is None or self.scsi.multipath_of(device) is None:
             await in_own_thread(self.scsi.scan_all, name="fc scan")
@@ -63,14 +63,16 @@ class FcKind(SharedDiskKind):
         if device is None:
             raise VolumePluginError("no fc disk found")
         device = self.scsi.multipath_of(device) or device.resolve()
-        make_folder(place)
-        if not is_mounted(place):
-            (place / self.notes).write_bytes(msgspec.json.encode(Notes(wanted.name, str(device))))
+        make_directory(disk_dir)
+        if not is_mounted(disk_dir):
+            (disk_dir / self.metadata_file).write_bytes(
+                msgspec.json.encode(DiskMetadata(volume.name, str(device)))
+            )
         return device
 
-    async def detach(self, place: Path, device: Path | None) -> None:
+    async def detach(self, disk_dir: Path, device: Path | None) -> None:
         """Flush the disk and remove it from the kernel; a missing disk is ignored."""
-        found = self._load(place)
+        found = self._load(disk_dir)
         if device is None and found is not None:
             device = Path(found.device)
         if device is None or not device.exists():
@@ -88,24 +90,24 @@ class FcKind(SharedDiskKind):
     def _find(self, source: FibreChannel) -> Path | None:
         """Return the disk, preferably one that is part of a multipath device, or None."""
         found = list(self._candidates(source))
-        return next((one for one in found if self.scsi.multipath_of(one)), next(iter(found), None))
+        return next((path for path in found if self.scsi.multipath_of(path)), next(iter(found), None))
 
     def _candidates(self, source: FibreChannel) -> Iterator[Path]:
         disks = self.scsi.dev / "disk"
         if source.lun is not None and source.target_wwns:
             for wwn in source.target_wwns:
-                wanted = re.compile(rf"(pci-.*-fc|fc)-0x{re.escape(wwn)}-lun-{source.lun}")
-                names = sorted(path for path in disks.glob("by-path/*") if wanted.fullmatch(path.name))
+                pattern = re.compile(rf"(pci-.*-fc|fc)-0x{re.escape(wwn)}-lun-{source.lun}")
+                names = sorted(path for path in disks.glob("by-path/*") if pattern.fullmatch(path.name))
                 yield from (path for path in names[:1] if path.exists())
         else:
             for wwid in source.wwids:
-                path = disks / "by-id" / plain(f"scsi-{_underscored(wwid)}")
+                path = disks / "by-id" / path_component(f"scsi-{_underscored(wwid)}")
                 if path.exists():
                     yield path
 
-    def _load(self, place: Path) -> Notes | None:
+    def _load(self, disk_dir: Path) -> DiskMetadata | None:
         try:
-            return msgspec.json.decode((place / self.notes).read_bytes(), type=Notes)
+            return msgspec.json.decode((disk_dir / self.metadata_file).read_bytes(), type=DiskMetadata)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -119,7 +121,7 @@ def fc_name(source: FibreChannel) -> str:
     else:
         raise BadSource("fc: no fc disk information found. failed to make a new mounter")
     try:
-        return plain(name)
+        return path_component(name)
     except ValueError:
         raise BadSource(f"{name!r} cannot be a fibre channel disk's name") from None
 

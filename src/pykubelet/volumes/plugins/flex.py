@@ -37,8 +37,8 @@ from pykubelet.volumes.mount_helper import (
     unmount_with_helper,
 )
 from pykubelet.volumes.operations import Locks
-from pykubelet.volumes.ownership import Walk, own
-from pykubelet.volumes.paths import VolumeFolders, bind_folder, make_folder, plain
+from pykubelet.volumes.ownership import OwnershipWalk, apply_fs_group
+from pykubelet.volumes.paths import PodVolumePaths, bind_directory, make_directory, path_component
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.plugins.secret import named_secret
 
@@ -63,7 +63,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     fsgroup: bool = True
 
 
-class Answer(msgspec.Struct, frozen=True):
+class DriverResponse(msgspec.Struct, frozen=True):
     """Response of a driver."""
 
     status: str = ""
@@ -72,65 +72,65 @@ class Answer(msgspec.Struct, frozen=True):
     capabilities: Capabilities | None = None
 
 
-def escaped(driver: str) -> str:
+def driver_directory_name(driver: str) -> str:
     """Return the directory name of a driver: `vendor~driver` for `vendor/driver`. Raises BadSource."""
     name = driver.replace("/", "~")
     try:
         if name.startswith(".") or name.endswith("~"):
             raise ValueError("there is no program of this name")
-        return plain(name)
+        return path_component(name)
     except ValueError:
         raise BadSource(f"{driver!r} cannot be the name of a FlexVolume driver") from None
 
 
-def read_answer(command: str, said: str) -> Answer:
+def parse_response(command: str, output: str) -> DriverResponse:
     """Parse the response of a driver. Raises DriverError, or its subclass NotSupportedError.
 
     Keys are case-insensitive, because drivers write them in upper and lower case.
     """
     try:
-        answer = msgspec.convert(_lower(msgspec.json.decode(said)), Answer)
+        response = msgspec.convert(_lower(msgspec.json.decode(output)), DriverResponse)
     except msgspec.MsgspecError as err:
-        words = " ".join(said.split())[:200]
+        excerpt = " ".join(output.split())[:200]
         raise DriverError(
-            f"{command} command failed, the driver's answer is unreadable: {err}: {words}"
+            f"{command} command failed, the driver's answer is unreadable: {err}: {excerpt}"
         ) from err
-    if answer.status == NOT_SUPPORTED:
+    if response.status == NOT_SUPPORTED:
         raise NotSupportedError(f"{command} command failed, status: {NOT_SUPPORTED}")
-    if answer.status != SUCCESS:
-        reason = " ".join(answer.message.split())
-        raise DriverError(f"{command} command failed, status: {answer.status}, reason: {reason}")
-    return answer
+    if response.status != SUCCESS:
+        reason = " ".join(response.message.split())
+        raise DriverError(f"{command} command failed, status: {response.status}, reason: {reason}")
+    return response
 
 
 class FlexDriver:
     """One driver; its capabilities are cached until its executable changes."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str) -> None:
         """Initialize with the directory of all drivers and the name, `vendor/driver`. Raises BadSource."""
         self.name = name
-        self.program = folder / escaped(name) / name.rpartition("/")[2]
-        self._seen: tuple[int, ...] = ()
+        self.executable = directory / driver_directory_name(name) / name.rpartition("/")[2]
+        self._fingerprint: tuple[int, ...] = ()
         self._capabilities = Capabilities()
         self._unsupported: set[str] = set()
 
     async def capabilities(self) -> Capabilities:
         """Return the driver's capabilities, calling `init` if it is new. Raises VolumePluginError."""
         try:
-            facts = self.program.stat()
+            status = self.executable.stat()
         except OSError:
             raise BadSource(
                 f"no volume plugin matched: the FlexVolume driver {self.name} is not installed "
-                f"at {self.program}"
+                f"at {self.executable}"
             ) from None
-        seen = (facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
-        if seen != self._seen:
+        fingerprint = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if fingerprint != self._fingerprint:
             self._unsupported.clear()
             self._capabilities = (await self.call("init")).capabilities or Capabilities()
-            self._seen = seen
+            self._fingerprint = fingerprint
         return self._capabilities
 
-    async def call(self, command: str, *arguments: str) -> Answer:
+    async def call(self, command: str, *arguments: str) -> DriverResponse:
         """Call a command of the driver. Raises NotSupportedError, DriverError and HelperError.
 
         Options, which are JSON and may contain secrets, are hidden in logs and errors.
@@ -140,135 +140,135 @@ class FlexDriver:
         failure: HelperError | None = None
         try:
             hidden = [argument for argument in arguments if argument.startswith("{")]
-            said = await run_helper(str(self.program), command, *arguments, hidden=hidden)
+            output = await run_helper(str(self.executable), command, *arguments, hidden=hidden)
         except HelperError as err:
             if err.status is None or not err.output.lstrip().startswith("{"):
                 raise
-            failure, said = err, err.output
+            failure, output = err, err.output
         try:
-            answer = read_answer(command, said)
+            response = parse_response(command, output)
         except NotSupportedError:
             self._unsupported.add(command)
             raise
         if failure is not None:
             raise failure
-        return answer
+        return response
 
 
 def _lower(value: Any) -> Any:
     return {key.lower(): _lower(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
-PATIENCE = 120.0
+DRIVER_TIMEOUT_SECONDS = 120.0
 """Seconds after which a volume is unmounted without its failing driver: a pod can always be deleted."""
 _PREFIX = "kubernetes.io/"
 
 
-class FlexKind(BaseVolumePlugin):
+class FlexVolumePlugin(BaseVolumePlugin):
     """Plugin for flexVolume volumes."""
 
-    folder = "kubernetes.io~flexvolume"
+    directory_name = "kubernetes.io~flexvolume"
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._given = given
+    def __init__(self, host: VolumeHost) -> None:
+        self._host = host
         self._drivers: dict[str, FlexDriver] = {}
         self._locks = Locks()
-        self._failing: dict[Path, float] = {}
+        self._failing_since: dict[Path, float] = {}
         """Event loop time of the first failed unmount, by path."""
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Mount the volume through its driver. Raises VolumePluginError, ObjectError and OSError."""
-        source = _source(wanted)
+        source = _source(volume)
         driver = self._driver(source.driver)
-        can = await driver.capabilities()
-        folders = VolumeFolders.of(self._given.root, wanted.uid)
-        place = folders.volume(escaped(source.driver), wanted.name)
-        read_only = _read_only(wanted)
-        _note(folders.volume(self.folder, wanted.name), place)
-        async with self._locks(f"{source.driver}/{wanted.name}"):
-            new = not is_mounted(place)
+        capabilities = await driver.capabilities()
+        paths = PodVolumePaths.for_pod(self._host.root, volume.uid)
+        mount_point = paths.volume(driver_directory_name(source.driver), volume.name)
+        read_only = _read_only(volume)
+        _link_mount_point(paths.volume(self.directory_name, volume.name), mount_point)
+        async with self._locks(f"{source.driver}/{volume.name}"):
+            new = not is_mounted(mount_point)
             if new:
-                if can.attach:
-                    await self._mount_device(wanted, driver)
-                await self._mount(wanted, driver, place)
-            if can.fsgroup and not read_only:
-                await self._own(wanted, place, new=new)
-        attached = _attached_name(wanted) if can.attach and self._given.api is not None else ""
-        relabel = can.selinuxrelabel and not read_only
-        return MountedVolume(str(place), read_only=read_only, relabel=relabel, attached=attached)
+                if capabilities.attach:
+                    await self._mount_device(volume, driver)
+                await self._mount(volume, driver, mount_point)
+            if capabilities.fsgroup and not read_only:
+                await self._apply_fs_group(volume, mount_point, new=new)
+        attached = _attached_name(volume) if capabilities.attach and self._host.api is not None else ""
+        relabel = capabilities.selinuxrelabel and not read_only
+        return MountedVolume(str(mount_point), read_only=read_only, relabel=relabel, attached=attached)
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Unmount the volume through its driver, and its device if no other pod uses it.
 
         Raises as `set_up` does.
         """
-        note = VolumeFolders.of(self._given.root, uid).volume(self.folder, name)
-        if not note.is_symlink():
+        link = PodVolumePaths.for_pod(self._host.root, uid).volume(self.directory_name, name)
+        if not link.is_symlink():
             return
-        place = note.parent.parent / plain(note.readlink().parts[-2]) / name
-        driver = self._driver(place.parent.name.replace("~", "/"))
+        mount_point = link.parent.parent / path_component(link.readlink().parts[-2]) / name
+        driver = self._driver(mount_point.parent.name.replace("~", "/"))
         async with self._locks(f"{driver.name}/{name}"):
-            if is_mounted(place) or place.is_dir():
-                await self._undo(driver, "unmount", place)
-            if not self._others(uid, name, place.parent.name):
+            if is_mounted(mount_point) or mount_point.is_dir():
+                await self._unmount_with_driver(driver, "unmount", mount_point)
+            if not self._is_used_by_other_pod(uid, name, mount_point.parent.name):
                 await self._unmount_device(driver, name)
         with suppress(OSError):
-            place.parent.rmdir()  # unless the pod has another volume of the driver
+            mount_point.parent.rmdir()  # unless the pod has another volume of the driver
 
-    async def _mount_device(self, wanted: VolumeToMount, driver: FlexDriver) -> None:
-        options = _options(wanted, {})
-        device = await self._attached(wanted, driver, options)
+    async def _mount_device(self, volume: VolumeToMount, driver: FlexDriver) -> None:
+        options = _options(volume, {})
+        device = await self._attach(volume, driver, options)
         with suppress(NotSupportedError):
             device = (await driver.call("waitforattach", device, options)).device
-        place = self._device_place(driver.name, wanted.name)
-        if is_mounted(place):
+        mount_point = self._device_mount_point(driver.name, volume.name)
+        if is_mounted(mount_point):
             return
-        make_folder(place)
+        make_directory(mount_point)
         try:
-            await driver.call("mountdevice", str(place), device, options)
+            await driver.call("mountdevice", str(mount_point), device, options)
         except NotSupportedError:
             if device:
-                read_only = _read_only(wanted)
-                how = "ro" if read_only else "rw"
+                read_only = _read_only(volume)
+                mode = "ro" if read_only else "rw"
                 await format_and_mount(
-                    Path(device), place, _source(wanted).fs_type, [how], read_only=read_only
+                    Path(device), mount_point, _source(volume).fs_type, [mode], read_only=read_only
                 )
 
-    async def _attached(self, wanted: VolumeToMount, driver: FlexDriver, options: str) -> str:
+    async def _attach(self, volume: VolumeToMount, driver: FlexDriver, options: str) -> str:
         """Return the device that the cluster's controllers, or else the driver's `attach`, attached."""
-        if not self._given.attaches:
-            return await self._given.attached(wanted, _attached_name(wanted))
+        if not self._host.attaches_volumes:
+            return await self._host.attached_device(volume, _attached_name(volume))
         try:
-            return (await driver.call("attach", options, self._given.node_name)).device
+            return (await driver.call("attach", options, self._host.node_name)).device
         except NotSupportedError:
             return ""
 
-    async def _mount(self, wanted: VolumeToMount, driver: FlexDriver, place: Path) -> None:
-        make_folder(place)
+    async def _mount(self, volume: VolumeToMount, driver: FlexDriver, mount_point: Path) -> None:
+        make_directory(mount_point)
         try:
-            options = _options(wanted, _about(wanted) | await self._secrets(wanted, driver))
-            await driver.call("mount", str(place), options)
+            options = _options(volume, _pod_options(volume) | await self._secrets(volume, driver))
+            await driver.call("mount", str(mount_point), options)
         except NotSupportedError:
-            device = self._device_place(driver.name, wanted.name)
-            await in_own_thread(lambda: bind_folder(device, place, 0), name="flex volume")
+            device = self._device_mount_point(driver.name, volume.name)
+            await in_own_thread(lambda: bind_directory(device, mount_point, 0), name="flex volume")
         except BaseException:
-            if not is_mounted(place) and not any(place.iterdir()):
-                place.rmdir()
+            if not is_mounted(mount_point) and not any(mount_point.iterdir()):
+                mount_point.rmdir()
             raise
 
-    async def _own(self, wanted: VolumeToMount, place: Path, *, new: bool) -> None:
-        group = wanted.pod.spec.security_context.fs_group
+    async def _apply_fs_group(self, volume: VolumeToMount, mount_point: Path, *, new: bool) -> None:
+        group = volume.pod.spec.security_context.fs_group
         if group is None:
             return
         # A walk that was interrupted by a kubelet restart is repeated, a complete one is not.
-        if new or await in_own_thread(lambda: Walk(group).differs(place), name="flex volume"):
-            await own(wanted.pod, place, self._given.tell)
+        if new or await in_own_thread(lambda: OwnershipWalk(group).differs(mount_point), name="flex volume"):
+            await apply_fs_group(volume.pod, mount_point, self._host.record_event)
 
-    async def _secrets(self, wanted: VolumeToMount, driver: FlexDriver) -> dict[str, str]:
-        reference = _source(wanted).secret_ref
+    async def _secrets(self, volume: VolumeToMount, driver: FlexDriver) -> dict[str, str]:
+        reference = _source(volume).secret_ref
         if reference is None or not reference.name:
             return {}
-        secret = await named_secret(self._given, wanted, reference)
+        secret = await named_secret(self._host, volume, reference)
         if secret.type != driver.name:
             raise VolumePluginError(
                 f"couldn't get secret {reference.name} err: cannot get secret of type {driver.name}"
@@ -278,68 +278,71 @@ class FlexKind(BaseVolumePlugin):
         }
 
     async def _unmount_device(self, driver: FlexDriver, name: str) -> None:
-        place = self._device_place(driver.name, name)
-        if not is_mounted(place) and not place.is_dir():
+        mount_point = self._device_mount_point(driver.name, name)
+        if not is_mounted(mount_point) and not mount_point.is_dir():
             return
-        await self._undo(driver, "unmountdevice", place)
-        if self._given.attaches:
+        await self._unmount_with_driver(driver, "unmountdevice", mount_point)
+        if self._host.attaches_volumes:
             with suppress(NotSupportedError, MissingHelper):
-                await driver.call("detach", name, self._given.node_name)
+                await driver.call("detach", name, self._host.node_name)
 
-    async def _undo(self, driver: FlexDriver, command: str, place: Path) -> None:
+    async def _unmount_with_driver(self, driver: FlexDriver, command: str, mount_point: Path) -> None:
         """Unmount a path through the driver, and then what it left, hence also without a driver."""
         try:
             await driver.capabilities()
-            await driver.call(command, str(place))
+            await driver.call(command, str(mount_point))
         except (NotSupportedError, BadSource):
             pass  # the driver is not installed any more, or leaves it to the kubelet
         except VolumePluginError as err:
             now = asyncio.get_running_loop().time()
-            if now - self._failing.setdefault(place, now) < PATIENCE:
+            if now - self._failing_since.setdefault(mount_point, now) < DRIVER_TIMEOUT_SECONDS:
                 raise
             log.error(
                 err,
                 "Failed to unmount volume through FlexVolume driver, unmounting without it",
-                path=place,
+                path=mount_point,
             )
-        self._failing.pop(place, None)
-        while is_mounted(place):
-            await unmount_with_helper(place)
+        self._failing_since.pop(mount_point, None)
+        while is_mounted(mount_point):
+            await unmount_with_helper(mount_point)
         with suppress(OSError):
-            place.rmdir()  # remaining content is deleted with the pod's directory
+            mount_point.rmdir()  # remaining content is deleted with the pod's directory
 
     def _driver(self, name: str) -> FlexDriver:
         if name not in self._drivers:
-            self._drivers[name] = FlexDriver(self._given.flex_drivers, name)
+            self._drivers[name] = FlexDriver(self._host.flex_drivers, name)
         return self._drivers[name]
 
-    def _device_place(self, driver: str, name: str) -> Path:
-        return self._given.root / "plugins/kubernetes.io/flexvolume" / driver / "mounts" / plain(name)
+    def _device_mount_point(self, driver: str, name: str) -> Path:
+        return self._host.root / "plugins/kubernetes.io/flexvolume" / driver / "mounts" / path_component(name)
 
-    def _others(self, uid: str, name: str, driver: str) -> bool:
+    def _is_used_by_other_pod(self, uid: str, name: str, driver: str) -> bool:
         """Return whether another pod has a volume with this name of the same driver."""
         # Only names are read: a stat of a mount point would block on an unreachable server.
-        pods = [pod / "volumes" for pod in (self._given.root / "pods").iterdir() if pod.name != uid]
-        return any((pod / self.folder / name).is_symlink() and name in _names(pod / driver) for pod in pods)
+        pods = [pod / "volumes" for pod in (self._host.root / "pods").iterdir() if pod.name != uid]
+        return any(
+            (pod / self.directory_name / name).is_symlink() and name in _entry_names(pod / driver)
+            for pod in pods
+        )
 
 
-def _source(wanted: VolumeToMount) -> Flex:
-    assert isinstance(wanted.source, Flex)
-    return wanted.source
+def _source(volume: VolumeToMount) -> Flex:
+    assert isinstance(volume.source, Flex)
+    return volume.source
 
 
-def _attached_name(wanted: VolumeToMount) -> str:
+def _attached_name(volume: VolumeToMount) -> str:
     """Return the name by which the cluster's controllers attach a volume."""
-    return f"{_source(wanted).driver}/{wanted.name}"
+    return f"{_source(volume).driver}/{volume.name}"
 
 
-def _read_only(wanted: VolumeToMount) -> bool:
-    return wanted.read_only or (wanted.persistent is None and _source(wanted).read_only)
+def _read_only(volume: VolumeToMount) -> bool:
+    return volume.read_only or (volume.persistent is None and _source(volume).read_only)
 
 
-def _about(wanted: VolumeToMount) -> dict[str, str]:
-    pod = wanted.pod
-    about = {
+def _pod_options(volume: VolumeToMount) -> dict[str, str]:
+    pod = volume.pod
+    options = {
         "pod.name": pod.metadata.name,
         "pod.namespace": pod.metadata.namespace,
         "pod.uid": pod.uid,
@@ -347,35 +350,35 @@ def _about(wanted: VolumeToMount) -> dict[str, str]:
     }
     group = pod.spec.security_context.fs_group
     if group is not None:
-        about["mounterArgs.FsGroup"] = str(group)
-    return {f"{_PREFIX}{key}": value for key, value in about.items()}
+        options["mounterArgs.FsGroup"] = str(group)
+    return {f"{_PREFIX}{key}": value for key, value in options.items()}
 
 
-def _options(wanted: VolumeToMount, more: Mapping[str, str]) -> str:
+def _options(volume: VolumeToMount, extra: Mapping[str, str]) -> str:
     """Return the options for the driver, in JSON; those of the volume's source take precedence."""
-    source = _source(wanted)
+    source = _source(volume)
     options = {
         f"{_PREFIX}fsType": source.fs_type,
-        f"{_PREFIX}readwrite": "ro" if _read_only(wanted) else "rw",
-        f"{_PREFIX}pvOrVolumeName": wanted.name,
-        **more,
+        f"{_PREFIX}readwrite": "ro" if _read_only(volume) else "rw",
+        f"{_PREFIX}pvOrVolumeName": volume.name,
+        **extra,
         **source.options,
     }
     return msgspec.json.encode(dict(sorted(options.items()))).decode()
 
 
-def _note(note: Path, place: Path) -> None:
+def _link_mount_point(link: Path, mount_point: Path) -> None:
     """Ensure that the symlink from the plugin's directory to the volume's mount point exists."""
-    target = Path("..", place.parent.name, place.name)
-    if note.is_symlink() and note.readlink() == target:
+    target = Path("..", mount_point.parent.name, mount_point.name)
+    if link.is_symlink() and link.readlink() == target:
         return
-    make_folder(note.parent)
-    note.unlink(missing_ok=True)
-    note.symlink_to(target)
+    make_directory(link.parent)
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
 
 
-def _names(folder: Path) -> list[str]:
+def _entry_names(directory: Path) -> list[str]:
     try:
-        return [path.name for path in folder.iterdir()]
+        return [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -20,7 +20,7 @@ _CHECKS: dict[str, tuple[Callable[[int], bool], str]] = {
     "BlockDevice": (stat.S_ISBLK, "a block device"),
 }
 _OR_CREATE = "OrCreate"
-PATIENCE = 20.0
+CHECK_TIMEOUT_SECONDS = 20.0
 """Seconds after which the check of a path is given up."""
 
 
@@ -28,26 +28,26 @@ class HostPathError(VolumePluginError):
     """Raised when a path is invalid, does not respond or is not of the required type."""
 
 
-class HostPathKind(BaseVolumePlugin):
+class HostPathPlugin(BaseVolumePlugin):
     """Plugin for hostPath volumes."""
 
-    folder = ""
+    directory_name = ""
     live = False
     slow = False
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Check the path; in a thread that may hang, because its file server may be unreachable."""
-        source = wanted.source
+        source = volume.source
         assert isinstance(source, HostPath)
         if source.type:
             try:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
                     await in_own_thread(lambda: check_host_path(source), name="hostPath", patience=0)
             except TimeoutError:
                 raise HostPathError(f"{source.path} does not answer: is a server behind it down?") from None
         else:
             check_host_path(source)
-        return MountedVolume(source.path, read_only=wanted.read_only)
+        return MountedVolume(source.path, read_only=volume.read_only)
 
 
 def check_host_path(source: HostPath) -> None:
@@ -57,23 +57,23 @@ def check_host_path(source: HostPath) -> None:
     """
     if ".." in source.path.split("/"):
         raise HostPathError(f"invalid HostPath `{source.path}`: must not contain '..'")
-    wanted = source.type or ""
-    if not wanted:
+    required_type = source.type or ""
+    if not required_type:
         return
-    kind = wanted.removesuffix(_OR_CREATE)
-    if kind not in _CHECKS or (wanted != kind and kind not in ("Directory", "File")):
-        raise HostPathError(f"{wanted} is an invalid volume type")
+    kind = required_type.removesuffix(_OR_CREATE)
+    if kind not in _CHECKS or (required_type != kind and kind not in ("Directory", "File")):
+        raise HostPathError(f"{required_type} is an invalid volume type")
     path = Path(source.path)
-    if wanted != kind and not path.exists():
+    if required_type != kind and not path.exists():
         if kind == "Directory":
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
         else:
             path.touch(mode=0o644)
         return
-    fits, name = _CHECKS[kind]
+    matches, name = _CHECKS[kind]
     try:
         mode = path.stat().st_mode
     except OSError:
         mode = 0
-    if not fits(mode):
+    if not matches(mode):
         raise HostPathError(f"hostPath type check failed: {source.path} is not {name}")

@@ -15,19 +15,19 @@ from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class ImageKind(BaseVolumePlugin):
+class ImagePlugin(BaseVolumePlugin):
     """Plugin for image volumes."""
 
     slow = False
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._possible = given.image_volumes
+    def __init__(self, host: VolumeHost) -> None:
+        self._supported = host.image_volumes
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Return the image. Raises VolumePluginError if the runtime would only mount an empty directory."""
-        source = wanted.source
+        source = volume.source
         assert isinstance(source, ImageVolume)
-        if not self._possible:
+        if not self._supported:
             raise VolumePluginError(
                 "this node's container runtime cannot mount images: "
                 "containerd can from version 2.1 on, CRI-O from 1.31"
@@ -41,7 +41,7 @@ _DRIVERS = {
     "cephfs": "cephfs.csi.ceph.com",
     "rbd": "rbd.csi.ceph.com",
 }
-_GONE = ("flocker", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
+_REMOVED = ("flocker", "glusterfs", "photonPersistentDisk", "quobyte", "scaleIO", "storageos")
 _GIT = (
     "gitRepo volumes are not supported: cloning runs programs of the repository's author as root on the "
     "node (CVE-2024-10220, CVE-2025-1767); clone into an emptyDir volume with an init container instead"
@@ -54,7 +54,7 @@ REASONS = {
     },
     **{
         kind: f"{kind} volumes were removed from Kubernetes: use a CSI driver, nfs or local volumes instead"
-        for kind in _GONE
+        for kind in _REMOVED
     },
     "gitRepo": _GIT,
 }
@@ -68,6 +68,6 @@ class UnsupportedVolumePlugin(BaseVolumePlugin):
     blocks = True
     options = True
 
-    async def set_up(self, wanted: VolumeToMount) -> NoReturn:
+    async def set_up(self, volume: VolumeToMount) -> NoReturn:
         """Reject the volume. Raises BadSource."""
-        raise BadSource(REASONS[wanted.kind])
+        raise BadSource(REASONS[volume.kind])

@@ -18,20 +18,20 @@ from pykubelet.logs import get_logger
 from pykubelet.volumes.block import DEVICES
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
-from pykubelet.volumes.paths import make_folder
+from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import VolumeToMount
-from pykubelet.volumes.plugins.network_disk import SharedDiskKind
+from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin
 from pykubelet.volumes.plugins.secret import named_secret
 
 log = get_logger(__name__)
-ENOUGH_PATHS = 2
-"""Number of paths that suffice for a disk with several portals after FEWEST_TRIES attempts."""
-FEWEST_TRIES, MOST_TRIES = 2, 5
+SUFFICIENT_PATHS = 2
+"""Number of paths that suffice for a disk with several portals after MIN_ATTEMPTS attempts."""
+MIN_ATTEMPTS, MAX_ATTEMPTS = 2, 5
 DEVICE_SECONDS = 30.0
 MULTIPATH_SECONDS = 10.0
-_PAUSE = 0.2
+_POLL_SECONDS = 0.2
 _EXISTS = 15
-_NOTHING_THERE = (2, 21)
+_NOT_FOUND = (2, 21)
 _DISCOVERY = "discovery.sendtargets.auth."
 _SESSION = "node.session.auth."
 _LOGIN = ("username", "password", "username_in", "password_in")
@@ -54,47 +54,47 @@ class Disk(msgspec.Struct, rename="pascal"):
         return f"iface-{self.iface}/{self.portals[0]}-{self.iqn}-lun-{self.lun}"
 
 
-def disk_of(source: Iscsi, volume: str) -> Disk:
+def disk_for(source: Iscsi, volume: str) -> Disk:
     """Return the metadata of a volume's disk. Raises BadSource."""
     portals = [_with_port(portal) for portal in (source.target_portal, *source.portals)]
     initiator = source.initiator_name or ""
     iface = f"{portals[0]}:{volume}" if initiator else source.iscsi_interface
     disk = Disk(volume, portals, source.iqn, str(source.lun), source.iscsi_interface, iface, initiator)
-    for word in (*portals, disk.iqn, disk.iface, disk.init_iface, initiator or "x"):
-        if not word or word.startswith("-") or "/" in word or word in (".", ".."):
-            raise BadSource(f"{word!r} cannot be part of an iSCSI disk's address")
+    for part in (*portals, disk.iqn, disk.iface, disk.init_iface, initiator or "x"):
+        if not part or part.startswith("-") or "/" in part or part in (".", ".."):
+            raise BadSource(f"{part!r} cannot be part of an iSCSI disk's address")
     return disk
 
 
-class IscsiKind(SharedDiskKind):
+class IscsiPlugin(NetworkDiskPlugin):
     """Plugin for iscsi volumes."""
 
-    folder = "kubernetes.io~iscsi"
+    directory_name = "kubernetes.io~iscsi"
     depth = 2
-    notes = "iscsi.json"
+    metadata_file = "iscsi.json"
 
-    def disk_name(self, wanted: VolumeToMount) -> str:
+    def disk_name(self, volume: VolumeToMount) -> str:
         """Return the relative directory of the disk."""
-        return disk_of(wanted.source, wanted.name).name
+        return disk_for(volume.source, volume.name).name
 
-    def attached_name(self, wanted: VolumeToMount) -> str:
+    def attached_name(self, volume: VolumeToMount) -> str:
         """Return the disk's address: portal, IQN and LUN."""
-        return f"{wanted.source.target_portal}:{wanted.source.iqn}:{wanted.source.lun}"
+        return f"{volume.source.target_portal}:{volume.source.iqn}:{volume.source.lun}"
 
-    def volume_of(self, place: Path) -> str:
+    def volume_name(self, disk_dir: Path) -> str:
         """Return the volume name in the metadata."""
-        disk = self._load(place)
+        disk = self._load(disk_dir)
         return disk.vol_name if disk is not None else ""
 
-    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
+    async def attach(self, volume: VolumeToMount, disk_dir: Path) -> Path:
         """Log in, and wait for the disk or for the multipath device on top of its paths."""
-        disk = disk_of(wanted.source, wanted.name)
-        secret = await self._secret(wanted)
+        disk = disk_for(volume.source, volume.name)
+        secret = await self._secret(volume)
         transport = await self._interface(disk)
-        make_folder(place)
-        if not is_mounted(place):
-            (place / self.notes).write_bytes(msgspec.json.encode(disk))
-        paths = await self._paths(disk, wanted.source, secret, transport)
+        make_directory(disk_dir)
+        if not is_mounted(disk_dir):
+            (disk_dir / self.metadata_file).write_bytes(msgspec.json.encode(disk))
+        paths = await self._paths(disk, volume.source, secret, transport)
         seconds = MULTIPATH_SECONDS if len(disk.portals) > 1 else 0
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -103,53 +103,53 @@ class IscsiKind(SharedDiskKind):
                     return multipath
             if asyncio.get_running_loop().time() >= end:
                 return paths[0]
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def detach(self, place: Path, device: Path | None) -> None:
+    async def detach(self, disk_dir: Path, device: Path | None) -> None:
         """Remove the disk, and log out if no other disk of its target is in use."""
-        disk = self._load(place)
+        disk = self._load(disk_dir)
         if disk is None:
             return
         disks = self.scsi.lun_disks(disk.iqn, int(disk.lun))
-        for multipath in {found for one in disks if (found := self.scsi.multipath_of(one))}:
+        for multipath in {found for path in disks if (found := self.scsi.multipath_of(path))}:
             await _try("multipath", "-f", str(multipath))
-        for one in disks:
-            self.scsi.remove(one)
-        if self._shared(disk, place):
+        for path in disks:
+            self.scsi.remove(path)
+        if self._is_target_in_use(disk, disk_dir):
             return
         for portal in dict.fromkeys(disk.portals):
             node = ("-m", "node", "-p", portal, "-T", disk.iqn)
-            await _admin(*node, "--logout", "-I", disk.iface, fine=_NOTHING_THERE)
-            await _admin(*node, "-o", "delete", "-I", disk.iface, fine=_NOTHING_THERE)
+            await _admin(*node, "--logout", "-I", disk.iface, accepted=_NOT_FOUND)
+            await _admin(*node, "-o", "delete", "-I", disk.iface, accepted=_NOT_FOUND)
         if disk.initiator_name and disk.iface == f"{disk.portals[0]}:{disk.vol_name}":
-            await _admin("-m", "iface", "-I", disk.iface, "-o", "delete", fine=_NOTHING_THERE)
+            await _admin("-m", "iface", "-I", disk.iface, "-o", "delete", accepted=_NOT_FOUND)
 
     async def _interface(self, disk: Disk) -> str:
         """Return the transport of the configured interface.
 
         With an initiator name, the volume gets an interface of its own, a copy of the configured one.
         """
-        said = await _admin("-m", "iface", "-I", disk.init_iface, "-o", "show")
-        facts = dict(_facts(said))
+        output = await _admin("-m", "iface", "-I", disk.init_iface, "-o", "show")
+        settings = dict(_parse_settings(output))
         if disk.initiator_name:
-            await _admin("-m", "iface", "-I", disk.iface, "-o", "new", fine=(_EXISTS,))
-            same = {name: value for name, value in facts.items() if value != "<empty>"}
-            same.pop("iface.iscsi_ifacename", None)
-            for name, value in sorted((same | {"iface.initiatorname": disk.initiator_name}).items()):
+            await _admin("-m", "iface", "-I", disk.iface, "-o", "new", accepted=(_EXISTS,))
+            copied = {name: value for name, value in settings.items() if value != "<empty>"}
+            copied.pop("iface.iscsi_ifacename", None)
+            for name, value in sorted((copied | {"iface.initiatorname": disk.initiator_name}).items()):
                 await _admin("-m", "iface", "-I", disk.iface, "-o", "update", "-n", name, "-v", value)
-        transport = facts.get("iface.transport_name", "")
+        transport = settings.get("iface.transport_name", "")
         if not transport:
             raise VolumePluginError(f"could not parse iface file for {disk.init_iface}")
         return "tcp" if transport == "<empty>" else transport
 
     async def _paths(self, disk: Disk, source: Iscsi, secret: dict[str, str], transport: str) -> list[Path]:
-        """Return the paths to the disk, retrying until all or enough are found, at most MOST_TRIES times.
+        """Return the paths to the disk, retrying until all or enough are found, at most MAX_ATTEMPTS times.
 
         Raises VolumePluginError if an attempt ends without any path.
         """
         found: dict[str, Path] = {}
         failure: object = "none was tried"
-        for attempt in range(1, MOST_TRIES + 1):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             for portal in disk.portals:
                 if portal not in found:
                     try:
@@ -160,7 +160,9 @@ class IscsiKind(SharedDiskKind):
                 if disk.initiator_name:
                     await _try("iscsiadm", "-m", "iface", "-I", disk.iface, "-o", "delete")
                 raise VolumePluginError(f"failed to get any path for iscsi disk, last err seen: {failure}")
-            if len(found) == len(disk.portals) or (len(found) >= ENOUGH_PATHS and attempt >= FEWEST_TRIES):
+            if len(found) == len(disk.portals) or (
+                len(found) >= SUFFICIENT_PATHS and attempt >= MIN_ATTEMPTS
+            ):
                 break
         return list(found.values())
 
@@ -185,7 +187,7 @@ class IscsiKind(SharedDiskKind):
                 raise VolumePluginError(
                     f"Timed out waiting for device at path {where} after {DEVICE_SECONDS:g}s"
                 )
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def _log_in(self, disk: Disk, portal: str, source: Iscsi, secret: dict[str, str]) -> None:
         discovery = ("-m", "discoverydb", "-t", "sendtargets", "-p", portal, "-I", disk.iface)
@@ -203,7 +205,7 @@ class IscsiKind(SharedDiskKind):
         if source.chap_auth_session:
             await _set_login(node, _SESSION, secret)
         try:
-            await _admin(*node, "--login", fine=(_EXISTS,))
+            await _admin(*node, "--login", accepted=(_EXISTS,))
         except HelperError as err:
             await _try("iscsiadm", *node, "-o", "delete")
             raise VolumePluginError(f"iscsi: failed to attach disk: {err}") from err
@@ -211,24 +213,24 @@ class IscsiKind(SharedDiskKind):
         startup = ("-o", "update", "-n", "node.startup", "-v", "manual")
         await _try("iscsiadm", "-m", "node", "-p", portal, "-T", disk.iqn, *startup)
 
-    async def _secret(self, wanted: VolumeToMount) -> dict[str, str]:
-        source = wanted.source
+    async def _secret(self, volume: VolumeToMount) -> dict[str, str]:
+        source = volume.source
         reference = source.secret_ref
         if reference is None or not (source.chap_auth_discovery or source.chap_auth_session):
             return {}
-        secret = await named_secret(self.given, wanted, reference)
+        secret = await named_secret(self.host, volume, reference)
         return {name: value.decode(errors="replace") for name, value in secret.data.items()}
 
-    def _shared(self, disk: Disk, place: Path) -> bool:
+    def _is_target_in_use(self, disk: Disk, disk_dir: Path) -> bool:
         """Return whether another disk of the same target is in use on this node."""
         prefix = f"{disk.portals[0]}-{disk.iqn}"
-        disks = place.parents[1].parent if place.parents[1].name == DEVICES else place.parents[1]
-        others = (*disks.glob("iface-*/*"), *disks.glob(f"{DEVICES}/iface-*/*"))
-        return any(other != place and other.name.startswith(f"{prefix}-lun-") for other in others)
+        disks = disk_dir.parents[1].parent if disk_dir.parents[1].name == DEVICES else disk_dir.parents[1]
+        other_disks = (*disks.glob("iface-*/*"), *disks.glob(f"{DEVICES}/iface-*/*"))
+        return any(other != disk_dir and other.name.startswith(f"{prefix}-lun-") for other in other_disks)
 
-    def _load(self, place: Path) -> Disk | None:
+    def _load(self, disk_dir: Path) -> Disk | None:
         try:
-            return msgspec.json.decode((place / self.notes).read_bytes(), type=Disk)
+            return msgspec.json.decode((disk_dir / self.metadata_file).read_bytes(), type=Disk)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -240,12 +242,12 @@ async def _set_login(record: tuple[str, ...], prefix: str, secret: dict[str, str
             await _admin(*record, "-o", "update", "-n", prefix + key, "-v", value, hidden=(value,))
 
 
-async def _admin(*arguments: str, fine: Collection[int] = (), hidden: Collection[str] = ()) -> str:
-    """Run `iscsiadm` and return its output. Raises HelperError, except for the exit statuses in `fine`."""
+async def _admin(*arguments: str, accepted: Collection[int] = (), hidden: Collection[str] = ()) -> str:
+    """Run `iscsiadm` and return its output. Raises HelperError, unless the exit status is `accepted`."""
     try:
         return await run_helper("iscsiadm", *arguments, hidden=hidden)
     except HelperError as err:
-        if err.status in fine:
+        if err.status in accepted:
             return err.output
         raise
 
@@ -258,8 +260,8 @@ async def _try(*command: str) -> None:
         log.v(2).info("Ignored failed command for iSCSI disk", err=str(err))
 
 
-def _facts(said: str) -> list[tuple[str, str]]:
-    lines = (line.split(" = ", 1) for line in said.splitlines() if line.startswith("iface."))
+def _parse_settings(output: str) -> list[tuple[str, str]]:
+    lines = (line.split(" = ", 1) for line in output.splitlines() if line.startswith("iface."))
     return [(line[0].strip(), line[1].strip()) for line in lines if len(line) == 2]
 
 

@@ -23,93 +23,100 @@ from pykubelet.volumes.block import map_device
 from pykubelet.volumes.disks import format_and_mount
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.operations import Locks
-from pykubelet.volumes.ownership import own
-from pykubelet.volumes.paths import VolumeFolders, bind_flags, bind_folder, mount_at, plain
+from pykubelet.volumes.ownership import apply_fs_group
+from pykubelet.volumes.paths import PodVolumePaths, bind_directory, bind_flags, mount_at, path_component
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
 T = TypeVar("T")
 
 
-class LocalKind(BaseVolumePlugin):
+class LocalPlugin(BaseVolumePlugin):
     """Plugin for local volumes."""
 
-    folder = "kubernetes.io~local-volume"
+    directory_name = "kubernetes.io~local-volume"
     blocks = True
     options = True
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._given = given
-        self._disks = given.root / "plugins/kubernetes.io/local-volume/mounts"
+    def __init__(self, host: VolumeHost) -> None:
+        self._host = host
+        self._disks = host.root / "plugins/kubernetes.io/local-volume/mounts"
         self._locks = Locks()
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Bind-mount the directory, or map the block device."""
-        source = wanted.source
+        source = volume.source
         assert isinstance(source, LocalDisk)
-        path = checked_path(source.path, wanted.name)
-        if wanted.block:
+        path = checked_path(source.path, volume.name)
+        if volume.block:
             link = await _thread(
                 lambda: map_device(
-                    self._given.root,
-                    self.folder,
-                    wanted.uid,
-                    wanted.name,
+                    self._host.root,
+                    self.directory_name,
+                    volume.uid,
+                    volume.name,
                     path,
-                    read_only=wanted.read_only,
+                    read_only=volume.read_only,
                 )
             )
-            return MountedVolume("", read_only=wanted.read_only, device=link)
-        place = VolumeFolders.of(self._given.root, wanted.uid).volume(self.folder, wanted.name)
-        flags = bind_flags((*wanted.mount_options, *(("ro",) if wanted.read_only else ())))
-        async with self._locks(wanted.name):
-            origin = await self._origin(wanted, source, path)
-            if not await _thread(lambda: mount_at(place) is not None):
-                await self._own(wanted, origin)
-            await _thread(lambda: bind_folder(origin, place, flags))
-        return MountedVolume(str(place), read_only=wanted.read_only, relabel=not wanted.read_only)
+            return MountedVolume("", read_only=volume.read_only, device=link)
+        mount_point = PodVolumePaths.for_pod(self._host.root, volume.uid).volume(
+            self.directory_name, volume.name
+        )
+        flags = bind_flags((*volume.mount_options, *(("ro",) if volume.read_only else ())))
+        async with self._locks(volume.name):
+            directory = await self._source_directory(volume, source, path)
+            if not await _thread(lambda: mount_at(mount_point) is not None):
+                await self._apply_fs_group(volume, directory)
+            await _thread(lambda: bind_directory(directory, mount_point, flags))
+        return MountedVolume(str(mount_point), read_only=volume.read_only, relabel=not volume.read_only)
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         """Unmount the disks that no pod uses."""
-        for place in await _thread(self._mounted_disks):
-            async with self._locks(place.name):
-                if place.name not in in_use:
-                    await _thread(functools.partial(_release, place))
-                    log.info("Unmounted unused disk", volumeName=place.name)
+        for mount_point in await _thread(self._mounted_disks):
+            async with self._locks(mount_point.name):
+                if mount_point.name not in in_use:
+                    await _thread(functools.partial(_release, mount_point))
+                    log.info("Unmounted unused disk", volumeName=mount_point.name)
 
-    async def _origin(self, wanted: VolumeToMount, source: LocalDisk, path: Path) -> Path:
+    async def _source_directory(self, volume: VolumeToMount, source: LocalDisk, path: Path) -> Path:
         """Return the directory to bind-mount; a disk is mounted first."""
         mode = await _thread(lambda: _mode(path))
         if stat.S_ISDIR(mode):
             return path
         if not stat.S_ISBLK(mode):
             raise BadSource("only directory and block device are supported")
-        place = self._disks / plain(wanted.name)
-        options = (*wanted.mount_options, *(("ro",) if wanted.read_only else ()))
-        await format_and_mount(path, place, source.fs_type or "", options, read_only=wanted.read_only)
-        return place
+        mount_point = self._disks / path_component(volume.name)
+        options = (*volume.mount_options, *(("ro",) if volume.read_only else ()))
+        await format_and_mount(path, mount_point, source.fs_type or "", options, read_only=volume.read_only)
+        return mount_point
 
-    async def _own(self, wanted: VolumeToMount, origin: Path) -> None:
-        group = wanted.pod.spec.security_context.fs_group
-        if group is None or wanted.read_only:
+    async def _apply_fs_group(self, volume: VolumeToMount, directory: Path) -> None:
+        group = volume.pod.spec.security_context.fs_group
+        if group is None or volume.read_only:
             return
-        if not await _thread(lambda: self._others(wanted)):
-            await own(wanted.pod, origin, self._given.tell)
+        if not await _thread(lambda: self._is_used_by_other_pod(volume)):
+            await apply_fs_group(volume.pod, directory, self._host.record_event)
             return
-        found = await _thread(lambda: origin.stat().st_gid)
+        found = await _thread(lambda: directory.stat().st_gid)
         if found != group:
-            self._given.tell(
-                wanted.pod,
+            self._host.record_event(
+                volume.pod,
                 "Warning",
                 "AlreadyMountedVolume",
-                f"The requested fsGroup is {group}, but the volume {wanted.name} has GID {found}. "
+                f"The requested fsGroup is {group}, but the volume {volume.name} has GID {found}. "
                 "The volume may not be shareable.",
             )
 
-    def _others(self, wanted: VolumeToMount) -> bool:
+    def _is_used_by_other_pod(self, volume: VolumeToMount) -> bool:
         """Return whether another pod has mounted the volume."""
-        places = (self._given.root / "pods").glob(f"*/volumes/{self.folder}/{glob.escape(wanted.name)}")
-        return any(place.parts[-4] != wanted.uid and mount_at(place) is not None for place in places)
+        mount_points = (self._host.root / "pods").glob(
+            f"*/volumes/{self.directory_name}/{glob.escape(volume.name)}"
+        )
+        return any(
+            mount_point.parts[-4] != volume.uid and mount_at(mount_point) is not None
+            for mount_point in mount_points
+        )
 
     def _mounted_disks(self) -> list[Path]:
         return sorted(self._disks.iterdir()) if self._disks.is_dir() else []
@@ -131,10 +138,10 @@ def _mode(path: Path) -> int:
         raise BadSource(f'path "{path}" does not exist') from None
 
 
-def _release(place: Path) -> None:
-    while unmount(place):
+def _release(mount_point: Path) -> None:
+    while unmount(mount_point):
         continue
-    place.rmdir()
+    mount_point.rmdir()
 
 
 async def _thread(work: Callable[[], T]) -> T:

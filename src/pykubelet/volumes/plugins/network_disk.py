@@ -4,8 +4,8 @@
     plugins/kubernetes.io/<kind>/volumeDevices/<disk>   metadata file of a disk used as a block device
 
 The disk is bind-mounted from there into the pods' directories. fsGroup is applied before the bind mount, so
-that a bound volume is ready. `sweep` unmounts and detaches a disk without bind mounts; it reads the mount
-table, hence it also works for a kubelet process that never saw the pods.
+that a bound volume is ready. `unmount_unused` unmounts and detaches a disk without bind mounts; it reads the
+mount table, hence it also works for a kubelet process that never saw the pods.
 
 `Scsi` finds, scans for and removes SCSI disks through `/sys` and `/dev`. Several paths to one disk form a
 multipath device (`dm-…`) on top of the disks. Its methods block briefly, those that scan for longer.
@@ -22,12 +22,12 @@ from typing import TypeVar
 from pykubelet.linux.mounts import MS_RDONLY, read_mounts, unmount
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.block import DEVICES, global_folder, map_device
+from pykubelet.volumes.block import DEVICES, global_map_path, map_device
 from pykubelet.volumes.disks import format_and_mount
 from pykubelet.volumes.mount_helper import is_mounted, join_options
 from pykubelet.volumes.operations import Locks
-from pykubelet.volumes.ownership import own
-from pykubelet.volumes.paths import VolumeFolders, bind_folder, mount_at
+from pykubelet.volumes.ownership import apply_fs_group
+from pykubelet.volumes.paths import PodVolumePaths, bind_directory, mount_at
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
@@ -62,9 +62,9 @@ class Scsi:
 
     def remove(self, disk: Path) -> None:
         """Remove a disk from the kernel; a missing disk is ignored. Raises OSError."""
-        place = self.sys / "block" / disk.name / "device/delete"
-        if place.exists():
-            place.write_text("1")
+        delete_file = self.sys / "block" / disk.name / "device/delete"
+        if delete_file.exists():
+            delete_file.write_text("1")
 
     def scan_all(self) -> None:
         """Scan all SCSI hosts for new disks. Raises OSError."""
@@ -81,19 +81,21 @@ class Scsi:
         With `behind_pci`, the name follows the address of a PCI host bus adapter. The name contains text of
         the pod's spec and therefore is never a pattern: `*` as iqn would match the disks of other pods.
         """
-        folder = self.dev / "disk/by-path"
+        directory = self.dev / "disk/by-path"
         if not behind_pci:
-            return folder / name if (folder / name).exists() else None
+            return directory / name if (directory / name).exists() else None
         try:
-            found = sorted(path.name for path in folder.iterdir())
+            found = sorted(path.name for path in directory.iterdir())
         except FileNotFoundError:
             return None
         front, end = "pci-", f"-{name}"
         shortest = len(front) + len(end)
         matches = (
-            one for one in found if one.startswith(front) and one.endswith(end) and len(one) >= shortest
+            entry
+            for entry in found
+            if entry.startswith(front) and entry.endswith(end) and len(entry) >= shortest
         )
-        return next((folder / match for match in matches), None)
+        return next((directory / match for match in matches), None)
 
     def portals(self, target: str) -> dict[str, int]:
         """Return the portals with a session to an iSCSI target, each with its SCSI host number."""
@@ -131,130 +133,138 @@ def _read(path: Path) -> str:
 T = TypeVar("T")
 
 
-class SharedDiskKind(BaseVolumePlugin):
+class NetworkDiskPlugin(BaseVolumePlugin):
     """Base class of network disk plugins; subclasses find, attach and detach a disk."""
 
     blocks = True
     options = True
     depth = 1
     """Number of directory levels of a disk name below the plugin's directory."""
-    notes = ""
+    metadata_file = ""
     """Name of the plugin's metadata file of a disk."""
 
-    def __init__(self, given: VolumeHost, scsi: Scsi | None = None) -> None:
-        self.given = given
+    def __init__(self, host: VolumeHost, scsi: Scsi | None = None) -> None:
+        self.host = host
         self.scsi = scsi or Scsi()
-        self._disks = given.root / "plugins" / self.folder.replace("~", "/")
+        self._disks = host.root / "plugins" / self.directory_name.replace("~", "/")
         self._locks = Locks()
-        self._here: dict[Path, str] = {}
+        self._attached_names: dict[Path, str] = {}
         """Names in the node's status of the attached disks, by mount point or metadata directory."""
 
-    def disk_name(self, wanted: VolumeToMount) -> str:
+    def disk_name(self, volume: VolumeToMount) -> str:
         """Return the disk's path relative to the plugin's directory. Raises VolumePluginError."""
         raise NotImplementedError
 
-    async def attach(self, wanted: VolumeToMount, place: Path) -> Path:
-        """Attach the disk, write its metadata to `place` and return its device.
+    async def attach(self, volume: VolumeToMount, disk_dir: Path) -> Path:
+        """Attach the disk, write its metadata to `disk_dir` and return its device.
 
         Raises VolumePluginError and OSError.
         """
         raise NotImplementedError
 
-    async def detach(self, place: Path, device: Path | None) -> None:
-        """Detach the disk by the metadata in `place`; `device` was mounted there. Raises as `attach` does."""
+    async def detach(self, disk_dir: Path, device: Path | None) -> None:
+        """Detach the disk by the metadata in `disk_dir`; `device` was mounted there.
+
+        Raises as `attach` does.
+        """
         raise NotImplementedError
 
-    def attached_name(self, wanted: VolumeToMount) -> str:
+    def attached_name(self, volume: VolumeToMount) -> str:
         """Return the disk's name in `status.volumesInUse`, without the plugin's prefix."""
         raise NotImplementedError
 
-    def volume_of(self, place: Path) -> str:
-        """Return the name of the volume from the metadata in `place`; empty if there is no metadata."""
+    def volume_name(self, disk_dir: Path) -> str:
+        """Return the name of the volume from the metadata in `disk_dir`; empty if there is no metadata."""
         raise NotImplementedError
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Attach the disk, and bind-mount it or map it as a block device."""
-        read_only = wanted.read_only or (wanted.persistent is None and bool(wanted.source.read_only))
-        name, attached = self.disk_name(wanted), self._attached_name(wanted)
-        folders = VolumeFolders.of(self.given.root, wanted.uid)
-        place = folders.volume(self.folder, wanted.name)
-        mapped = wanted.block and folders.device(self.folder, wanted.name).is_symlink()
-        if not mapped and not is_mounted(place):
+        read_only = volume.read_only or (volume.persistent is None and bool(volume.source.read_only))
+        name, attached = self.disk_name(volume), self._attached_name(volume)
+        paths = PodVolumePaths.for_pod(self.host.root, volume.uid)
+        mount_point = paths.volume(self.directory_name, volume.name)
+        mapped = volume.block and paths.device(self.directory_name, volume.name).is_symlink()
+        if not mapped and not is_mounted(mount_point):
             # Not needed for a volume that is set up: its attachment was verified then.
-            await self.given.attached(wanted, attached)
+            await self.host.attached_device(volume, attached)
         async with self._locks(name):
-            self._here[(self._disks / DEVICES if wanted.block else self._disks) / name] = attached
-            if wanted.block:
-                return await self._as_device(wanted, name, read_only=read_only)
-            if not is_mounted(place):
-                await self._bind(wanted, self._disks / name, place, read_only=read_only)
-        return MountedVolume(str(place), read_only=read_only, relabel=not read_only, attached=attached)
+            self._attached_names[(self._disks / DEVICES if volume.block else self._disks) / name] = attached
+            if volume.block:
+                return await self._as_device(volume, name, read_only=read_only)
+            if not is_mounted(mount_point):
+                await self._bind(volume, self._disks / name, mount_point, read_only=read_only)
+        return MountedVolume(str(mount_point), read_only=read_only, relabel=not read_only, attached=attached)
 
     def in_use(self) -> Collection[str]:
         """Return the disks attached here, until they are detached; then another node may attach them."""
-        return {name for name in self._here.values() if name}
+        return {name for name in self._attached_names.values() if name}
 
-    async def sweep(self, in_use: Collection[str]) -> None:
+    async def unmount_unused(self, in_use: Collection[str]) -> None:
         """Unmount and detach the disks that no pod uses."""
-        for folder in (self._disks, self._disks / DEVICES):
-            for place in self._places(folder):
-                async with self._locks(str(place.relative_to(folder))):
-                    await self._release(place, as_device=folder.name == DEVICES)
-        for place in [place for place in self._here if not place.exists()]:
-            del self._here[place]
+        for directory in (self._disks, self._disks / DEVICES):
+            for disk_dir in self._disk_dirs(directory):
+                async with self._locks(str(disk_dir.relative_to(directory))):
+                    await self._release(disk_dir, as_device=directory.name == DEVICES)
+        for disk_dir in [disk_dir for disk_dir in self._attached_names if not disk_dir.exists()]:
+            del self._attached_names[disk_dir]
 
-    async def _as_device(self, wanted: VolumeToMount, name: str, *, read_only: bool) -> MountedVolume:
-        device = await self.attach(wanted, self._disks / DEVICES / name)
-        root, uid = self.given.root, wanted.uid
+    async def _as_device(self, volume: VolumeToMount, name: str, *, read_only: bool) -> MountedVolume:
+        device = await self.attach(volume, self._disks / DEVICES / name)
+        root, uid = self.host.root, volume.uid
         link = await _thread(
-            lambda: map_device(root, self.folder, uid, wanted.name, device, read_only=read_only)
+            lambda: map_device(root, self.directory_name, uid, volume.name, device, read_only=read_only)
         )
-        attached = self._attached_name(wanted)
+        attached = self._attached_name(volume)
         return MountedVolume("", read_only=read_only, device=link, attached=attached)
 
-    def _attached_name(self, wanted: VolumeToMount) -> str:
-        return f"{self.folder.replace('~', '/')}/{self.attached_name(wanted)}" if self.given.api else ""
+    def _attached_name(self, volume: VolumeToMount) -> str:
+        return (
+            f"{self.directory_name.replace('~', '/')}/{self.attached_name(volume)}" if self.host.api else ""
+        )
 
-    async def _bind(self, wanted: VolumeToMount, disk: Path, place: Path, *, read_only: bool) -> None:
+    async def _bind(self, volume: VolumeToMount, disk: Path, mount_point: Path, *, read_only: bool) -> None:
         if not is_mounted(disk):
-            device = await self.attach(wanted, disk)
-            options = join_options(wanted.mount_options, ["ro"] if read_only else [])
-            await format_and_mount(device, disk, wanted.source.fs_type, options, read_only=read_only)
+            device = await self.attach(volume, disk)
+            options = join_options(volume.mount_options, ["ro"] if read_only else [])
+            await format_and_mount(device, disk, volume.source.fs_type, options, read_only=read_only)
         if not read_only:
-            await own(wanted.pod, disk, self.given.tell)
-        await _thread(lambda: bind_folder(disk, place, MS_RDONLY if read_only else 0))
+            await apply_fs_group(volume.pod, disk, self.host.record_event)
+        await _thread(lambda: bind_directory(disk, mount_point, MS_RDONLY if read_only else 0))
 
-    async def _release(self, place: Path, *, as_device: bool) -> None:
+    async def _release(self, disk_dir: Path, *, as_device: bool) -> None:
         if as_device:
-            volume = self.volume_of(place)
-            mapped = global_folder(self.given.root, self.folder, volume) if volume else None
+            volume = self.volume_name(disk_dir)
+            mapped = global_map_path(self.host.root, self.directory_name, volume) if volume else None
             if mapped is not None and mapped.is_dir():
                 return
             device = None
         else:
-            here = mount_at(place)
-            device = Path(here.source) if here is not None else None
-            if here is not None:
-                same = (here.kind, here.source)
-                if any((one.kind, one.source) == same and one.point != here.point for one in read_mounts()):
+            mounted = mount_at(disk_dir)
+            device = Path(mounted.source) if mounted is not None else None
+            if mounted is not None:
+                same = (mounted.kind, mounted.source)
+                if any(
+                    (other.kind, other.source) == same and other.point != mounted.point
+                    for other in read_mounts()
+                ):
                     return
-                await _thread(lambda: _unmount(place))
-        await self.detach(place, device)
-        (place / self.notes).unlink(missing_ok=True)
-        place.rmdir()
-        log.info("Detached unused disk", path=place)
+                await _thread(lambda: _unmount(disk_dir))
+        await self.detach(disk_dir, device)
+        (disk_dir / self.metadata_file).unlink(missing_ok=True)
+        disk_dir.rmdir()
+        log.info("Detached unused disk", path=disk_dir)
 
-    def _places(self, folder: Path) -> list[Path]:
+    def _disk_dirs(self, directory: Path) -> list[Path]:
         pattern = "/".join("*" * self.depth)
         return sorted(
-            place
-            for place in folder.glob(pattern)
-            if place.is_dir() and place.relative_to(folder).parts[0] != DEVICES
+            disk_dir
+            for disk_dir in directory.glob(pattern)
+            if disk_dir.is_dir() and disk_dir.relative_to(directory).parts[0] != DEVICES
         )
 
 
-def _unmount(place: Path) -> None:
-    while unmount(place):
+def _unmount(mount_point: Path) -> None:
+    while unmount(mount_point):
         continue
 
 

@@ -21,50 +21,50 @@ from pykubelet.volumes.mount_helper import (
     mounts_of_volume,
     unmount_with_helper,
 )
-from pykubelet.volumes.paths import VolumeFolders, make_folder
+from pykubelet.volumes.paths import PodVolumePaths, make_directory
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 log = get_logger(__name__)
 
 
-class NfsKind(BaseVolumePlugin):
+class NfsPlugin(BaseVolumePlugin):
     """Plugin for nfs volumes."""
 
-    folder = "kubernetes.io~nfs"
+    directory_name = "kubernetes.io~nfs"
     options = True
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._root = given.root
+    def __init__(self, host: VolumeHost) -> None:
+        self._root = host.root
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Ensure that the export is mounted. Raises HelperError."""
-        source = wanted.source
+        source = volume.source
         assert isinstance(source, Nfs)
         # A PersistentVolume is read-only if the pod uses the claim read-only, whatever its source specifies.
-        read_only = wanted.read_only or (wanted.persistent is None and source.read_only)
-        place = VolumeFolders.of(self._root, wanted.uid).volume(self.folder, wanted.name)
-        if not is_mounted(place):
-            options = join_options(wanted.mount_options, ["ro"] if read_only else [])
+        read_only = volume.read_only or (volume.persistent is None and source.read_only)
+        mount_point = PodVolumePaths.for_pod(self._root, volume.uid).volume(self.directory_name, volume.name)
+        if not is_mounted(mount_point):
+            options = join_options(volume.mount_options, ["ro"] if read_only else [])
             remote = nfs_source(source)
-            make_folder(place)
+            make_directory(mount_point)
             try:
-                await mount_with_helper("nfs", remote, place, options)
+                await mount_with_helper("nfs", remote, mount_point, options)
             except HelperError:
-                if is_mounted(place):
-                    await unmount_with_helper(place)
-                place.rmdir()
+                if is_mounted(mount_point):
+                    await unmount_with_helper(mount_point)
+                mount_point.rmdir()
                 raise
-        return MountedVolume(str(place), read_only=read_only)
+        return MountedVolume(str(mount_point), read_only=read_only)
 
-    async def take_down(self, uid: str, name: str) -> None:
+    async def tear_down(self, uid: str, name: str) -> None:
         """Unmount the volume, after the subPath mounts of it.
 
         A failure, such as a busy mount, is logged and left to the general unmount, which retries up to a
         deadline.
         """
-        folders = VolumeFolders(VolumeFolders.of(self._root, uid).pod.resolve())
-        volume = folders.volume(self.folder, name)
-        for mount in mounts_of_volume(read_mounts(folders.pod), volume, folders.sub_paths):
+        paths = PodVolumePaths(PodVolumePaths.for_pod(self._root, uid).pod.resolve())
+        volume = paths.volume(self.directory_name, name)
+        for mount in mounts_of_volume(read_mounts(paths.pod), volume, paths.sub_paths):
             try:
                 await unmount_with_helper(mount.point)
             except HelperError as err:

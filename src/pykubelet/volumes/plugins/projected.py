@@ -16,9 +16,9 @@ from pykubelet.api.volume import (
     Projection,
 )
 from pykubelet.objects.base import ObjectError, ObjectNotFound
-from pykubelet.volumes.errors import VolumePluginError, joined
-from pykubelet.volumes.file_projection import File, Writer, fs_user
-from pykubelet.volumes.operations import side_by_side
+from pykubelet.volumes.errors import VolumePluginError, join_reasons
+from pykubelet.volumes.file_projection import File, FileVolumeWriter, fs_user
+from pykubelet.volumes.operations import run_concurrently
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.plugins.config_map import config_map_files
 from pykubelet.volumes.plugins.downward_api import downward_files
@@ -27,23 +27,23 @@ from pykubelet.volumes.plugins.secret import secret_files
 _PRIVATE = 0o600
 
 
-class ProjectedKind(BaseVolumePlugin):
+class ProjectedPlugin(BaseVolumePlugin):
     """Plugin for projected volumes."""
 
-    folder = "kubernetes.io~projected"
+    directory_name = "kubernetes.io~projected"
     live = True
     slow = False
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._given = given
-        self._writer = Writer(given, self.folder, in_memory=True)
+    def __init__(self, host: VolumeHost) -> None:
+        self._host = host
+        self._writer = FileVolumeWriter(host, self.directory_name, in_memory=True)
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Write the files of the current sources."""
-        pod, source = wanted.pod, wanted.source
+        pod, source = volume.pod, volume.source
         assert isinstance(source, ProjectedVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
-        collected = await side_by_side([self._collected(pod, part, mode) for part in source.sources])
+        collected = await run_concurrently([self._collected(pod, part, mode) for part in source.sources])
         files: dict[str, File] = {}
         problems = []
         for part in collected:
@@ -52,8 +52,8 @@ class ProjectedKind(BaseVolumePlugin):
             else:
                 files |= part
         if problems:
-            raise VolumePluginError(joined(problems))
-        return await self._writer.write(pod, wanted.name, files)
+            raise VolumePluginError(join_reasons(problems))
+        return await self._writer.write(pod, volume.name, files)
 
     async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
         """Return the files of one source, or the reason of its failure."""
@@ -63,7 +63,7 @@ class ProjectedKind(BaseVolumePlugin):
             return str(err)
 
     async def _files(self, pod: Pod, source: Projection, mode: int) -> dict[str, File]:
-        objects = self._given.objects
+        objects = self._host.objects
         if (keys := source.secret) is not None:
             optional = keys.optional is True
             return await secret_files(objects, pod, keys.name, keys.items, mode, optional=optional)
@@ -71,7 +71,7 @@ class ProjectedKind(BaseVolumePlugin):
             optional = keys.optional is True
             return await config_map_files(objects, pod, keys.name, keys.items, mode, optional=optional)
         if source.downward_api is not None:
-            return downward_files(self._given, pod, source.downward_api.items, mode)
+            return downward_files(self._host, pod, source.downward_api.items, mode)
         if source.service_account_token is not None:
             return await self._token(pod, source.service_account_token, mode)
         if source.cluster_trust_bundle is not None:
@@ -84,11 +84,11 @@ class ProjectedKind(BaseVolumePlugin):
 
     async def _token(self, pod: Pod, source: ProjectedToken, mode: int) -> dict[str, File]:
         seconds = DEFAULT_TOKEN_SECONDS if source.expiration_seconds is None else source.expiration_seconds
-        token = await self._given.objects.token(pod, audience=source.audience, seconds=seconds)
+        token = await self._host.objects.token(pod, audience=source.audience, seconds=seconds)
         return {source.path: _identity_file(pod, token, mode)}
 
     async def _trust_bundle(self, pod: Pod, source: ProjectedTrustBundle, mode: int) -> dict[str, File]:
-        objects, text = self._given.objects, ""
+        objects, text = self._host.objects, ""
         try:
             if source.name is not None:
                 text = await objects.trust_bundle(pod, name=source.name)

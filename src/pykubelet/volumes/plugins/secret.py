@@ -15,30 +15,30 @@ from pykubelet.apiserver.client import SECRETS
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.file_projection import File, Writer, of_keys
+from pykubelet.volumes.file_projection import File, FileVolumeWriter, files_for_keys
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
-class SecretKind(BaseVolumePlugin):
+class SecretPlugin(BaseVolumePlugin):
     """Plugin for secret volumes."""
 
-    folder = "kubernetes.io~secret"
+    directory_name = "kubernetes.io~secret"
     live = True
     slow = False
 
-    def __init__(self, given: VolumeHost) -> None:
-        self._objects = given.objects
-        self._writer = Writer(given, self.folder, in_memory=True)
+    def __init__(self, host: VolumeHost) -> None:
+        self._objects = host.objects
+        self._writer = FileVolumeWriter(host, self.directory_name, in_memory=True)
 
-    async def set_up(self, wanted: VolumeToMount) -> MountedVolume:
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Write the files of the current Secret."""
-        pod, source = wanted.pod, wanted.source
+        pod, source = volume.pod, volume.source
         assert isinstance(source, SecretVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
         files = await secret_files(
             self._objects, pod, source.secret_name, source.items, mode, optional=source.optional is True
         )
-        return await self._writer.write(pod, wanted.name, files)
+        return await self._writer.write(pod, volume.name, files)
 
 
 async def secret_files(
@@ -51,18 +51,18 @@ async def secret_files(
     except ObjectNotFound:
         if not optional:
             raise
-    return of_keys(data, items, mode, optional=optional, missing="references non-existent secret key")
+    return files_for_keys(data, items, mode, optional=optional, missing="references non-existent secret key")
 
 
-async def named_secret(given: VolumeHost, wanted: VolumeToMount, reference: SecretReference) -> Secret:
+async def named_secret(host: VolumeHost, volume: VolumeToMount, reference: SecretReference) -> Secret:
     """Return the Secret that a volume's source references. Raises VolumePluginError."""
-    own = wanted.pod.metadata.namespace
-    namespace = (wanted.persistent is not None and reference.namespace) or own
+    own = volume.pod.metadata.namespace
+    namespace = (volume.persistent is not None and reference.namespace) or own
     try:
         if namespace == own:
-            return await given.objects.secret(wanted.pod, reference.name)
-        if given.api is None:
+            return await host.objects.secret(volume.pod, reference.name)
+        if host.api is None:
             raise ObjectError("this node belongs to no cluster")
-        return await given.api.get(SECRETS, reference.name, namespace)
+        return await host.api.get(SECRETS, reference.name, namespace)
     except (ObjectError, KubeError) as err:
         raise VolumePluginError(f"couldn't get secret {namespace}/{reference.name} err: {err}") from err
