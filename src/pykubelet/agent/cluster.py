@@ -164,7 +164,7 @@ class Cluster:
         csi = volumes.kinds.get("csi")
         if isinstance(csi, CsiPlugin):
             health = self._settings.gates.enabled("CSIVolumeHealth")
-            csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
+            csi.set_event_recorder(self.recorder.record, health=health, ready=self.reporter.wake)
             self.reporter.informer.listen(
                 lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
             )

@@ -25,40 +25,40 @@ from pykubelet.volumes.operations import Locks, side_by_side
 class CsiDependencies:
     """Collaborators and state that the mounter, the block mapper and the expander share."""
 
-    places: CsiPaths
+    paths: CsiPaths
     node_name: str
     drivers: Drivers
-    objects: CsiDriverInformer
+    informer: CsiDriverInformer
     attachments: Attachments
-    teller: CsiRequestContext
-    debts: PendingUnpublishStore
+    request_context: CsiRequestContext
+    pending_unpublishes: PendingUnpublishStore
     metrics: VolumeMetrics
     tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
     """Records a warning event about the pod with this UID."""
     owes: Callable[[], None] = lambda: None
     """Called after a pending unpublish call was stored."""
-    patience: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
+    deadlines: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
     locks: Locks = field(default_factory=Locks)
     staged: set[str] = field(default_factory=set)
     """Unique names of the volumes that this process has staged; others are staged again."""
 
     @contextmanager
-    def counted(self, driver: str, operation: str) -> Iterator[None]:
+    def record_operation(self, driver: str, operation: str) -> Iterator[None]:
         """Record duration and outcome of a node-wide operation on a driver's volume in the metrics."""
         clock = asyncio.get_running_loop().time
-        began, well = clock(), False
+        started, succeeded = clock(), False
         try:
             yield
-            well = True
+            succeeded = True
         finally:
-            self.metrics.operated(f"{KIND}:{driver}", operation, clock() - began, well=well)
+            self.metrics.operated(f"{KIND}:{driver}", operation, clock() - started, well=succeeded)
 
-    def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
+    def volume_data(self, volume: CsiVolume, label: str = "") -> VolumeData:
         """Return the content of `vol_data.json` for a pod's volume."""
         return VolumeData(
             volume_handle=volume.handle,
             driver_name=volume.driver,
-            spec_vol_id=volume.wanted.name,
+            spec_vol_id=volume.volume_to_mount.name,
             node_name=self.node_name,
             attachment_id=attachment_name(volume.handle, volume.driver, self.node_name),
             volume_lifecycle_mode=volume.mode,
@@ -66,25 +66,25 @@ class CsiDependencies:
         )
 
 
-Sweeps = dict[str, Callable[[], Coroutine[Any, Any, None]]]
+UnstageOperations = dict[str, Callable[[], Coroutine[Any, Any, None]]]
 """Operations that unstage unused volumes, by unique readable names."""
 
 
-async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def run_operations(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all operations concurrently. Raises one VolumePluginError with the reasons of all failures."""
 
-    async def one(part: Coroutine[Any, Any, None]) -> str:
+    async def run(operation: Coroutine[Any, Any, None]) -> str:
         try:
-            await part
+            await operation
         except OSError as err:
             return told(err)
         except VolumePluginError as err:
             return str(err)
         return ""
 
-    problems = await side_by_side([one(part) for part in work])
-    if found := [problem for problem in problems if problem]:
-        raise VolumePluginError("; ".join(found))
+    results = await side_by_side([run(operation) for operation in work])
+    if failures := [failure for failure in results if failure]:
+        raise VolumePluginError("; ".join(failures))
 
 
 class DriverCallError(VolumePluginError):
@@ -101,10 +101,12 @@ class DriverCallError(VolumePluginError):
 
 
 @contextmanager
-def asking(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
+def driver_call(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
     """Convert PluginError to DriverCallError; `prefix` and `action` describe the operation in events."""
     try:
         yield
     except PluginError as err:
-        reached = not isinstance(err, PluginUnreachable)
-        raise DriverCallError(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err
+        was_reached = not isinstance(err, PluginUnreachable)
+        raise DriverCallError(
+            f"{prefix}{err}", action, is_final=err.is_final, was_reached=was_reached
+        ) from err
