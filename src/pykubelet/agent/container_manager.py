@@ -43,7 +43,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
 from pykubelet.node.status import DeviceCapacity
-from pykubelet.objects.fetch import until_seen
+from pykubelet.objects.fetch import retry_until_observed
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
 from pykubelet.podworkers.active_pods import ActivePods
@@ -365,7 +365,7 @@ def make_claims(
     slices.start()
 
     async def fetch(namespace: str, name: str) -> ResourceClaim:
-        return await until_seen(lambda: api.get(RESOURCE_CLAIMS, name, namespace))
+        return await retry_until_observed(lambda: api.get(RESOURCE_CLAIMS, name, namespace))
 
     extended = gates.enabled("DRAExtendedResource")
     try:

@@ -466,7 +466,7 @@ class PodEngine:
                 metrics=self._metrics.statuses,
             )
             self.sources_expected = True
-        objects.listen(self.workers.wake)
+        objects.add_listener(self.workers.wake)
 
     def start(self) -> None:
         """Start PLEG, prober and main loop, and finally the sources."""
