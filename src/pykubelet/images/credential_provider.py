@@ -30,11 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from pykubelet.api.core import ServiceAccount
 from pykubelet.api.duration import Duration
 from pykubelet.api.names import qualified_name_problem
 from pykubelet.api.pod import Pod
@@ -58,6 +57,9 @@ from pykubelet.objects.base import ObjectError
 from pykubelet.util.singleflight import ScopeClosed, Singleflight
 from pykubelet.util.tasks import TaskScope
 from pykubelet.util.text import quoted
+
+if TYPE_CHECKING:
+    from pykubelet.objects.cluster_objects import ClusterObjects
 
 log = get_logger(__name__)
 KIND = "CredentialProviderConfig"
@@ -321,16 +323,6 @@ async def _run(binary: Path, args: Sequence[str], environment: Mapping[str, str]
 TOKEN_SECONDS = 3600
 
 
-class PodAccounts(Protocol):
-    """Source of pods' service accounts: `objects.cluster_objects.ClusterObjects`."""
-
-    async def service_account(self, pod: Pod) -> ServiceAccount:
-        """Return the pod's service account. Raises ObjectError."""
-
-    async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str) -> str:
-        """Return a token of the account with this UID, bound to the pod. Raises ObjectError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The service account for which a provider runs."""
@@ -371,7 +363,7 @@ NO_IDENTITY = Identity("", "", "", "", {})
 
 
 async def identify(
-    pod: Pod, token_attributes: TokenAttributes | None, accounts: PodAccounts | None
+    pod: Pod, token_attributes: TokenAttributes | None, accounts: ClusterObjects | None
 ) -> Identity | None:
     """Return the identity to use, or None when the provider must not run. Raises ProviderError."""
     if token_attributes is None:
@@ -423,7 +415,7 @@ class ProviderPlugins:
         bin_dir: Path,
         tasks: TaskScope,
         metrics: ImageMetrics,
-        accounts: PodAccounts | None = None,
+        accounts: ClusterObjects | None = None,
     ) -> None:
         self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
 
@@ -474,7 +466,7 @@ class _Plugin:
         bin_dir: Path,
         tasks: TaskScope,
         metrics: ImageMetrics,
-        accounts: PodAccounts | None,
+        accounts: ClusterObjects | None,
     ) -> None:
         self.name = provider.name
         self._provider = provider

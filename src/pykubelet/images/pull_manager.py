@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials, SecretCoordinates, ServiceAccountCoordinates
@@ -39,6 +39,7 @@ from pykubelet.images.pull_records import (
     encode_pulled,
     go_json,
 )
+from pykubelet.images.puller import ImageService
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
@@ -55,18 +56,6 @@ T = TypeVar("T")
 GetCredentials = Callable[[], Awaitable[Sequence[Credentials]]]
 Policy = Callable[[ImageName, bool], bool]
 """Returns whether credentials must be verified; the flag: whether the kubelet pulled the image."""
-
-
-class RuntimeImages(Protocol):
-    """The calls of the runtime's image service that resolve pull intents."""
-
-    async def list_images(self) -> list[pb.Image]:
-        """List all images."""
-        ...
-
-    async def image_status(self, image: pb.ImageSpec) -> pb.ImageStatusResponse:
-        """Return the status of an image, without `image` when the runtime does not have it."""
-        ...
 
 
 def verification_policy(name: str, allowlist: Sequence[str] = ()) -> Policy:
@@ -120,14 +109,14 @@ class PullManager:
         self,
         records: PullRecords,
         policy: Policy,
-        runtime: RuntimeImages,
+        service: ImageService,
         tasks: TaskScope,
         metrics: PullRecordMetrics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._records = records
         self._policy = policy
-        self._runtime = runtime
+        self._service = service
         self._tasks = tasks
         self._metrics = metrics
         self._now = now
@@ -149,7 +138,7 @@ class PullManager:
             else:
                 self._resolve_later(image, spec, None)
         try:
-            images = await self._runtime.list_images()
+            images = await self._service.list_images()
         except CriError as err:
             log.error(err, "Failed to list images")
             return
@@ -304,7 +293,7 @@ class PullManager:
                 if pull.due > now or image in self._in_flight:
                     continue
                 try:
-                    status = await self._runtime.image_status(pull.spec)
+                    status = await self._service.image_status(pull.spec)
                 except CriError as err:
                     log.v(2).info("Failed to inspect image of a pull intent", image=image, err=err)
                     pull.due = now + RETRY_SECONDS

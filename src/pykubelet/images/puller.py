@@ -38,10 +38,14 @@ _RESERVED = ("kubernetes.io", "k8s.io")
 
 
 class ImageService(Protocol):
-    """The calls of the runtime's image service that pulls need."""
+    """The calls of the runtime's image service (CRI) that pulls need."""
+
+    async def list_images(self) -> list[pb.Image]:
+        """List all images."""
+        ...
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
-        """Return the status of an image."""
+        """Return the status of an image, without `image` when the runtime does not have it."""
         ...
 
     async def pull_image(

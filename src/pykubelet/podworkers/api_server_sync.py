@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.config.errors import Problem
-from pykubelet.images.credential_provider import PodAccounts
 from pykubelet.objects.base import PodObjects
 from pykubelet.podconfig.api_source import ApiSource, CheckpointSource, EmitUpdate
 from pykubelet.podconfig.checkpoints import Checkpoints
@@ -27,6 +27,9 @@ from pykubelet.status.compute import StatusStore
 from pykubelet.status.manager import StatusManager, StatusMetrics
 from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, fits
 from pykubelet.util.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from pykubelet.objects.cluster_objects import ClusterObjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class ClusterParts:
     """Returns the runtime handler of a pod's RuntimeClass. Raises ObjectError."""
     services: Callable[[Pod], Mapping[str, str] | None]
     """Returns the service environment variables of a pod; None before services are synced."""
-    accounts: PodAccounts | None = None
+    accounts: ClusterObjects | None = None
     """Service accounts of pods, for credential providers that use their tokens."""
     node_ready: Callable[[], Awaitable[None]] | None = None
     """Waits until the node object was read; pods are listed only then."""

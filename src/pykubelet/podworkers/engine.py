@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -22,7 +23,7 @@ from pykubelet.cm.resize import AllocationState, Scope, no_books
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.images.credential_provider import CredentialProvider, PodAccounts, ProviderPlugins
+from pykubelet.images.credential_provider import CredentialProvider, ProviderPlugins
 from pykubelet.images.credentials import NodeCredentials
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
@@ -88,6 +89,9 @@ from pykubelet.status.compute import TERMINAL, StatusStore, says_more
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.util.tasks import TaskScope
 
+if TYPE_CHECKING:
+    from pykubelet.objects.cluster_objects import ClusterObjects
+
 log = get_logger(__name__)
 _LOOPBACK = "127.0.0.1"
 
@@ -124,7 +128,7 @@ def make_puller(
     root_dir: Path,
     providers: Sequence[CredentialProvider],
     provider_dir: Path,
-    accounts: PodAccounts | None,
+    accounts: ClusterObjects | None,
     pull_manager: PullManager | None,
 ) -> ImageManager:
     """Return the image manager; without `accounts` credential providers get no service account token."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pykubelet.api.pod import Pod
 from pykubelet.pluginmanager.client import PluginError, PluginUnreachable
 from pykubelet.volumes.csi.drivers import CsiDriverInformer, Drivers
 from pykubelet.volumes.csi.names import KIND, attachment_name
@@ -19,6 +20,7 @@ from pykubelet.volumes.csi.volume_attachments import Attachments
 from pykubelet.volumes.errors import VolumePluginError, told
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.operations import Locks, side_by_side
+from pykubelet.volumes.ownership import Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,23 @@ class CsiDependencies:
     request_context: CsiRequestContext
     pending_unpublishes: PendingUnpublishStore
     metrics: VolumeMetrics
-    tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
-    """Records a warning event about the pod with this UID."""
-    owes: Callable[[], None] = lambda: None
-    """Called after a pending unpublish call was stored."""
+    record_event: Tell
+    """Records an event about a pod."""
+    find_pod: Callable[[str], Pod | None]
+    """Returns the pod with this UID, also a terminating one; None if it is unknown."""
+    locks: Locks
+    """Locks by unique volume name."""
+    on_pending_unpublish: Callable[[], None]
+    """Called after a pending unpublish call was stored and its volume was removed from the pod."""
     deadlines: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
-    locks: Locks = field(default_factory=Locks)
     staged: set[str] = field(default_factory=set)
     """Unique names of the volumes that this process has staged; others are staged again."""
+
+    def record_warning(self, uid: str, reason: str, message: str) -> None:
+        """Record a warning event about the pod with this UID, if the pod is known."""
+        pod = self.find_pod(uid)
+        if pod is not None:
+            self.record_event(pod, "Warning", reason, message)
 
     @contextmanager
     def record_operation(self, driver: str, operation: str) -> Iterator[None]:

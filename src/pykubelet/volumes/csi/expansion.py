@@ -33,7 +33,6 @@ from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import Tell
 
 log = get_logger(__name__)
 STORAGE = "storage"
@@ -181,21 +180,16 @@ class ExpansionError(VolumePluginError):
 
 
 class NodeExpander:
-    """Node-side volume expander; `clock` returns Unix time in seconds.
-
-    `record_event` records events about pods, `record_object_event` about other objects.
-    """
+    """Node-side volume expander; `clock` returns Unix time in seconds."""
 
     def __init__(
         self,
         deps: CsiDependencies,
         api: ApiClient | None,
-        record_event: Tell,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._deps = deps
         self._api = api
-        self._record_event = record_event
         self.record_object_event: RecordObjectEvent = record_no_event
         self._clock = clock
         self._sizes: dict[str, Quantity] = {}
@@ -220,7 +214,7 @@ class NodeExpander:
             message = (
                 f'NodeExpandVolume.NodeExpandVolume failed for volume "{volume.volume_to_mount.name}" : {err}'
             )
-            self._record_event(volume.volume_to_mount.pod, "Warning", RESIZE_FAILED, message)
+            self._deps.record_event(volume.volume_to_mount.pod, "Warning", RESIZE_FAILED, message)
 
     def retain(self, names: Collection[str]) -> None:
         """Forget all volumes but these, by their unique names."""
@@ -351,7 +345,7 @@ class NodeExpander:
         message = (
             f'MountVolume.NodeExpandVolume {outcome} for volume "{volume.volume_to_mount.name}" {detail}'
         )
-        self._record_event(volume.volume_to_mount.pod, kind, reason, message)
+        self._deps.record_event(volume.volume_to_mount.pod, kind, reason, message)
         reference = ObjectReference(
             kind="PersistentVolumeClaim",
             api_version="v1",

@@ -41,7 +41,7 @@ from pykubelet.volumes.csi.types import Context, VolumeCapability
 from pykubelet.volumes.csi.unpublish import unpublish_or_force, unpublish_pending_before
 from pykubelet.volumes.csi.volume import CsiVolume, applies_fs_group, must_attach
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import Tell, own
+from pykubelet.volumes.ownership import own
 from pykubelet.volumes.paths import make_folder
 from pykubelet.volumes.plugin import MountedVolume
 
@@ -120,9 +120,8 @@ def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
 class CsiMounter:
     """Mounter of CSI file system volumes."""
 
-    def __init__(self, deps: CsiDependencies, record_event: Tell) -> None:
+    def __init__(self, deps: CsiDependencies) -> None:
         self._deps = deps
-        self._record_event = record_event
 
     async def set_up(
         self, volume: CsiVolume, spec: CsiDriverSpec | None, *, republish: bool = False
@@ -153,7 +152,7 @@ class CsiMounter:
         # Also when it is republished: the driver may have written new files.
         if MOUNT_GROUP not in capabilities and applies_fs_group(volume, spec, group):
             try:
-                await own(volume_to_mount.pod, path, self._record_event)
+                await own(volume_to_mount.pod, path, deps.record_event)
             except OSError as err:
                 raise VolumePluginError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
         return MountedVolume(

@@ -41,7 +41,7 @@ from pykubelet.volumes.csi.unpublish import UnpublishRetrier
 from pykubelet.volumes.csi.volume import CsiVolume, check_mode, must_attach
 from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, Attachments
 from pykubelet.volumes.errors import VolumeLimitExceeded
-from pykubelet.volumes.operations import PendingOperations
+from pykubelet.volumes.operations import Locks, PendingOperations
 from pykubelet.volumes.plugin import MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.usage import VolumeStats
 
@@ -84,6 +84,8 @@ class CsiPlugin:
         self.attachments = Attachments(api, host.node_name, host.wake)
         self._informer = CsiDriverInformer(api)
         self.drivers.add_listener(self._informer.start_watch)
+        pending_unpublishes, locks = PendingUnpublishStore(host.root.resolve()), Locks()
+        self._retrier = UnpublishRetrier(pending_unpublishes, self.drivers, locks, host.sweep)
         self._deps = CsiDependencies(
             CsiPaths(host.root.resolve()),
             host.node_name,
@@ -91,28 +93,26 @@ class CsiPlugin:
             self._informer,
             self.attachments,
             CsiRequestContext(api, host.objects),
-            PendingUnpublishStore(host.root.resolve()),
+            pending_unpublishes,
             host.metrics,
-            tell=self._warn,
-            owes=self._owes,
-        )
-        self._retrier = UnpublishRetrier(
-            self._deps.pending_unpublishes, self.drivers, self._deps.locks, host.sweep
+            host.tell,
+            host.find,
+            locks,
+            # Wakes the retrier, which calls the driver if it is registered.
+            on_pending_unpublish=self._retrier.wake,
         )
         # Volumes that stayed staged without their driver are unstaged when it registers.
         self.drivers.add_listener(host.sweep)
-        self._mounter = CsiMounter(self._deps, host.tell)
+        self._mounter = CsiMounter(self._deps)
         self._block_mapper = CsiBlockMapper(self._deps)
-        self._expander = NodeExpander(self._deps, api, host.tell, clock)
+        self._expander = NodeExpander(self._deps, api, clock)
         self._unstage_operations = PendingOperations(None)
         self._limits = (
             AttachLimitUpdater(self.drivers, self._informer, self._csinode)
             if self._csinode is not None
             else None
         )
-        self._find_pod = host.find
         self._use = host.use
-        self._record_event = host.tell
         self._health_events = False
         self._on_ready: Callable[[], None] = lambda: None
         self._clock = clock
@@ -275,20 +275,11 @@ class CsiPlugin:
 
     def _record_abnormal(self, pod: Pod, name: str, usage: DriverUsage) -> None:
         if self._health_events and usage.abnormal:
-            self._record_event(pod, "Warning", ABNORMAL, f"Volume {name}: {usage.message}")
-
-    def _warn(self, uid: str, reason: str, message: str) -> None:
-        pod = self._find_pod(uid)
-        if pod is not None:
-            self._record_event(pod, "Warning", reason, message)
+            self._deps.record_event(pod, "Warning", ABNORMAL, f"Volume {name}: {usage.message}")
 
     def _is_pod_present(self, uid: str) -> bool:
         """Return whether a pod is known or has a directory on disk."""
-        return self._find_pod(uid) is not None or (self._deps.paths.root / "pods" / uid).exists()
-
-    def _owes(self) -> None:
-        """Wake the retrier after an unpublish call was stored; it calls the driver if that is registered."""
-        self._retrier.wake()
+        return self._deps.find_pod(uid) is not None or (self._deps.paths.root / "pods" / uid).exists()
 
     def _is_recorded(self, volume_to_mount: VolumeToMount) -> bool:
         """Return whether a volume is still recorded on disk; accesses only the kubelet's own file system."""

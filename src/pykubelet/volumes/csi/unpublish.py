@@ -108,14 +108,14 @@ async def _force_unpublish(
         podUID=pending_call.pod,
         err=cause,
     )
-    deps.tell(
+    deps.record_warning(
         pending_call.pod,
         EVENT,
         f'CSI driver "{pending_call.driver}" did not take back volume "{pending_call.volume}" '
         f"({pending_call.handle}), so it was unmounted without the driver: {cause}. The volume "
         "stays in use on this node until the driver is there and has been asked",
     )
-    deps.owes()
+    deps.on_pending_unpublish()
 
 
 def _move_leftovers(store: PendingUnpublishStore, pending_call: PendingUnpublish) -> None:
