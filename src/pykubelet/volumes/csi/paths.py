@@ -116,7 +116,7 @@ def remove_abandoned(
 ) -> None:
     """Remove the unfinished data file and the empty directories that a killed kubelet left. Blocks.
 
-    Nothing younger than SCRAP_SECONDS is removed: this kubelet may be writing it.
+    Nothing younger than ABANDONED_SECONDS is removed: this kubelet may be writing it.
     """
     with suppress(OSError):
         if clock() - data_file.parent.stat().st_mtime < ABANDONED_SECONDS:
