@@ -132,7 +132,7 @@ async def test_changes_are_told_at_once(
     objects, heard = ClusterObjects(client, scope), list[str]()
     objects.register(pod)
     await eventually(lambda: objects.config_map(pod, "settings"))
-    objects.listen(heard.append)
+    objects.add_listener(heard.append)
     plane.patch("configmap", "settings", namespace, {"data": {"a": "2"}})
     await until("the change to be told", lambda: heard == [pod.uid])
     assert (await objects.config_map(pod, "settings")).data == {"a": "2"}
@@ -156,7 +156,7 @@ async def test_many_pods_share_the_watches(
     for pod in pods:
         await eventually(partial(objects.config_map, pod, "kube-root-ca.crt"))
     # The list is enough to know it; the watch begins after that.
-    objects.listen(heard.append)
+    objects.add_listener(heard.append)
     change = {"metadata": {"annotations": {"looked-at": "yes"}}}
     plane.patch("configmap", "kube-root-ca.crt", namespace, change)
     await until("the watch to tell all of them", lambda: set(heard) == {pod.uid for pod in pods})

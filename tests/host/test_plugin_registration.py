@@ -20,7 +20,7 @@ from pykubelet.pluginmanager.registration import (
     Plugin,
     PluginRegistration,
     RegistrationRefused,
-    look,
+    scan_sockets,
     watch_sockets,
 )
 
@@ -34,8 +34,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin_registration, "FIRST_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(plugin_registration, "LONGEST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(plugin_registration, "FIRST_DELAY_SECONDS", 0.02)
+    monkeypatch.setattr(plugin_registration, "MAX_DELAY_SECONDS", 0.1)
 
 
 class PluginServer:
@@ -287,9 +287,9 @@ async def test_a_plugin_that_restarts_registers_anew(folder: Path) -> None:
 async def test_a_socket_with_another_mode_is_the_same(folder: Path) -> None:
     plugin = PluginServer(folder / "one.sock")
     await plugin.start()
-    before = look(folder)
+    before = scan_sockets(folder)
     plugin.path.chmod(0o600)
-    assert look(folder) == before
+    assert scan_sockets(folder) == before
     await plugin.leave()
 
 
@@ -349,11 +349,11 @@ async def test_watch_sockets_directory_is_read_off_the_event_loop(
     """Verify that a plugin which fills the directory with files does not hold up pods."""
     threads = set()
 
-    def recorded(folder: Path, ear: Any = None) -> dict[Path, Any]:
+    def recorded(folder: Path, watcher: Any = None) -> dict[Path, Any]:
         threads.add(threading.current_thread())
-        return look(folder, ear)
+        return scan_sockets(folder, watcher)
 
-    monkeypatch.setattr(plugin_watch, "look", recorded)
+    monkeypatch.setattr(plugin_watch, "scan_sockets", recorded)
     async with aclosing(watch_sockets(tmp_path)) as looks:
         assert await anext(looks) == {}
     assert threads

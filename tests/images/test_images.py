@@ -13,7 +13,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials, PullSecret, Registries
 from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.metrics import ImageMetrics, size_label
-from pykubelet.images.puller import ImageError, PullLimits, explain, failure_text, joined
+from pykubelet.images.puller import ImageError, PullLimits, explain, failure_text, join_failures
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import BadResponse, CriError, Unavailable
 from pykubelet.util.tasks import TaskScope
@@ -485,8 +485,8 @@ def test_failure_text() -> None:
     assert failure_text(CriError("PullImage", "Unknown", "boom")) == "boom"
     assert failure_text(BadResponse("PullImage", "not set: image_ref")) == "not set: image_ref"
     assert failure_text(CriError("PullImage", "NotFound", "x")) == "rpc error: code = NotFound desc = x"
-    assert joined(["a"]) == joined(["a", "a"]) == "a"
-    assert joined(["a", "b", "a"]) == "[a, b]"
+    assert join_failures(["a"]) == join_failures(["a", "a"]) == "a"
+    assert join_failures(["a", "b", "a"]) == "[a, b]"
 
 
 async def test_metrics(puller: ImageManager, service: FakeImages, registry: CollectorRegistry) -> None:

@@ -24,7 +24,7 @@ def test_as_the_reference(name: str, repository: str, tag: str, digest: str, com
         assert str(caught.value) == complaint
     else:
         found = parse_image_name(name)
-        assert (found.given, found.repository, found.tag, found.digest) == (name, repository, tag, digest)
+        assert (found.original, found.repository, found.tag, found.digest) == (name, repository, tag, digest)
 
 
 @pytest.mark.parametrize(

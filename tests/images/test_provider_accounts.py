@@ -23,6 +23,7 @@ from pykubelet.images.credential_provider import (
 from pykubelet.images.credentials import ServiceAccountCoordinates
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.objects.base import ObjectError
+from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.util.tasks import TaskScope
 from tests.images.fakes import a_pod
 
@@ -30,7 +31,7 @@ V1 = "credentialprovider.kubelet.k8s.io/v1"
 REPOSITORY = "registry.example.com/team/app"
 
 
-class Accounts:
+class Accounts(ClusterObjects):
     """Accounts of a cluster that is being scripted."""
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Accounts:
             raise ObjectError('serviceaccounts "builder" not found')
         return ServiceAccount(metadata=ObjectMeta(uid=self.uid, annotations=self.annotations))
 
-    async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str) -> str:
+    async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str = "") -> str:
         if self.broken == "token":
             raise ObjectError("failed to fetch token: no")
         self.asked.append((audience, seconds, account_uid))

@@ -22,7 +22,7 @@ from pykubelet.images.credential_provider import (
     ProviderPlugins,
     ProviderResult,
     TokenAttributes,
-    ask_provider,
+    run_provider,
 )
 from pykubelet.images.credentials import Credentials
 from pykubelet.images.image_manager import ImageManager
@@ -86,7 +86,7 @@ async def test_request_arguments_and_environment(
         args=["get", "a b"],
         env=[ExecEnvVar(name="REPLACED", value="new")],
     )
-    found = await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+    found = await run_provider(provider, tmp_path / "helper", REPOSITORY)
     assert json.loads((tmp_path / "request").read_text()) == {
         "kind": "CredentialProviderRequest",
         "apiVersion": V1,
@@ -101,12 +101,12 @@ async def test_request_arguments_and_environment(
 async def test_versions(write: Write, tmp_path: Path, version: str) -> None:
     protocol = f"credentialprovider.kubelet.k8s.io/{version}"
     text = answer(apiVersion=protocol, cacheDuration="1m30s", cacheKeyType="Global", auth=None)
-    found = await ask_provider(write(saying(text), api_version=protocol), tmp_path / "helper", REPOSITORY)
+    found = await run_provider(write(saying(text), api_version=protocol), tmp_path / "helper", REPOSITORY)
     assert (found.registries, found.cache_key, found.cache_duration) == ({}, "Global", Duration.of(90))
 
 
 async def test_a_program_that_does_not_read(write: Write, tmp_path: Path) -> None:
-    found = await ask_provider(write(f"echo '{answer()}'"), tmp_path / "helper", "x" * 200_000)
+    found = await run_provider(write(f"echo '{answer()}'"), tmp_path / "helper", "x" * 200_000)
     assert found.registries
 
 
@@ -134,7 +134,7 @@ async def test_a_program_that_does_not_read(write: Write, tmp_path: Path) -> Non
 async def test_bad_programs(write: Write, tmp_path: Path, script: str, complaint: str) -> None:
     provider = write(script)
     with pytest.raises(ProviderError) as caught:
-        await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+        await run_provider(provider, tmp_path / "helper", REPOSITORY)
     assert complaint in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -145,7 +145,7 @@ async def test_a_program_that_is_not_there_any_more(write: Write, tmp_path: Path
     provider = write("")
     (tmp_path / "helper").unlink()
     with pytest.raises(ProviderError, match="helper could not be started: No such file or directory"):
-        await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+        await run_provider(provider, tmp_path / "helper", REPOSITORY)
 
 
 def alive(pid: int) -> bool:
@@ -166,7 +166,7 @@ async def test_endless_output_ends_soon(write: Write, tmp_path: Path) -> None:
     provider = write(f"echo $$ > {tmp_path}/pid\nexec cat /dev/zero")
     started = time.monotonic()
     with pytest.raises(ProviderError, match="its answer is longer than 1024 KiB"):
-        await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+        await run_provider(provider, tmp_path / "helper", REPOSITORY)
     assert time.monotonic() - started < 45, "not by its timeout"
     assert await gone(int((tmp_path / "pid").read_text()))
 
@@ -181,7 +181,7 @@ async def test_a_hanging_program_and_its_children_are_ended(
     monkeypatch.setattr(provider_exec, "TIMEOUT_SECONDS", 5.0)
     provider = write(SLEEPY.format(folder=tmp_path))
     with pytest.raises(ProviderError, match=r"it did not answer within 5 s"):
-        await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+        await run_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))
 
@@ -190,7 +190,7 @@ async def test_cancelled(write: Write, tmp_path: Path) -> None:
     provider = write(SLEEPY.format(folder=tmp_path))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
-            await ask_provider(provider, tmp_path / "helper", REPOSITORY)
+            await run_provider(provider, tmp_path / "helper", REPOSITORY)
     for name in ("pid", "child"):
         assert await gone(int((tmp_path / name).read_text()))
 

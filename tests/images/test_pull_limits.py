@@ -11,16 +11,16 @@ from pykubelet.images.puller import PullLimits, PullRateExceeded, TokenBucket
 
 def test_bucket() -> None:
     bucket = TokenBucket(rate=2, burst=3)
-    assert [bucket.take(100.0) for _ in range(4)] == [True, True, True, False]
-    assert not bucket.take(100.4)
-    assert bucket.take(100.5)
-    assert not bucket.take(100.5)
-    assert [bucket.take(1000.0) for _ in range(4)] == [True, True, True, False]
+    assert [bucket.acquire(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.acquire(100.4)
+    assert bucket.acquire(100.5)
+    assert not bucket.acquire(100.5)
+    assert [bucket.acquire(1000.0) for _ in range(4)] == [True, True, True, False]
 
 
 def test_bucket_without_burst_gives_nothing() -> None:
     bucket = TokenBucket(rate=5, burst=0)
-    assert not any(bucket.take(float(second)) for second in range(10))
+    assert not any(bucket.acquire(float(second)) for second in range(10))
 
 
 @given(
@@ -32,7 +32,7 @@ def test_never_more_than_rate_and_burst(rate: float, burst: int, pauses: list[fl
     bucket, now, taken = TokenBucket(rate, burst), 0.0, 0
     for pause in pauses:
         now += pause
-        taken += bucket.take(now)
+        taken += bucket.acquire(now)
         assert taken <= burst + rate * now + 1e-6
 
 
@@ -41,7 +41,7 @@ async def most_at_once(limits: PullLimits, count: int) -> int:
 
     async def pull() -> None:
         nonlocal running, most
-        async with limits.turn():
+        async with limits.slot():
             running += 1
             most = max(most, running)
             await asyncio.sleep(0.1)
@@ -68,7 +68,7 @@ async def test_rate_counts_when_the_turn_comes() -> None:
     limits = PullLimits(serialize=True, qps=1, burst=2)
 
     async def pull(seconds: float) -> None:
-        async with limits.turn():
+        async with limits.slot():
             await asyncio.sleep(seconds)
 
     # Five seconds each: by the time of the third there is a token again.
@@ -84,10 +84,10 @@ async def test_rate_counts_when_the_turn_comes() -> None:
 async def test_a_failed_or_cancelled_turn_is_given_back() -> None:
     limits = PullLimits(serialize=True, qps=0)
     with pytest.raises(OSError):
-        async with limits.turn():
+        async with limits.slot():
             raise OSError
     async with asyncio.TaskGroup() as group:
-        async with limits.turn():
+        async with limits.slot():
             waiting = group.create_task(most_at_once(limits, 1))
             await asyncio.sleep(0)
             waiting.cancel()

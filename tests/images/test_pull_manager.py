@@ -637,7 +637,7 @@ async def test_restart_with_records_lists_no_images(rig: Rig, private: FakeImage
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull_manager, "SETTLE_SECONDS", 0.01)
+    monkeypatch.setattr(pull_manager, "RESOLVE_SECONDS", 0.01)
     monkeypatch.setattr(pull_manager, "RETRY_SECONDS", 0.01)
 
 

@@ -11,7 +11,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Forbidden, Unreachable
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
-from pykubelet.objects.fetch import MOMENTS
+from pykubelet.objects.fetch import RETRY_DELAYS_SECONDS
 from pykubelet.util.tasks import TaskScope
 from tests.pods.object_api import ObjectApi, pod, settle, volumes
 
@@ -39,7 +39,7 @@ async def make(api: ObjectApi) -> AsyncIterator[Make]:
 
 def following(objects: ClusterObjects) -> list[str]:
     heard: list[str] = []
-    objects.listen(heard.append)
+    objects.add_listener(heard.append)
     return heard
 
 
@@ -178,7 +178,7 @@ async def test_a_node_that_is_not_allowed_yet_tries_again_soon(
     begin = asyncio.get_running_loop().time()
     objects.register(web)
     assert (await objects.secret(web, "keys")).data == {"k": b"x"}
-    assert asyncio.get_running_loop().time() - begin == pytest.approx(sum(MOMENTS[:2]))
+    assert asyncio.get_running_loop().time() - begin == pytest.approx(sum(RETRY_DELAYS_SECONDS[:2]))
 
 
 @pytest.mark.looptime
@@ -190,7 +190,7 @@ async def test_a_node_that_is_never_allowed_is_told_so(make: Make, api: ObjectAp
     api.broken = STRANGE
     with pytest.raises(ObjectError, match=r"^no relationship found between node"):
         await objects.secret(web, "keys")
-    assert api.count("get") == 1 + len(MOMENTS)
+    assert api.count("get") == 1 + len(RETRY_DELAYS_SECONDS)
     # Another reason to refuse is no matter of time.
     api.broken, api.asked = FORBIDDEN, []
     with pytest.raises(ObjectError, match="cannot get"):
@@ -205,11 +205,11 @@ async def test_a_watch_that_is_never_allowed_is_not_asked_for_in_a_hurry_again(
     objects = make()
     api.broken = STRANGE
     objects.register(a_pod(secret="keys"))
-    await asyncio.sleep(sum(MOMENTS) + 0.01)
-    assert api.count("list") == 1 + len(MOMENTS)
+    await asyncio.sleep(sum(RETRY_DELAYS_SECONDS) + 0.01)
+    assert api.count("list") == 1 + len(RETRY_DELAYS_SECONDS)
     # From now on with pauses that grow from a tenth of a second, and at least double.
     await asyncio.sleep(10)
-    assert api.count("list") <= 1 + len(MOMENTS) + 7
+    assert api.count("list") <= 1 + len(RETRY_DELAYS_SECONDS) + 7
 
 
 async def test_an_object_that_cannot_be_read(make: Make, api: ObjectApi) -> None:

@@ -172,7 +172,7 @@ async def test_changed_trust_bundles_are_told_to_their_users(api: ObjectApi, sco
     objects.register(pod("other"))
     await objects.trust_bundle(web, name="roots")
     await settle()
-    objects.listen(heard.append)
+    objects.add_listener(heard.append)
     bundle(api, "roots", pem(TWO))
     await settle()
     assert heard == ["uid-web"]

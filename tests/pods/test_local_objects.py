@@ -51,7 +51,7 @@ def objects() -> LocalObjects:
 @pytest.fixture
 def told(objects: LocalObjects) -> list[str]:
     heard: list[str] = []
-    objects.listen(heard.append)
+    objects.add_listener(heard.append)
     return heard
 
 

@@ -7,7 +7,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Forbidden, KubeError, NotFound, StatusDetails, Unreachable
 from pykubelet.objects.base import ObjectError
-from pykubelet.objects.fetch import MOMENTS
+from pykubelet.objects.fetch import RETRY_DELAYS_SECONDS
 from pykubelet.objects.tokens import TokenCache
 from tests.pods.object_api import ObjectApi, pod
 
@@ -22,7 +22,7 @@ def api() -> ObjectApi:
 
 @pytest.fixture
 def tokens(api: ObjectApi) -> TokenCache:
-    return TokenCache(api, clock=lambda: api.clock, chance=lambda: 0.0)
+    return TokenCache(api, clock=lambda: api.clock, rng=lambda: 0.0)
 
 
 async def test_a_token_is_bound_to_its_pod(api: ObjectApi, tokens: TokenCache) -> None:
@@ -146,7 +146,7 @@ async def test_an_api_server_that_has_not_seen_the_pod_yet_is_asked_again(
     api.broken = refusal
     with pytest.raises(ObjectError, match="failed to fetch token: "):
         await tokens.get(pod("other"))
-    assert api.count("create") == 3 + 1 + len(MOMENTS)
+    assert api.count("create") == 3 + 1 + len(RETRY_DELAYS_SECONDS)
 
 
 async def test_an_account_that_does_not_exist_is_not_asked_for_again(

@@ -95,7 +95,7 @@ class Scene:
         return answer, b"output"
 
     def verdicts(self) -> list[tuple[str, str]]:
-        return [(update.kind, update.verdict) for update in self.updates]
+        return [(update.kind, update.result) for update in self.updates]
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)

@@ -5,18 +5,18 @@ import pytest
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.kuberuntime.observed import ObservedContainer
-from pykubelet.probes.results import beginning, health
-from pykubelet.probes.types import Health, Kind, Verdict
+from pykubelet.probes.results import health, restored_state
+from pykubelet.probes.types import Health, Kind, Result
 from tests.probes.parts import EPOCH, exec_probe, exited, observed, pod, running
 
 PROBE = exec_probe("x")
-Verdicts = dict[tuple[Kind, str], Verdict]
+Verdicts = dict[tuple[Kind, str], Result]
 
 
 def judge(
     asked: Pod, *containers: ObservedContainer, verdicts: Verdicts | None = None, older: bool = False
 ) -> dict[str, Health]:
-    def verdict(kind: Kind, container_id: str) -> Verdict | None:
+    def verdict(kind: Kind, container_id: str) -> Result | None:
         return (verdicts or {}).get((kind, container_id))
 
     return health(asked, observed(*containers), verdict, lambda name, found: older)
@@ -51,7 +51,7 @@ def app(*probes: Literal["startup", "readiness", "liveness"], policy: str | None
     ],
 )
 def test_running_containers(
-    sidecar: bool, probes: tuple[Kind, ...], verdicts: dict[Kind, Verdict], expected: tuple[bool, bool]
+    sidecar: bool, probes: tuple[Kind, ...], verdicts: dict[Kind, Result], expected: tuple[bool, bool]
 ) -> None:
     container = app(*probes, policy="Always" if sidecar else None)
     asked = pod(init=(container,)) if sidecar else pod(container)
@@ -115,8 +115,8 @@ def test_without_any_status_older_containers_are_presumed_well_until_known() -> 
     asked, seen = pod(app("startup", "readiness")), running("app", "c1", EPOCH)
     assert judge(asked, seen, older=True) == {"app": (True, True)}
     assert judge(asked, seen, older=False) == {"app": (False, False)}
-    startup, readiness = (beginning(asked, kind, "app", "c1", True) for kind in ("startup", "readiness"))
-    begun: Verdicts = {("startup", "c1"): startup.verdict, ("readiness", "c1"): readiness.verdict}
+    startup, readiness = (restored_state(asked, kind, "app", "c1", True) for kind in ("startup", "readiness"))
+    begun: Verdicts = {("startup", "c1"): startup.result, ("readiness", "c1"): readiness.result}
     assert judge(asked, seen, verdicts=begun, older=True) == {"app": (True, True)}
     # Its own presumption, written as a status meanwhile, changes nothing ...
     with_status(asked, ready=True, started=True)

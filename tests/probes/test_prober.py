@@ -75,19 +75,19 @@ async def test_a_dead_container_is_asked_no_more_until_there_is_a_new_one() -> N
     async with scene() as here:
         here.answers["l"] = 1
         start(here, asked)
-        assert here.prober.results.verdict("liveness", "c1") == "success"
+        assert here.prober.results.get("liveness", "c1") == "success"
         await asyncio.sleep(100)
         assert len(here.asked["l"]) == 3
         assert 2.5 <= here.asked["l"][0] <= 5
         assert here.verdicts() == [("liveness", "failure")]
-        assert here.prober.results.verdict("liveness", "c1") == "failure"
+        assert here.prober.results.get("liveness", "c1") == "failure"
         assert here.events == [("app", "Unhealthy", "Liveness probe failed: output")] * 3
         assert ready(here, asked) == (True, True)
         here.prober.observe(asked, observed(exited("app", "c1")))
         here.answers["l"] = 0
         start(here, asked, "c2")
-        assert here.prober.results.verdict("liveness", "c1") is None
-        assert here.prober.results.verdict("liveness", "c2") == "success"
+        assert here.prober.results.get("liveness", "c1") is None
+        assert here.prober.results.get("liveness", "c2") == "success"
         await asyncio.sleep(10)
         assert len(here.asked["l"]) > 3
         assert here.asked_ids[-1] == "c2"
@@ -235,7 +235,7 @@ async def test_a_terminating_pod_is_asked_for_readiness_only() -> None:
         assert len(here.asked["l"]) == counts["l"]
         assert len(here.asked["r"]) > counts["r"]
         assert ready(here, asked) == (True, False)
-        assert here.prober.results.verdict("liveness", "c1") is None
+        assert here.prober.results.get("liveness", "c1") is None
 
 
 async def test_what_had_not_started_does_not_start_by_ending() -> None:
@@ -281,7 +281,7 @@ async def test_a_removed_pod_leaves_nothing(how: str) -> None:
             here.prober.cleanup({"u2"})
         assert here.metric("prober_probe_total", **total) is None
         assert here.metric("prober_probe_duration_seconds_count", **labels, probe_type="Readiness") is None
-        assert here.prober.results.verdict("readiness", "c1") is None
+        assert here.prober.results.get("readiness", "c1") is None
         here.asked_ids.clear()
         await asyncio.sleep(5)
         assert set(here.asked_ids) == {"c2"}

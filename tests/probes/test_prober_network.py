@@ -112,7 +112,7 @@ async def test_pods_in_the_hosts_network_are_asked_there() -> None:
             asking.observe(asked, seen)
         await eventually(lambda: len(told.updates) > 0)
         await asyncio.sleep(0.05)
-        assert [(update.pod_uid, update.verdict) for update in told.updates] == [("host", "success")]
+        assert [(update.pod_uid, update.result) for update in told.updates] == [("host", "success")]
 
 
 async def test_a_probe_that_hangs_is_broken_off_when_its_pod_goes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container, Probe, TCPSocketAction
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.probes.prober import STARTS_AT_ONCE, phase_of
+from pykubelet.probes.prober import MAX_STARTS_PER_ITERATION, probe_phase
 from tests.probes.parts import SECOND, exec_probe, full_pod, observed, pod, ready, running, scene, start
 
 pytestmark = pytest.mark.looptime
@@ -88,7 +88,7 @@ async def test_after_a_restart_many_probes_are_spread_over_their_period() -> Non
         assert len(here.asked["l"]) == 1000
         per_tenth = Counter(int(moment) for moment in here.asked["l"])
         assert max(per_tenth.values()) < 200
-        expected = phase_of("u7", "app", "liveness") * 10
+        expected = probe_phase("u7", "app", "liveness") * 10
         assert any(abs(moment - expected) < 0.001 for moment in here.asked["l"])
 
 
@@ -105,8 +105,8 @@ async def test_many_that_are_due_at_once_leave_turns_to_others() -> None:
             await asyncio.sleep(0)
             turns.append(begun - len(here.prober._schedule))
     starts = [later - earlier for earlier, later in itertools.pairwise(turns)]
-    assert max(starts) <= STARTS_AT_ONCE
-    assert len(turns) >= 1000 / STARTS_AT_ONCE
+    assert max(starts) <= MAX_STARTS_PER_ITERATION
+    assert len(turns) >= 1000 / MAX_STARTS_PER_ITERATION
 
 
 async def test_commands_of_many_pods_are_bounded() -> None:

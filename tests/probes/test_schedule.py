@@ -26,10 +26,10 @@ def test_it_behaves_as_a_sorted_dictionary(steps: list[tuple[str, int, int]]) ->
             schedule.put(number, due)
             model[number] = due
         elif what == "drop":
-            schedule.drop(number)
+            schedule.remove(number)
             model.pop(number, None)
         else:
-            taken = schedule.take(due, number)
+            taken = schedule.pop_due(due, number)
             allowed = sorted(model[item] for item in model if model[item] <= due)
             assert sorted(model.pop(item) for item in taken) == allowed[:number]
         assert len(schedule) == len(model)
@@ -55,7 +55,7 @@ def test_a_turn_costs_the_logarithm() -> None:
         Counted.comparisons = 0
         turns = 2000
         for turn in range(turns):
-            [item] = schedule.take(math.inf, 1)
+            [item] = schedule.pop_due(math.inf, 1)
             schedule.put(item, Counted(size + turn))
         return Counted.comparisons / turns
 
@@ -69,6 +69,6 @@ def test_moving_entries_does_not_fill_memory() -> None:
     for turn in range(10_000):
         schedule.put("a", turn)
         schedule.put("b", turn)
-        schedule.drop("b")
+        schedule.remove("b")
     assert len(schedule._heap) < 100
-    assert schedule.take(math.inf, 10) == ["a"]
+    assert schedule.pop_due(math.inf, 10) == ["a"]

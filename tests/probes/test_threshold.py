@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.results import ProbeState, begin, step
-from pykubelet.probes.types import KINDS, Kind, ProbeParameters, Verdict
+from pykubelet.probes.results import ProbeState, initial_state, step
+from pykubelet.probes.types import KINDS, Kind, ProbeParameters, Result
 
 counts = st.integers(1, 5)
 kinds = st.sampled_from(KINDS)
@@ -15,7 +15,7 @@ def terms(successes: int = 1, failures: int = 3) -> ProbeParameters:
 
 def play(kind: Kind, outcomes: str, successes: int = 1, failures: int = 3) -> tuple[ProbeState, list[str]]:
     """Outcomes are `+` and `-`; gives the last state and, per outcome, the change or nothing."""
-    state = begin(kind)
+    state = initial_state(kind)
     changes: list[str] = []
     for outcome in outcomes:
         state, change = step(state, outcome == "+", kind, terms(successes, failures))
@@ -49,10 +49,10 @@ def test_verdicts(
 
 
 def test_an_earlier_agents_knowledge_is_where_it_goes_on() -> None:
-    assert begin("startup", "success").held
-    assert not begin("readiness", "success").held
-    state, change = step(begin("readiness", "success"), False, "readiness", terms(failures=2))
-    assert (state.verdict, change) == ("success", None)
+    assert initial_state("startup", "success").held
+    assert not initial_state("readiness", "success").held
+    state, change = step(initial_state("readiness", "success"), False, "readiness", terms(failures=2))
+    assert (state.result, change) == ("success", None)
     state, change = step(state, False, "readiness", terms(failures=2))
     assert change == "failure"
 
@@ -61,22 +61,22 @@ def test_an_earlier_agents_knowledge_is_where_it_goes_on() -> None:
 def test_the_verdict_is_that_of_the_last_long_enough_run(
     kind: Kind, outcomes: str, successes: int, failures: int
 ) -> None:
-    expected: Verdict = begin(kind).verdict
+    expected: Result = initial_state(kind).result
     for end in range(1, len(outcomes) + 1):
         if outcomes[:end].endswith("+" * successes):
             expected = "success"
         elif outcomes[:end].endswith("-" * failures):
             expected = "failure"
-    assert play(kind, outcomes, successes, failures)[0].verdict == expected
+    assert play(kind, outcomes, successes, failures)[0].result == expected
 
 
 @given(kinds, st.text("+-", max_size=60), counts, counts)
 def test_a_change_is_told_exactly_when_the_verdict_differs(
     kind: Kind, outcomes: str, successes: int, failures: int
 ) -> None:
-    state = begin(kind)
+    state = initial_state(kind)
     for outcome in outcomes:
         after, change = step(state, outcome == "+", kind, terms(successes, failures))
-        assert (change is not None) == (after.verdict != state.verdict)
-        assert change in (None, after.verdict)
+        assert (change is not None) == (after.result != state.result)
+        assert change in (None, after.result)
         state = after

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.probes.prober import ProbeTick, first_beat, next_beat, phase_of
+from pykubelet.probes.prober import ProbeTick, first_tick, next_tick, probe_phase
 from pykubelet.probes.types import ProbeParameters
 
 periods = st.integers(1, 3600)
@@ -16,9 +16,9 @@ def terms(period: int) -> ProbeParameters:
 
 
 def beats(period: int, outcomes: list[bool], phase: float = 0.0) -> list[ProbeTick]:
-    found = [first_beat(terms(period), 100.0, phase, waited_for=True, ran_before=False)]
+    found = [first_tick(terms(period), 100.0, phase, eager=True, older=False)]
     for passed in outcomes:
-        found.append(next_beat(found[-1], terms(period), passed, found[-1].due, phase))
+        found.append(next_tick(found[-1], terms(period), passed, found[-1].due, phase))
     return found
 
 
@@ -35,9 +35,9 @@ def test_the_first_success_ends_the_haste() -> None:
 
 
 def test_a_slow_look_delays_and_does_not_pile_up() -> None:
-    beat = next_beat(ProbeTick(100.0, 0.0), terms(10), True, 137.0, 0.0)
+    beat = next_tick(ProbeTick(100.0, 0.0), terms(10), True, 137.0, 0.0)
     assert beat.due == 137.0
-    assert next_beat(beat, terms(10), True, 138.0, 0.0).due == 147.0
+    assert next_tick(beat, terms(10), True, 138.0, 0.0).due == 147.0
 
 
 @given(periods, phases, st.lists(st.booleans(), max_size=20))
@@ -60,16 +60,16 @@ def test_an_author_gets_all_the_time_that_was_promised(period: int, phase: float
 def test_who_is_not_waited_for_is_asked_within_the_first_period(
     period: int, phase: float, opened: float
 ) -> None:
-    new = first_beat(terms(period), opened, phase, waited_for=False, ran_before=False)
+    new = first_tick(terms(period), opened, phase, eager=False, older=False)
     assert opened + period / 2 <= new.due <= opened + period
-    old = first_beat(terms(period), opened, phase, waited_for=False, ran_before=True)
+    old = first_tick(terms(period), opened, phase, eager=False, older=True)
     assert opened <= old.due <= opened + period
 
 
 def test_phases_are_spread_and_stable() -> None:
-    phases = sorted(phase_of(f"uid-{n}", "app", "liveness") for n in range(1000))
+    phases = sorted(probe_phase(f"uid-{n}", "app", "liveness") for n in range(1000))
     tenths = [sum(low <= phase * 10 < low + 1 for phase in phases) for low in range(10)]
     assert min(tenths) > 50
     assert max(tenths) < 200
-    assert phase_of("a", "b", "startup") == phase_of("a", "b", "startup")
-    assert phase_of("a", "b", "startup") != phase_of("a", "b", "liveness")
+    assert probe_phase("a", "b", "startup") == probe_phase("a", "b", "startup")
+    assert probe_phase("a", "b", "startup") != probe_phase("a", "b", "liveness")

@@ -48,7 +48,7 @@ class Shelf:
     def unregister(self, uid: str) -> None:
         raise AssertionError("not for volumes to do")
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         raise AssertionError("not for volumes to do")
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:

@@ -33,7 +33,6 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.images.credential_provider import PodAccounts
 from pykubelet.logs import get_logger
 from pykubelet.node.informer import CachedNode, NodeInformer
 from pykubelet.node.registration import NodeStartup
@@ -122,7 +121,7 @@ class Cluster:
         )
 
     @property
-    def accounts(self) -> PodAccounts:
+    def accounts(self) -> ClusterObjects:
         """Service accounts of pods, for credential providers that use their tokens."""
         return self._objects
 
@@ -278,7 +277,7 @@ def build_node_reporter(
     )
     if isinstance(csi, CsiPlugin):
         health = settings.gates.enabled("CSIVolumeHealth")
-        csi.listen(cluster.recorder.record, health=health, ready=cluster.request_node_status)
+        csi.set_event_recorder(cluster.recorder.record, health=health, ready=cluster.request_node_status)
         cluster.informer.listen(
             lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
         )

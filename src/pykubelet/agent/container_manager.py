@@ -44,7 +44,7 @@ from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.status import DeviceCapacity
-from pykubelet.objects.fetch import until_seen
+from pykubelet.objects.fetch import retry_until_observed
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
 from pykubelet.podworkers.engine import PodEngine
@@ -361,7 +361,7 @@ def build_claims(
     slices.start()
 
     async def fetch(namespace: str, name: str) -> ResourceClaim:
-        return await until_seen(lambda: api.get(RESOURCE_CLAIMS, name, namespace))
+        return await retry_until_observed(lambda: api.get(RESOURCE_CLAIMS, name, namespace))
 
     extended = gates.enabled("DRAExtendedResource")
     try:

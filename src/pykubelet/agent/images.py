@@ -9,13 +9,14 @@ from prometheus_client import CollectorRegistry
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.host_setup import StartupError
 from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.images.credential_provider import PodAccounts, ProviderPlugins, load_providers
+from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import PullLimits
+from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.util.tasks import TaskScope
 
@@ -27,7 +28,7 @@ async def build_image_manager(
     settings: AgentSettings,
     cri: RuntimeConnection,
     history: PodHistory,
-    accounts: PodAccounts | None,
+    accounts: ClusterObjects | None,
     registry: CollectorRegistry,
     scope: TaskScope,
 ) -> ImageManager:

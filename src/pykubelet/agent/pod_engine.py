@@ -145,7 +145,7 @@ def build_pod_engine(
 
     # Workers, and what decides which pods get one.
     workers = PodWorkers(scope, config.sync_frequency.seconds, churn, metrics.workers)
-    objects.listen(workers.wake)
+    objects.add_listener(workers.wake)
     api_server = None
     if cluster is not None:
         api_server = ApiServerSync(

@@ -30,11 +30,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from pykubelet.api.core import ServiceAccount
 from pykubelet.api.duration import Duration
 from pykubelet.api.names import qualified_name_problem
 from pykubelet.api.pod import Pod
@@ -58,6 +57,9 @@ from pykubelet.objects.base import ObjectError
 from pykubelet.util.singleflight import ScopeClosed, Singleflight
 from pykubelet.util.tasks import TaskScope
 from pykubelet.util.text import quoted
+
+if TYPE_CHECKING:
+    from pykubelet.objects.cluster_objects import ClusterObjects
 
 log = get_logger(__name__)
 KIND = "CredentialProviderConfig"
@@ -109,19 +111,19 @@ def load_providers(config: Path, bin_dir: Path) -> list[CredentialProvider]:
     providers: list[CredentialProvider] = []
     problems: list[Problem] = []
     for path in files:
-        where = f"{path}: " if len(files) > 1 else ""
+        prefix = f"{path}: " if len(files) > 1 else ""
         try:
-            found, wrong = _read(read_document(path))
+            found, invalid = _read(read_document(path))
         except ConfigError as err:
             problems += err.problems
             continue
         providers += found
-        problems += [Problem(where + problem.path, problem.message) for problem in wrong]
+        problems += [Problem(prefix + problem.path, problem.message) for problem in invalid]
     for name, count in Counter(provider.name for provider in providers).items():
         if count > 1:
             problems.append(Problem("providers", f"{quoted(name)} is there {count} times: keep one"))
     if not problems:
-        problems += _missing_programs(providers, bin_dir)
+        problems += _binary_problems(providers, bin_dir)
     if problems:
         raise ConfigError(problems)
     return providers
@@ -155,16 +157,16 @@ def _read(document: dict[str, Any]) -> tuple[list[CredentialProvider], list[Prob
         problems.append(Problem("providers", "must have at least one provider"))
     for index, provider in enumerate(read.providers):
         path = f"providers[{index}]"
-        problems += _wrong(provider, path)
+        problems += _provider_problems(provider, path)
         if provider.token_attributes is not None:
             if version != API_VERSIONS[0]:
                 message = f"there is no such field in {version}: write apiVersion: {API_VERSIONS[0]}"
                 problems.append(Problem(f"{path}.tokenAttributes", message))
-            problems += _wrong_token(provider, provider.token_attributes, f"{path}.tokenAttributes")
+            problems += _token_problems(provider, provider.token_attributes, f"{path}.tokenAttributes")
     return read.providers, problems
 
 
-def _wrong(provider: CredentialProvider, path: str) -> Iterator[Problem]:
+def _provider_problems(provider: CredentialProvider, path: str) -> Iterator[Problem]:
     if not provider.name or provider.name in (".", "..") or "/" in provider.name or " " in provider.name:
         yield Problem(f"{path}.name", "must be the name of a program in the providers' folder")
     if provider.api_version not in PROTOCOLS:
@@ -184,7 +186,7 @@ def _wrong(provider: CredentialProvider, path: str) -> Iterator[Problem]:
             yield Problem(f"{path}.env[{index}].name", "must be the name of a variable")
 
 
-def _wrong_token(provider: CredentialProvider, token: TokenAttributes, path: str) -> Iterator[Problem]:
+def _token_problems(provider: CredentialProvider, token: TokenAttributes, path: str) -> Iterator[Problem]:
     required = token.required_service_account_annotation_keys
     optional = token.optional_service_account_annotation_keys
     if provider.api_version != PROTOCOLS[0]:
@@ -207,20 +209,20 @@ def _wrong_token(provider: CredentialProvider, token: TokenAttributes, path: str
             yield Problem(path, f"the annotation {quoted(key)} is there {count} times: keep one")
 
 
-def _missing_programs(providers: list[CredentialProvider], bin_dir: Path) -> Iterator[Problem]:
+def _binary_problems(providers: list[CredentialProvider], bin_dir: Path) -> Iterator[Problem]:
     if not bin_dir.is_dir():
         yield Problem(str(bin_dir), "is not a folder: give the one with the credential providers' programs")
         return
     for provider in providers:
-        program = bin_dir / provider.name
-        if not program.is_file():
-            yield Problem(str(program), "does not exist: install the program of this credential provider")
-        elif not os.access(program, os.X_OK):
-            yield Problem(str(program), f"is not executable: chmod +x {program}")
+        binary = bin_dir / provider.name
+        if not binary.is_file():
+            yield Problem(str(binary), "does not exist: install the program of this credential provider")
+        elif not os.access(binary, os.X_OK):
+            yield Problem(str(binary), f"is not executable: chmod +x {binary}")
 
 
 TIMEOUT_SECONDS = 60.0
-MAX_ANSWER_BYTES = 1024 * 1024
+MAX_RESPONSE_BYTES = 1024 * 1024
 CacheKey = Literal["Image", "Registry", "Global"]
 """Scope of a cached response: this image, all images of its registry, or all of the provider."""
 
@@ -230,7 +232,7 @@ class ProviderError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProviderResponse:
     """The response of a provider."""
 
     registries: Registries
@@ -239,13 +241,13 @@ class Answer:
     """Cache duration; None to use the one of the configuration."""
 
 
-async def ask_provider(
+async def run_provider(
     provider: CredentialProvider,
-    program: Path,
+    binary: Path,
     repository: str,
     token: str = "",
     annotations: Mapping[str, str] = MappingProxyType({}),
-) -> Answer:
+) -> ProviderResponse:
     """Run a provider for a repository, optionally with a service account token. Raises ProviderError."""
     request: dict[str, Any] = {
         "kind": "CredentialProviderRequest",
@@ -257,8 +259,8 @@ async def ask_provider(
     if annotations:
         request["serviceAccountAnnotations"] = dict(annotations)
     environment = {**os.environ, **{variable.name: variable.value for variable in provider.env}}
-    output = await _run(program, provider.args, environment, json.dumps(request).encode() + b"\n")
-    return _read_answer(output, provider.api_version)
+    output = await _run(binary, provider.args, environment, json.dumps(request).encode() + b"\n")
+    return _parse_response(output, provider.api_version)
 
 
 class _AuthConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -274,7 +276,7 @@ class _Response(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     auth: dict[str, _AuthConfig] | None = None
 
 
-def _read_answer(output: bytes, api_version: str) -> Answer:
+def _parse_response(output: bytes, api_version: str) -> ProviderResponse:
     try:
         response = msgspec.json.decode(output, type=_Response)
         duration = Duration.parse(response.cache_duration) if response.cache_duration is not None else None
@@ -293,42 +295,32 @@ def _read_answer(output: bytes, api_version: str) -> Answer:
         registry: Credentials(auth.username, auth.password)
         for registry, auth in (response.auth or {}).items()
     }
-    return Answer(registries, response.cache_key_type, duration)
+    return ProviderResponse(registries, response.cache_key_type, duration)
 
 
-async def _run(program: Path, args: Sequence[str], environment: Mapping[str, str], request: bytes) -> bytes:
+async def _run(binary: Path, args: Sequence[str], environment: Mapping[str, str], request: bytes) -> bytes:
     try:
         finished = await run_bounded(
-            [str(program), *args],
+            [str(binary), *args],
             environment,
             seconds=TIMEOUT_SECONDS,
-            max_bytes=MAX_ANSWER_BYTES,
+            max_bytes=MAX_RESPONSE_BYTES,
             data=request,
         )
     except TimeoutError:
         raise ProviderError(f"it did not answer within {TIMEOUT_SECONDS:g} s") from None
     except OutputTooLarge:
-        raise ProviderError(f"its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB") from None
+        raise ProviderError(f"its answer is longer than {MAX_RESPONSE_BYTES // 1024} KiB") from None
     except (OSError, ValueError) as err:
-        why = err.strerror if isinstance(err, OSError) else str(err)
-        raise ProviderError(f"{program} could not be started: {why}") from None
+        reason = err.strerror if isinstance(err, OSError) else str(err)
+        raise ProviderError(f"{binary} could not be started: {reason}") from None
     if finished.status:
-        words = finished.complaint or "it gave no reason"
-        raise ProviderError(f"it failed with status {finished.status}: {words}")
+        message = finished.complaint or "it gave no reason"
+        raise ProviderError(f"it failed with status {finished.status}: {message}")
     return finished.output
 
 
 TOKEN_SECONDS = 3600
-
-
-class PodAccounts(Protocol):
-    """Source of pods' service accounts: `objects.cluster_objects.ClusterObjects`."""
-
-    async def service_account(self, pod: Pod) -> ServiceAccount:
-        """Return the pod's service account. Raises ObjectError."""
-
-    async def token(self, pod: Pod, *, audience: str, seconds: int, account_uid: str) -> str:
-        """Return a token of the account with this UID, bound to the pod. Raises ObjectError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,10 +333,10 @@ class Identity:
     token: str = field(repr=False)
     annotations: Mapping[str, str]
 
-    def cache_key(self, wanted: TokenAttributes | None) -> str:
+    def cache_key(self, token_attributes: TokenAttributes | None) -> str:
         """Return the cache key: identities with different keys must not share a response."""
         parts = [self.namespace, self.name, self.uid, *self._annotations()]
-        if wanted is not None and wanted.cache_type == "Token":
+        if token_attributes is not None and token_attributes.cache_type == "Token":
             parts.append(self.fingerprint)
         return "\0".join(parts)
 
@@ -366,17 +358,19 @@ class Identity:
         return [part for pair in sorted(self.annotations.items()) for part in pair]
 
 
-NOBODY = Identity("", "", "", "", {})
+NO_IDENTITY = Identity("", "", "", "", {})
 """Identity without a service account: none is required, or the pod has none and need not have one."""
 
 
-async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccounts | None) -> Identity | None:
+async def identify(
+    pod: Pod, token_attributes: TokenAttributes | None, accounts: ClusterObjects | None
+) -> Identity | None:
     """Return the identity to use, or None when the provider must not run. Raises ProviderError."""
-    if wanted is None:
-        return NOBODY
+    if token_attributes is None:
+        return NO_IDENTITY
     name = pod.spec.service_account_name
     if not name:
-        return None if wanted.require_service_account else NOBODY
+        return None if token_attributes.require_service_account else NO_IDENTITY
     if accounts is None:
         raise ProviderError(
             f"it wants a token of service account {name}, "
@@ -386,16 +380,16 @@ async def identify(pod: Pod, wanted: TokenAttributes | None, accounts: PodAccoun
         account = await accounts.service_account(pod)
     except ObjectError as err:
         raise ProviderError(f"failed to get service account: {err}") from err
-    given = account.metadata.annotations
-    required = wanted.required_service_account_annotation_keys
-    if not all(key in given for key in required):
+    account_annotations = account.metadata.annotations
+    required = token_attributes.required_service_account_annotation_keys
+    if not all(key in account_annotations for key in required):
         return None
-    keys = [*required, *wanted.optional_service_account_annotation_keys]
-    annotations = {key: given[key] for key in keys if key in given}
+    keys = [*required, *token_attributes.optional_service_account_annotation_keys]
+    annotations = {key: account_annotations[key] for key in keys if key in account_annotations}
     try:
         token = await accounts.token(
             pod,
-            audience=wanted.service_account_token_audience,
+            audience=token_attributes.service_account_token_audience,
             seconds=TOKEN_SECONDS,
             account_uid=account.metadata.uid,
         )
@@ -421,18 +415,18 @@ class ProviderPlugins:
         bin_dir: Path,
         tasks: TaskScope,
         metrics: ImageMetrics,
-        accounts: PodAccounts | None = None,
+        accounts: ClusterObjects | None = None,
     ) -> None:
         self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
 
     async def lookup(self, repository: str, pod: Pod) -> ProviderResult:
         """Query all providers that match this repository concurrently."""
-        asked = [plugin for plugin in self._plugins if plugin.is_for(repository)]
+        matching = [plugin for plugin in self._plugins if plugin.is_for(repository)]
         async with asyncio.TaskGroup() as tasks:
-            answers = [tasks.create_task(_try(plugin, repository, pod)) for plugin in asked]
+            runs = [tasks.create_task(_try(plugin, repository, pod)) for plugin in matching]
         keyring, failures = Keyring(), []
-        for answer in answers:
-            match answer.result():
+        for run in runs:
+            match run.result():
                 case str() as failure:
                     failures.append(failure)
                 case registries, source:
@@ -458,7 +452,7 @@ async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
         return f"credential provider {plugin.name} failed: {err}"
 
 
-class _Kept(NamedTuple):
+class _CacheEntry(NamedTuple):
     registries: Registries
     until: float
 
@@ -472,17 +466,17 @@ class _Plugin:
         bin_dir: Path,
         tasks: TaskScope,
         metrics: ImageMetrics,
-        accounts: PodAccounts | None,
+        accounts: ClusterObjects | None,
     ) -> None:
         self.name = provider.name
         self._provider = provider
-        self._program = bin_dir / provider.name
+        self._binary = bin_dir / provider.name
         self._metrics = metrics
         self._accounts = accounts
         self._calls: Singleflight[tuple[str, str], Registries] = Singleflight(
             tasks, f"credential-provider-{self.name}"
         )
-        self._kept: dict[_Place, _Kept] = {}
+        self._cache: dict[_EntryKey, _CacheEntry] = {}
 
     def is_for(self, repository: str) -> bool:
         """Return whether this provider is configured for the image."""
@@ -500,51 +494,53 @@ class _Plugin:
             return {}, None
         now, owner = _now(), identity.cache_key(self._provider.token_attributes)
         for scope in ("Image", "Registry", "Global"):
-            kept = self._kept.get(_place(scope, repository, owner))
-            if kept is not None and now < kept.until:
-                return kept.registries, identity.source
+            entry = self._cache.get(_entry_key(scope, repository, owner))
+            if entry is not None and now < entry.until:
+                return entry.registries, identity.source
         call = (repository, identity.call_key())
-        asked = await self._calls.run(call, lambda: self._ask(repository, identity, owner))
-        return asked, identity.source
+        registries = await self._calls.run(call, lambda: self._run_plugin(repository, identity, owner))
+        return registries, identity.source
 
-    async def _ask(self, repository: str, identity: Identity, owner: str) -> Registries:
+    async def _run_plugin(self, repository: str, identity: Identity, owner: str) -> Registries:
         log.v(5).info("Running credential provider", provider=self.name, image=repository)
         started = _now()
         failed = True
         try:
-            answer = await ask_provider(
-                self._provider, self._program, repository, identity.token, identity.annotations
+            response = await run_provider(
+                self._provider, self._binary, repository, identity.token, identity.annotations
             )
             failed = False
         finally:
-            self._metrics.plugin_ran(self.name, _now() - started, failed=failed)
-        self._check_no_echo(answer, identity)
-        duration = answer.cache_duration
+            self._metrics.observe_plugin_run(self.name, _now() - started, failed=failed)
+        self._check_no_echo(response, identity)
+        duration = response.cache_duration
         if duration is None:
             duration = self._provider.default_cache_duration
         now = _now()
-        self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
+        self._cache = {key: entry for key, entry in self._cache.items() if now < entry.until}
         if duration is not None and duration > 0:
             until = now + duration.seconds
-            self._kept[_place(answer.cache_key, repository, owner)] = _Kept(answer.registries, until)
-        return answer.registries
+            self._cache[_entry_key(response.cache_key, repository, owner)] = _CacheEntry(
+                response.registries, until
+            )
+        return response.registries
 
-    def _check_no_echo(self, answer: Answer, identity: Identity) -> None:
+    def _check_no_echo(self, response: ProviderResponse, identity: Identity) -> None:
         """Raise ProviderError if a response that other pods may reuse contains the pod's own token."""
-        wanted = self._provider.token_attributes
-        if wanted is None or not identity.token or wanted.cache_type == "Token":
+        token_attributes = self._provider.token_attributes
+        if token_attributes is None or not identity.token or token_attributes.cache_type == "Token":
             return
-        if any(login.password == identity.token for login in answer.registries.values()):
+        if any(login.password == identity.token for login in response.registries.values()):
             raise ProviderError(
                 "it gave the service account's token as the password: write cacheType: Token for it"
             )
 
 
-_Place = tuple[CacheKey, str, str]
+_EntryKey = tuple[CacheKey, str, str]
 """Cache key: scope, image or registry, and identity."""
 
 
-def _place(scope: CacheKey, repository: str, owner: str) -> _Place:
+def _entry_key(scope: CacheKey, repository: str, owner: str) -> _EntryKey:
     name = {"Image": repository, "Registry": repository.partition("/")[0], "Global": ""}[scope]
     return scope, name, owner
 

@@ -98,7 +98,7 @@ class Keyring:
         for registry, credentials in registries.items():
             key = registry_key(registry)
             if key is None:
-                log.error(None, "Ignored credentials for invalid registry", registry=shown(registry))
+                log.error(None, "Ignored credentials for invalid registry", registry=redacted(registry))
             else:
                 tracked = credentials if source is None else replace(credentials, source=source)
                 self._credentials.setdefault(key, []).append(tracked)
@@ -120,7 +120,7 @@ class Keyring:
         return found
 
 
-def shown(registry: str) -> str:
+def redacted(registry: str) -> str:
     """Return a registry name for messages, without a `user:password@` that it may contain."""
     return quoted(registry.rpartition("@")[2])
 
@@ -130,11 +130,11 @@ def registry_key(registry: str) -> str | None:
 
     The scheme is removed, and so is the registry API version, which old login entries contain.
     """
-    place = _split(registry.removeprefix("https://").removeprefix("http://"))
-    if place is None:
+    url = _split(registry.removeprefix("https://").removeprefix("http://"))
+    if url is None:
         return None
-    path = place.path[3:] if place.path.startswith(("/v1/", "/v2/")) else place.path
-    return place.host if path == "/" else place.host + path
+    path = url.path[3:] if url.path.startswith(("/v1/", "/v2/")) else url.path
+    return url.host if path == "/" else url.host + path
 
 
 def registry_matches(pattern: str, repository: str) -> bool:
@@ -143,31 +143,31 @@ def registry_matches(pattern: str, repository: str) -> bool:
     The labels of the host are compared one by one, so `*.io` does not match `a.b.io`. The port must be equal,
     and the pattern's path must be a prefix of the repository's.
     """
-    wanted, given = _split(pattern), _split(repository)
-    if wanted is None or given is None or not given.path.startswith(wanted.path):
+    pattern_url, repository_url = _split(pattern), _split(repository)
+    if pattern_url is None or repository_url is None or not repository_url.path.startswith(pattern_url.path):
         return False
-    wanted_host, wanted_port = _split_port(wanted.host)
-    given_host, given_port = _split_port(given.host)
-    wanted_parts, given_parts = wanted_host.split("."), given_host.split(".")
+    pattern_host, pattern_port = _split_port(pattern_url.host)
+    repository_host, repository_port = _split_port(repository_url.host)
+    pattern_labels, repository_labels = pattern_host.split("."), repository_host.split(".")
     return (
-        wanted_port == given_port
-        and len(wanted_parts) == len(given_parts)
-        and all(map(_part_matches, wanted_parts, given_parts))
+        pattern_port == repository_port
+        and len(pattern_labels) == len(repository_labels)
+        and all(map(_label_matches, pattern_labels, repository_labels))
     )
 
 
-class _Place(NamedTuple):
+class _RegistryUrl(NamedTuple):
     host: str
     """Host, with its port."""
     path: str
 
 
-def _split(text: str) -> _Place | None:
+def _split(text: str) -> _RegistryUrl | None:
     """Split a URL without scheme; None when its host or port is invalid."""
     bare = text.partition("#")[0].partition("?")[0]
     authority, slash, rest = bare.partition("/")
     host = authority.rpartition("@")[2]
-    return _Place(host, slash + rest) if _HOST.fullmatch(host) else None
+    return _RegistryUrl(host, slash + rest) if _HOST.fullmatch(host) else None
 
 
 def _split_port(host: str) -> tuple[str, str]:
@@ -175,8 +175,8 @@ def _split_port(host: str) -> tuple[str, str]:
     return (name, port) if colon and not port.endswith("]") else (host, "")
 
 
-def _part_matches(pattern: str, part: str) -> bool:
-    return pattern == part or fnmatch.fnmatchcase(part, pattern)
+def _label_matches(pattern: str, label: str) -> bool:
+    return pattern == label or fnmatch.fnmatchcase(label, pattern)
 
 
 MAX_BYTES = 1024 * 1024
@@ -241,13 +241,13 @@ class NodeCredentials:
 
     def files(self) -> list[tuple[Path, Callable[[bytes], Registries]]]:
         """Return the search path: files in order, each with its parser."""
-        near = [self.root_dir, self.working_dir]
+        kubelet_dirs = [self.root_dir, self.working_dir]
         homes = [self.home] if self.home is not None else []
-        new = [*near, *(home / ".docker" for home in homes), Path("/.docker")]
-        old = [*near, *homes, Path("/")]
+        new = [*kubelet_dirs, *(home / ".docker" for home in homes), Path("/.docker")]
+        old = [*kubelet_dirs, *homes, Path("/")]
         return [
-            *((folder / "config.json", read_config_json) for folder in new),
-            *((folder / ".dockercfg", read_dockercfg) for folder in old),
+            *((directory / "config.json", read_config_json) for directory in new),
+            *((directory / ".dockercfg", read_dockercfg) for directory in old),
         ]
 
     async def load(self) -> Registries:
@@ -266,8 +266,8 @@ class NodeCredentials:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, BadCredentials) as err:
-                why = err.strerror if isinstance(err, OSError) else str(err)
-                log.warning("Ignored invalid registry credentials file", path=str(path), err=why)
+                reason = err.strerror if isinstance(err, OSError) else str(err)
+                log.warning("Ignored invalid registry credentials file", path=str(path), err=reason)
                 continue
             log.v(4).info("Using registry credentials of the node", path=str(path))
             return found
@@ -283,7 +283,7 @@ def _json(content: bytes) -> Any:
 
 def _registries(value: Any, what: str) -> Registries:
     return {
-        registry: _credentials(_mapping(entry, f"the entry of {shown(registry)}"), registry)
+        registry: _credentials(_mapping(entry, f"the entry of {redacted(registry)}"), registry)
         for registry, entry in _mapping(value, what).items()
     }
 
@@ -298,19 +298,19 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 
 def _credentials(entry: dict[str, Any], registry: str) -> Credentials:
     # Keys are case-insensitive: these files are often written by hand.
-    given = {key.lower(): value for key, value in entry.items() if value is not None}
+    fields = {key.lower(): value for key, value in entry.items() if value is not None}
     for name in _FIELDS:
-        if not isinstance(given.setdefault(name, ""), str):
-            raise BadCredentials(f"{name} of {shown(registry)} must be text")
+        if not isinstance(fields.setdefault(name, ""), str):
+            raise BadCredentials(f"{name} of {redacted(registry)} must be text")
         # JSON can escape a lone surrogate, which cannot be encoded as UTF-8.
-        given[name] = _SURROGATE.sub("\ufffd", given[name])
-    if given["identitytoken"]:
+        fields[name] = _SURROGATE.sub("\ufffd", fields[name])
+    if fields["identitytoken"]:
         # With a token, username and password are placeholders, and the runtime would prefer them.
-        return Credentials(identity_token=given["identitytoken"], email=given["email"])
-    username, password = given["username"], given["password"]
-    if given["auth"]:
-        username, password = _decode(given["auth"], registry)
-    return Credentials(username, password, email=given["email"])
+        return Credentials(identity_token=fields["identitytoken"], email=fields["email"])
+    username, password = fields["username"], fields["password"]
+    if fields["auth"]:
+        username, password = _decode(fields["auth"], registry)
+    return Credentials(username, password, email=fields["email"])
 
 
 def _decode(auth: str, registry: str) -> tuple[str, str]:
@@ -321,9 +321,9 @@ def _decode(auth: str, registry: str) -> tuple[str, str]:
     try:
         username, colon, password = base64.b64decode(text, validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password") from None
+        raise BadCredentials(f"auth of {redacted(registry)} must be base64 of user:password") from None
     if not colon:
-        raise BadCredentials(f"auth of {shown(registry)} must be base64 of user:password")
+        raise BadCredentials(f"auth of {redacted(registry)} must be base64 of user:password")
     return username, password
 
 

@@ -27,7 +27,7 @@ from pykubelet.images.credentials import (
     Registries,
     secrets_keyring,
 )
-from pykubelet.images.image_reference import ImageName, InvalidImageName, parse_image_name, shortened
+from pykubelet.images.image_reference import ImageName, InvalidImageName, parse_image_name, truncated
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.pull_manager import PullManager
 from pykubelet.images.puller import (
@@ -134,8 +134,8 @@ class ImageManager:
         self._plugins = plugins
         self._pull_manager = pull_manager
         self._clock = clock or _loop_time
-        self._presence = ImageStatusCache(service, tasks)
-        self._pulls = Pulls(service, self._presence, limits, tasks)
+        self._status_cache = ImageStatusCache(service, tasks)
+        self._pulls = Pulls(service, self._status_cache, limits, tasks)
         self._back_off = BackOff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
 
@@ -177,22 +177,24 @@ class ImageManager:
         spec = pb.ImageSpec(
             image=name.for_runtime, annotations=pod.metadata.annotations, runtime_handler=runtime_handler
         )
-        want = _PullRequest(pod, image, name, policy, spec, sandbox, where)
-        credentials = _Lookup(lambda: self._credentials(want, secrets))
-        found = await self._look(want) if policy in ("IfNotPresent", "Never") else None
-        if found is not None and not await self._must_pull(want, found, credentials):
-            self._metrics.needed(policy, True, False)
+        request = _PullRequest(pod, image, name, policy, spec, sandbox, where)
+        credentials = _Lookup(lambda: self._credentials(request, secrets))
+        found = await self._find_present(request) if policy in ("IfNotPresent", "Never") else None
+        if found is not None and not await self._must_pull(request, found, credentials):
+            self._metrics.count_request(policy, True, False)
             accessible = " and can be accessed by the pod" if self._pull_manager is not None else ""
-            self._say(want, "Pulled", f"Container image {want.quoted} already present on machine{accessible}")
+            self._record_event(
+                request, "Pulled", f"Container image {request.quoted} already present on machine{accessible}"
+            )
             return _present(found.id, found)
         if policy == "Never":
             # An image that the pod has no access to is reported like one that does not exist.
-            self._metrics.needed(policy, found is not None, None if found is None else True)
-            message = f"Container image {want.quoted} is not present with pull policy of Never"
-            self._say(want, "ErrImageNeverPull", message, "Warning")
+            self._metrics.count_request(policy, found is not None, None if found is None else True)
+            message = f"Container image {request.quoted} is not present with pull policy of Never"
+            self._record_event(request, "ErrImageNeverPull", message, "Warning")
             raise ImageError("ErrImageNeverPull", message)
-        self._metrics.needed(policy, found is not None if policy == "IfNotPresent" else None, True)
-        return await self._pull(want, credentials, found)
+        self._metrics.count_request(policy, found is not None if policy == "IfNotPresent" else None, True)
+        return await self._pull(request, credentials, found)
 
     def forget_pod(self, uid: str) -> None:
         """Forget the back-off of a pod that has been removed."""
@@ -202,79 +204,81 @@ class ImageManager:
 
     def images_removed(self) -> None:
         """Invalidate the image status cache, because images have been removed."""
-        self._presence.forget()
+        self._status_cache.forget()
 
     def _parse(self, pod: Pod, image: str, policy: str, where: str) -> ImageName:
         try:
             return parse_image_name(image)
         except InvalidImageName as err:
-            self._metrics.needed(policy, None, None)
-            message = f"Failed to apply default image tag {_quoted(shortened(image))}: {err}"
+            self._metrics.count_request(policy, None, None)
+            message = f"Failed to apply default image tag {_quoted(truncated(image))}: {err}"
             self._journal.event(pod, "Warning", "InspectFailed", message, where)
             self._journal.note(pod.uid, "images", message)
             raise ImageError("InvalidImageName", message) from None
 
-    async def _look(self, want: _PullRequest) -> pb.Image | None:
+    async def _find_present(self, request: _PullRequest) -> pb.Image | None:
         try:
-            return await self._presence.find(want.spec)
+            return await self._status_cache.find(request.spec)
         except CriError as err:
-            self._metrics.needed(want.policy, None, None)
-            raise self._inspect_failed(want, err.rpc_text) from err
+            self._metrics.count_request(request.policy, None, None)
+            raise self._inspect_failed(request, err.rpc_text) from err
         except ScopeClosed as err:
             raise ImageError("ImageInspectError", str(err)) from None
 
-    async def _must_pull(self, want: _PullRequest, found: pb.Image, credentials: _Lookup) -> bool:
+    async def _must_pull(self, request: _PullRequest, found: pb.Image, credentials: _Lookup) -> bool:
         """Return whether the pod must prove its access to an image that is present. Raises ImageError."""
         if self._pull_manager is None:
             return False
         try:
-            return await self._pull_manager.must_pull(want.name, found.id, credentials.get)
+            return await self._pull_manager.must_pull(request.name, found.id, credentials.get)
         except BadCredentials as err:
-            self._metrics.needed(want.policy, True, None)
-            raise self._pull_failed(want, str(err)) from err
+            self._metrics.count_request(request.policy, True, None)
+            raise self._pull_failed(request, str(err)) from err
 
-    async def _pull(self, want: _PullRequest, credentials: _Lookup, before: pb.Image | None) -> PresentImage:
-        self._check_back_off(want)
-        asked = _loop_time()
-        self._say(want, "Pulling", f"Pulling image {want.quoted}")
+    async def _pull(
+        self, request: _PullRequest, credentials: _Lookup, before: pb.Image | None
+    ) -> PresentImage:
+        self._check_back_off(request)
+        requested_at = _loop_time()
+        self._record_event(request, "Pulling", f"Pulling image {request.quoted}")
         try:
             logins = list(dict.fromkeys(await credentials.get()))
-            pulled = await self._pull_tracked(want, logins, before)
+            pulled = await self._pull_tracked(request, logins, before)
         except (PullFailed, BadCredentials) as err:
-            raise self._pull_failed(want, str(err)) from err
+            raise self._pull_failed(request, str(err)) from err
         except _IntentError as err:
             raise ImageError("ErrImagePull", str(err)) from err
         except ScopeClosed as err:
             raise ImageError("ErrImagePull", str(err)) from None
-        self._pulled(want, pulled, _loop_time() - asked)
+        self._pulled(request, pulled, _loop_time() - requested_at)
         if pulled.image is None:
             # The image's user is unknown without its status; the next attempt finds the image present.
-            raise self._inspect_failed(want, "the runtime does not know it right after its pull")
+            raise self._inspect_failed(request, "the runtime does not know it right after its pull")
         return _present(pulled.ref, pulled.image)
 
     async def _pull_tracked(
-        self, want: _PullRequest, credentials: list[Credentials], before: pb.Image | None
+        self, request: _PullRequest, credentials: list[Credentials], before: pb.Image | None
     ) -> PullResult:
         """Pull an image and record its credentials. Raises PullFailed and _IntentError."""
         # The image of a digest never changes.
-        fresh = want.policy == "Always" and not want.name.digest
+        fresh = request.policy == "Always" and not request.name.digest
         if self._pull_manager is None:
-            return await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
-        if want.policy == "Always":
+            return await self._pulls.pull(request.spec, credentials, request.sandbox, fresh=fresh)
+        if request.policy == "Always":
             with suppress(CriError):
-                before = await self._presence.find(want.spec)
+                before = await self._status_cache.find(request.spec)
         async with AsyncExitStack() as stack:
             try:
                 ref = before.id if before is not None else None
-                tracking = self._pull_manager.track_pull(want.image, want.spec, ref)
+                tracking = self._pull_manager.track_pull(request.image, request.spec, ref)
                 attempt = await stack.enter_async_context(tracking)
             except OSError as err:
                 raise _IntentError(
-                    f"Failed to record image pull intent for container image {want.quoted}: "
+                    f"Failed to record image pull intent for container image {request.quoted}: "
                     f"failed to record image pull intent: {err}"
                 ) from err
             try:
-                pulled = await self._pulls.pull(want.spec, credentials, want.sandbox, fresh=fresh)
+                pulled = await self._pulls.pull(request.spec, credentials, request.sandbox, fresh=fresh)
             except PullFailed as err:
                 if err.outcome_known:
                     attempt.record_failure()
@@ -283,63 +287,65 @@ class ImageManager:
             attempt.record_success(pulled.image_ref, login)
         return pulled
 
-    async def _credentials(self, want: _PullRequest, secrets: Sequence[PullSecret]) -> list[Credentials]:
-        repository = want.name.repository
+    async def _credentials(self, request: _PullRequest, secrets: Sequence[PullSecret]) -> list[Credentials]:
+        repository = request.name.repository
         found = list(secrets_keyring(secrets).lookup(repository))
         if self._node_credentials is not None:
             found += Keyring(await self._node_credentials()).lookup(repository)
         if self._plugins is not None:
-            asked = await self._plugins.lookup(repository, want.pod)
-            found += asked.credentials
-            for failure in asked.failures:
-                self._journal.note(want.pod.uid, "images", failure)
+            provider_result = await self._plugins.lookup(repository, request.pod)
+            found += provider_result.credentials
+            for failure in provider_result.failures:
+                self._journal.note(request.pod.uid, "images", failure)
         return found
 
-    def _check_back_off(self, want: _PullRequest) -> None:
-        failure = self._failures.get(want.key)
+    def _check_back_off(self, request: _PullRequest) -> None:
+        failure = self._failures.get(request.key)
         if failure is None:
             return
-        left = self._back_off.remaining(want.key, failure.time, self._clock())
-        if left > 0:
-            message = f"Back-off pulling image {want.quoted}"
-            self._say(want, "BackOff", message)
-            raise ImageError("ImagePullBackOff", f"{message}: {failure.text}", retry_after=left)
-        del self._failures[want.key]
+        remaining = self._back_off.remaining(request.key, failure.time, self._clock())
+        if remaining > 0:
+            message = f"Back-off pulling image {request.quoted}"
+            self._record_event(request, "BackOff", message)
+            raise ImageError("ImagePullBackOff", f"{message}: {failure.text}", retry_after=remaining)
+        del self._failures[request.key]
 
-    def _pull_failed(self, want: _PullRequest, failure: str) -> ImageError:
-        self._say(want, "Failed", f"Failed to pull image {want.quoted}: {failure}", "Warning")
-        reason, message = explain(want.image, failure)
+    def _pull_failed(self, request: _PullRequest, failure: str) -> ImageError:
+        self._record_event(request, "Failed", f"Failed to pull image {request.quoted}: {failure}", "Warning")
+        reason, message = explain(request.image, failure)
         self._prune()
         now = self._clock()
-        self._back_off.attempt(want.key, now, now)
-        self._failures[want.key] = _Failure(now, f"{reason}: {message}")
-        return ImageError(reason, message, retry_after=self._back_off.pause(want.key))
+        self._back_off.attempt(request.key, now, now)
+        self._failures[request.key] = _Failure(now, f"{reason}: {message}")
+        return ImageError(reason, message, retry_after=self._back_off.pause(request.key))
 
-    def _pulled(self, want: _PullRequest, pulled: PullResult, waited: float) -> None:
+    def _pulled(self, request: _PullRequest, pulled: PullResult, waited: float) -> None:
         # A caller that joined a pull in progress has waited for a shorter time than the pull took.
         took = min(pulled.seconds, waited)
         size = pulled.image.size if pulled.image is not None else 0
-        self._say(
-            want,
+        self._record_event(
+            request,
             "Pulled",
-            f"Successfully pulled image {want.quoted} in {_rounded(took)} "
-            f"({_rounded(waited)} including waiting). Image size: {size} bytes.",
+            f"Successfully pulled image {request.quoted} in {_to_milliseconds(took)} "
+            f"({_to_milliseconds(waited)} including waiting). Image size: {size} bytes.",
         )
-        self._metrics.pulled(size, waited)
+        self._metrics.observe_pull(size, waited)
         self._prune()
 
     def _prune(self) -> None:
         self._back_off.prune(self._clock())
         self._failures = {key: item for key, item in self._failures.items() if self._back_off.pause(key)}
 
-    def _inspect_failed(self, want: _PullRequest, why: str) -> ImageError:
-        message = f"Failed to inspect image {want.quoted}: {why}"
-        self._say(want, "InspectFailed", message, "Warning")
+    def _inspect_failed(self, request: _PullRequest, reason: str) -> ImageError:
+        message = f"Failed to inspect image {request.quoted}: {reason}"
+        self._record_event(request, "InspectFailed", message, "Warning")
         return ImageError("ImageInspectError", message)
 
-    def _say(self, want: _PullRequest, reason: str, message: str, kind: EventKind = "Normal") -> None:
-        self._journal.event(want.pod, kind, reason, message, want.where)
-        self._journal.note(want.pod.uid, "images", message)
+    def _record_event(
+        self, request: _PullRequest, reason: str, message: str, kind: EventKind = "Normal"
+    ) -> None:
+        self._journal.event(request.pod, kind, reason, message, request.where)
+        self._journal.note(request.pod.uid, "images", message)
 
 
 def _present(ref: str, image: pb.Image) -> PresentImage:
@@ -352,7 +358,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _rounded(seconds: float) -> Duration:
+def _to_milliseconds(seconds: float) -> Duration:
     return Duration(int(seconds * 1000) * 1_000_000)
 
 

@@ -15,10 +15,10 @@ HUB = "docker.io"
 """Registry of names without one."""
 _HUB_OLD_NAME = "index.docker.io"
 _OFFICIAL = "library/"
-_LONGEST_PATH = 255
-_LONGEST_NAME = 4096
+_MAX_PATH_LENGTH = 255
+_MAX_NAME_LENGTH = 4096
 """Characters of the longest accepted name: a hostile manifest may contain megabytes."""
-_LONGEST_SHOWN = 1000
+_MAX_MESSAGE_LENGTH = 1000
 _HOST_PART = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _REGISTRY = rf"(?:{_HOST_PART}(?:\.{_HOST_PART})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
 _PATH_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -40,7 +40,7 @@ class InvalidImageName(ValueError):
 class ImageName:
     """A parsed image name."""
 
-    given: str
+    original: str
     """Name as in the pod spec."""
     repository: str
     """Repository with registry, without tag and digest: `docker.io/library/busybox`."""
@@ -60,57 +60,57 @@ class ImageName:
 
         A short name stays short: the runtime decides which registry it refers to.
         """
-        if self.digest or self.given.endswith(f":{self.tag}"):
-            return self.given
-        return f"{self.given}:{self.tag}"
+        if self.digest or self.original.endswith(f":{self.tag}"):
+            return self.original
+        return f"{self.original}:{self.tag}"
 
     @property
     def without_tag(self) -> str:
         """The name as the pod has it, without tag and digest."""
-        return self.given.removesuffix(f"@{self.digest}").removesuffix(f":{self.tag}")
+        return self.original.removesuffix(f"@{self.digest}").removesuffix(f":{self.tag}")
 
 
-def parse_image_name(given: str) -> ImageName:
+def parse_image_name(name: str) -> ImageName:
     """Parse an image name. Raises InvalidImageName."""
     try:
-        return _parse(given)
+        return _parse(name)
     except InvalidImageName as err:
-        quoted = json.dumps(shortened(given), ensure_ascii=False)
+        quoted = json.dumps(truncated(name), ensure_ascii=False)
         raise InvalidImageName(f"couldn't parse image name {quoted}: {err}") from None
 
 
-def shortened(given: str) -> str:
+def truncated(name: str) -> str:
     """Return a name truncated for messages: an invalid one may have megabytes."""
-    return given if len(given) <= _LONGEST_SHOWN else f"{given[:_LONGEST_SHOWN]}…"
+    return name if len(name) <= _MAX_MESSAGE_LENGTH else f"{name[:_MAX_MESSAGE_LENGTH]}…"
 
 
-def _parse(given: str) -> ImageName:
-    if len(given) > _LONGEST_NAME:
+def _parse(name: str) -> ImageName:
+    if len(name) > _MAX_NAME_LENGTH:
         raise _too_long()
-    if _IMAGE_ID.fullmatch(given):
+    if _IMAGE_ID.fullmatch(name):
         raise InvalidImageName(
-            f"invalid repository name ({given}), cannot specify 64-byte hexadecimal strings"
+            f"invalid repository name ({name}), cannot specify 64-byte hexadecimal strings"
         )
-    registry, rest = _split_registry(given)
+    registry, rest = _split_registry(name)
     path = rest.partition(":")[0]
     if path != path.lower():
         raise InvalidImageName(
-            f"invalid reference format: repository name ({shortened(path)}) must be lowercase"
+            f"invalid reference format: repository name ({truncated(path)}) must be lowercase"
         )
-    whole = f"{registry}/{rest}"
-    found = _REFERENCE.fullmatch(whole)
+    full_name = f"{registry}/{rest}"
+    found = _REFERENCE.fullmatch(full_name)
     if found is None:
-        if _REFERENCE.fullmatch(whole.lower()):
+        if _REFERENCE.fullmatch(full_name.lower()):
             raise InvalidImageName("repository name must be lowercase")
         raise InvalidImageName("invalid reference format")
-    if len(found["path"]) > _LONGEST_PATH:
+    if len(found["path"]) > _MAX_PATH_LENGTH:
         raise _too_long()
     tag, digest = found["tag"] or "", found["digest"] or ""
     if digest:
         _check_digest(digest)
     elif not tag:
         tag = DEFAULT_TAG
-    return ImageName(given, found["name"], tag, digest)
+    return ImageName(name, found["name"], tag, digest)
 
 
 def _split_registry(name: str) -> tuple[str, str]:
@@ -138,4 +138,4 @@ def _check_digest(digest: str) -> None:
 
 
 def _too_long() -> InvalidImageName:
-    return InvalidImageName(f"repository name must not be more than {_LONGEST_PATH} characters")
+    return InvalidImageName(f"repository name must not be more than {_MAX_PATH_LENGTH} characters")

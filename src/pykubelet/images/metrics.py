@@ -61,15 +61,15 @@ class ImageMetrics:
             registry=registry,
         )
 
-    def pulled(self, size_bytes: int, seconds: float) -> None:
+    def observe_pull(self, size_bytes: int, seconds: float) -> None:
         """Observe a successful pull: size in bytes, duration in seconds."""
         self._pulls.labels(size_label(size_bytes)).observe(seconds)
 
-    def needed(self, policy: str, present: bool | None, pull: bool | None) -> None:
+    def count_request(self, policy: str, present: bool | None, pull: bool | None) -> None:
         """Count a request for an image: whether it was present and had to be pulled (None: unknown)."""
-        self._requests.labels(policy.lower(), _word(present), _word(pull)).inc()
+        self._requests.labels(policy.lower(), _label_value(present), _label_value(pull)).inc()
 
-    def plugin_ran(self, name: str, seconds: float, *, failed: bool) -> None:
+    def observe_plugin_run(self, name: str, seconds: float, *, failed: bool) -> None:
         """Observe a run of a credential provider, with its duration in seconds."""
         self._plugin_duration.labels(name).observe(seconds)
         if failed:
@@ -118,7 +118,7 @@ class PullRecordMetrics:
         self._pulled_on_disk.set(on_disk)
         self._pulled_usage.set(cache_percent)
 
-    def checked(self, result: str) -> None:
+    def count_check(self, result: str) -> None:
         """Count a check of a pod's access to an image that is present."""
         self._checks.labels(result).inc()
 
@@ -131,5 +131,5 @@ def size_label(size_bytes: int) -> str:
     return [*_SIZES.values(), _LARGEST][index]
 
 
-def _word(known: bool | None) -> str:
+def _label_value(known: bool | None) -> str:
     return "unknown" if known is None else str(known).lower()

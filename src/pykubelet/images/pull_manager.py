@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials, SecretCoordinates, ServiceAccountCoordinates
@@ -39,12 +39,13 @@ from pykubelet.images.pull_records import (
     encode_pulled,
     go_json,
 )
+from pykubelet.images.puller import ImageService
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-SETTLE_SECONDS = 10.0
+RESOLVE_SECONDS = 10.0
 """Seconds after which the outcome of a pull that did not report one is looked up."""
 RETRY_SECONDS = 60.0
 """Seconds between two such lookups when the runtime fails."""
@@ -55,18 +56,6 @@ T = TypeVar("T")
 GetCredentials = Callable[[], Awaitable[Sequence[Credentials]]]
 Policy = Callable[[ImageName, bool], bool]
 """Returns whether credentials must be verified; the flag: whether the kubelet pulled the image."""
-
-
-class RuntimeImages(Protocol):
-    """The calls of the runtime's image service that resolve pull intents."""
-
-    async def list_images(self) -> list[pb.Image]:
-        """List all images."""
-        ...
-
-    async def image_status(self, image: pb.ImageSpec) -> pb.ImageStatusResponse:
-        """Return the status of an image, without `image` when the runtime does not have it."""
-        ...
 
 
 def verification_policy(name: str, allowlist: Sequence[str] = ()) -> Policy:
@@ -105,7 +94,7 @@ class PullAttempt:
 
 
 @dataclass(slots=True)
-class _Unsettled:
+class _UnresolvedPull:
     """An intent of a pull whose outcome is unknown."""
 
     spec: pb.ImageSpec
@@ -120,21 +109,21 @@ class PullManager:
         self,
         records: PullRecords,
         policy: Policy,
-        runtime: RuntimeImages,
+        service: ImageService,
         tasks: TaskScope,
         metrics: PullRecordMetrics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._records = records
         self._policy = policy
-        self._runtime = runtime
+        self._service = service
         self._tasks = tasks
         self._metrics = metrics
         self._now = now
         self._in_flight: Counter[str] = Counter()
         """Number of pulls in flight, by image."""
-        self._unsettled: dict[str, _Unsettled] = {}
-        self._settler: asyncio.Task[None] | None = None
+        self._unresolved: dict[str, _UnresolvedPull] = {}
+        self._resolver: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load the records, and convert intents of images that are present to records. Raises OSError."""
@@ -147,15 +136,15 @@ class PullManager:
             except InvalidImageName as err:
                 log.error(err, "Failed to parse image of a pull intent", image=image)
             else:
-                self._settle_later(image, spec, None)
+                self._resolve_later(image, spec, None)
         try:
-            images = await self._runtime.list_images()
+            images = await self._service.list_images()
         except CriError as err:
             log.error(err, "Failed to list images")
             return
         for found in images:
-            for image in {*found.repo_tags, *found.repo_digests} & self._unsettled.keys():
-                await self._settle(image, found.id)
+            for image in {*found.repo_tags, *found.repo_digests} & self._unresolved.keys():
+                await self._resolve(image, found.id)
 
     async def must_pull(self, name: ImageName, image_ref: str, credentials: GetCredentials) -> bool:
         """Return whether a pod must pull an image that is present, to prove its access to it.
@@ -166,9 +155,9 @@ class PullManager:
         try:
             result = await self._check(name, image_ref, credentials)
         except (OSError, RecordError) as err:
-            log.error(err, "Unable to access cache records about image pulls", image=name.given)
+            log.error(err, "Unable to access cache records about image pulls", image=name.original)
         finally:
-            self._metrics.checked(result)
+            self._metrics.count_check(result)
         return result in ("mustAuthenticate", "error")
 
     @asynccontextmanager
@@ -181,24 +170,24 @@ class PullManager:
         OSError when the intent cannot be written.
         """
         self._in_flight[image] += 1
-        attempt, settled = PullAttempt(), False
+        attempt, resolved = PullAttempt(), False
         try:
             async with self._records.intent_locks.for_key(image):
                 try:
                     await self._records.write_intent(image)
                 except OSError:
-                    settled = True
+                    resolved = True
                     raise
             try:
                 yield attempt
             finally:
-                settled = await self._finish(image, attempt)
+                resolved = await self._finish(image, attempt)
         finally:
             self._in_flight[image] -= 1
             if not self._in_flight[image]:
                 del self._in_flight[image]
-            if not settled:
-                self._settle_later(image, spec, before)
+            if not resolved:
+                self._resolve_later(image, spec, before)
 
     async def prune_unknown_records(self, image_refs: Collection[str], until: datetime) -> None:
         """Delete the pulled records of images that the runtime no longer has.
@@ -211,7 +200,7 @@ class PullManager:
             log.error(err, "Failed to prune image pulled records")
 
     async def _check(self, name: ImageName, image_ref: str, credentials: GetCredentials) -> CheckResult:
-        record, pulled_by_kubelet = await self._find(name.given, image_ref)
+        record, pulled_by_kubelet = await self._find(name.original, image_ref)
         if not self._policy(name, pulled_by_kubelet):
             return "credentialPolicyAllowed"
         known = record.credential_mapping.get(name.without_tag) if record is not None else None
@@ -223,7 +212,7 @@ class PullManager:
         matched, unrecorded = match_secrets(known.kubernetes_secrets, secrets)
         if matched:
             if unrecorded is not None:
-                await self._record(name.given, image_ref, ImagePullCredentials((unrecorded,)))
+                await self._record(name.original, image_ref, ImagePullCredentials((unrecorded,)))
             return "credentialRecordFound"
         if account is not None and account in known.kubernetes_service_accounts:
             return "credentialRecordFound"
@@ -247,11 +236,11 @@ class PullManager:
         if attempt.pulled is not None:
             if not await self._record(image, *attempt.pulled):
                 return False
-            self._unsettled.pop(image, None)
+            self._unresolved.pop(image, None)
         elif not attempt.failed:
             return False
         async with self._records.intent_locks.for_key(image):
-            if self._in_flight[image] <= 1 and image not in self._unsettled:
+            if self._in_flight[image] <= 1 and image not in self._unresolved:
                 await self._delete_intent(image)
         return True
 
@@ -279,48 +268,48 @@ class PullManager:
         except OSError as err:
             log.error(err, "Failed to remove image pull intent", image=image)
 
-    def _settle_later(self, image: str, spec: pb.ImageSpec, before: str | None) -> None:
-        due = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    def _resolve_later(self, image: str, spec: pb.ImageSpec, before: str | None) -> None:
+        due = asyncio.get_running_loop().time() + RESOLVE_SECONDS
         bare = pb.ImageSpec(image=spec.image, runtime_handler=spec.runtime_handler)
-        other = self._unsettled.get(image)
+        other = self._unresolved.get(image)
         if other is not None and other.before != before:
             before = None
-        self._unsettled[image] = _Unsettled(bare, before, due)
-        if self._settler is not None and not self._settler.done():
+        self._unresolved[image] = _UnresolvedPull(bare, before, due)
+        if self._resolver is not None and not self._resolver.done():
             return
-        work = self._settle_all()
+        work = self._resolve_all()
         try:
-            self._settler = self._tasks.start(work, name="image-pull-intents")
+            self._resolver = self._tasks.start(work, name="image-pull-intents")
         except RuntimeError:
             # The kubelet is stopping; the next process finds the intent.
             work.close()
 
-    async def _settle_all(self) -> None:
+    async def _resolve_all(self) -> None:
         """Look up the outcomes of unsettled pulls until no intent is left."""
-        while self._unsettled:
-            await asyncio.sleep(SETTLE_SECONDS)
+        while self._unresolved:
+            await asyncio.sleep(RESOLVE_SECONDS)
             now = asyncio.get_running_loop().time()
-            for image, pull in list(self._unsettled.items()):
+            for image, pull in list(self._unresolved.items()):
                 if pull.due > now or image in self._in_flight:
                     continue
                 try:
-                    status = await self._runtime.image_status(pull.spec)
+                    status = await self._service.image_status(pull.spec)
                 except CriError as err:
                     log.v(2).info("Failed to inspect image of a pull intent", image=image, err=err)
                     pull.due = now + RETRY_SECONDS
                     continue
                 found = status.image.id if status.HasField("image") else None
                 # Access to an image that was present before the pull does not change.
-                await self._settle(image, found if found != pull.before else None)
+                await self._resolve(image, found if found != pull.before else None)
 
-    async def _settle(self, image: str, image_ref: str | None) -> None:
+    async def _resolve(self, image: str, image_ref: str | None) -> None:
         """Replace an intent by a record without credentials; delete it if the image does not exist."""
         if image_ref is not None and not await self._record(image, image_ref, None):
             return
         async with self._records.intent_locks.for_key(image):
             if image in self._in_flight:
                 return
-            self._unsettled.pop(image, None)
+            self._unresolved.pop(image, None)
             await self._delete_intent(image)
 
 

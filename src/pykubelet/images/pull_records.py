@@ -349,11 +349,13 @@ class PullRecords:
             records, errors, count = result
             for error in errors:
                 log.error(None, "Failed to prune image pulled records", err=error)
-            gone = set(pruned)
+            pruned_refs = set(pruned)
             for image_ref in pruned:
                 self._pulled.delete(image_ref)
             if not self._pulled.authoritative:
-                rest = ((record.image_ref, record) for record in records if record.image_ref not in gone)
+                rest = (
+                    (record.image_ref, record) for record in records if record.image_ref not in pruned_refs
+                )
                 self._pulled.refresh(rest, complete=not errors)
             self._metrics.pulled_records(count, self._pulled.usage_percent)
 
@@ -440,8 +442,8 @@ def _file_name(key: str) -> str:
 def _record_files(directory: Path) -> Iterator[Path]:
     with os.scandir(directory) as entries:
         for entry in entries:
-            ours = entry.name.startswith(_PREFIX) and not entry.name.endswith(_TEMPORARY_SUFFIX)
-            if ours and not entry.is_dir():
+            is_record = entry.name.startswith(_PREFIX) and not entry.name.endswith(_TEMPORARY_SUFFIX)
+            if is_record and not entry.is_dir():
                 yield Path(entry.path)
 
 

@@ -33,15 +33,19 @@ from pykubelet.util.singleflight import Singleflight
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-KEPT_SECONDS = 1.0
+CACHE_SECONDS = 1.0
 _RESERVED = ("kubernetes.io", "k8s.io")
 
 
 class ImageService(Protocol):
-    """The calls of the runtime's image service that pulls need."""
+    """The calls of the runtime's image service (CRI) that pulls need."""
+
+    async def list_images(self) -> list[pb.Image]:
+        """List all images."""
+        ...
 
     async def image_status(self, image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
-        """Return the status of an image."""
+        """Return the status of an image, without `image` when the runtime does not have it."""
         ...
 
     async def pull_image(
@@ -62,14 +66,14 @@ class Selection(NamedTuple):
     annotations: frozenset[tuple[str, str]]
 
     @classmethod
-    def of(cls, spec: pb.ImageSpec) -> Selection:
+    def from_spec(cls, spec: pb.ImageSpec) -> Selection:
         """Return the selection of an image spec.
 
         A runtime may select an image by a pod's annotations, but not by those of Kubernetes itself, which
         differ between static pods.
         """
-        chosen = frozenset((key, value) for key, value in spec.annotations.items() if not _is_reserved(key))
-        return cls(spec.image, spec.runtime_handler, chosen)
+        selected = frozenset((key, value) for key, value in spec.annotations.items() if not _is_reserved(key))
+        return cls(spec.image, spec.runtime_handler, selected)
 
 
 class ImageStatusCache:
@@ -78,32 +82,34 @@ class ImageStatusCache:
     def __init__(self, service: ImageService, tasks: TaskScope) -> None:
         self._service = service
         self._calls: Singleflight[Selection, pb.Image | None] = Singleflight(tasks, "image-status")
-        self._known: dict[Selection, tuple[float, pb.Image]] = {}
+        self._cached: dict[Selection, tuple[float, pb.Image]] = {}
 
     async def find(self, spec: pb.ImageSpec, *, fresh: bool = False) -> pb.Image | None:
         """Return the image, or None when the runtime does not have it. Raises CriError.
 
         `fresh` bypasses the cache and does not join a call that has already started.
         """
-        selection = Selection.of(spec)
-        asked, image = self._known.get(selection, (0.0, None))
-        if image is not None and not fresh and _now() - asked < KEPT_SECONDS:
+        selection = Selection.from_spec(spec)
+        queried_at, image = self._cached.get(selection, (0.0, None))
+        if image is not None and not fresh and _now() - queried_at < CACHE_SECONDS:
             return image
-        return await self._calls.run(selection, lambda: self._ask(selection, spec), fresh=fresh)
+        return await self._calls.run(selection, lambda: self._query(selection, spec), fresh=fresh)
 
     def forget(self) -> None:
         """Invalidate the cache, because images have been removed."""
-        self._known.clear()
+        self._cached.clear()
 
-    async def _ask(self, selection: Selection, spec: pb.ImageSpec) -> pb.Image | None:
-        asked = _now()
-        self._known = {key: item for key, item in self._known.items() if asked - item[0] < KEPT_SECONDS}
-        self._known.pop(selection, None)
-        answer = await self._service.image_status(spec)
-        if not answer.HasField("image"):
+    async def _query(self, selection: Selection, spec: pb.ImageSpec) -> pb.Image | None:
+        queried_at = _now()
+        self._cached = {
+            key: item for key, item in self._cached.items() if queried_at - item[0] < CACHE_SECONDS
+        }
+        self._cached.pop(selection, None)
+        response = await self._service.image_status(spec)
+        if not response.HasField("image"):
             return None
-        self._known[selection] = (asked, answer.image)
-        return answer.image
+        self._cached[selection] = (queried_at, response.image)
+        return response.image
 
 
 def _is_reserved(annotation: str) -> bool:
@@ -132,7 +138,7 @@ class TokenBucket:
         self._tokens = float(burst)
         self._filled = -math.inf
 
-    def take(self, now: float) -> bool:
+    def acquire(self, now: float) -> bool:
         """Take a token if one is available; `now` in seconds of any monotonic clock."""
         self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
         self._filled = now
@@ -149,15 +155,15 @@ class PullLimits:
         self, *, serialize: bool = True, max_parallel: int | None = None, qps: float = 5, burst: int = 10
     ) -> None:
         parallel = 1 if serialize else max_parallel or 0
-        self._turns = asyncio.Semaphore(parallel) if parallel > 0 else None
+        self._slots = asyncio.Semaphore(parallel) if parallel > 0 else None
         # A rate of zero means no limit, whatever the burst.
         self._bucket = TokenBucket(qps, burst) if qps > 0 else None
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         """Hold a pull slot within the context, after waiting for one. Raises PullRateExceeded."""
-        async with self._turns or nullcontext():
-            if self._bucket and not self._bucket.take(asyncio.get_running_loop().time()):
+        async with self._slots or nullcontext():
+            if self._bucket and not self._bucket.acquire(asyncio.get_running_loop().time()):
                 raise PullRateExceeded
             yield
 
@@ -254,15 +260,15 @@ class Pulls:
         With `fresh`, a pull that has already started is not joined, because a tag may have moved since.
         """
         namespace = sandbox.metadata.namespace if sandbox is not None else ""
-        key = _Key(Selection.of(spec), namespace, tuple(credentials))
-        return await self._calls.run(key, lambda: self._in_turn(spec, credentials, sandbox), fresh=fresh)
+        key = _Key(Selection.from_spec(spec), namespace, tuple(credentials))
+        return await self._calls.run(key, lambda: self._pull_in_slot(spec, credentials, sandbox), fresh=fresh)
 
-    async def _in_turn(
+    async def _pull_in_slot(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
     ) -> PullResult:
         loop = asyncio.get_running_loop()
         try:
-            async with self._limits.turn():
+            async with self._limits.slot():
                 started = loop.time()
                 ref, login = await self._try_each(spec, credentials, sandbox)
                 image = await self._inspect(spec)
@@ -286,7 +292,7 @@ class Pulls:
             except CriError as err:
                 failures.append(err)
         raise PullFailed(
-            joined([failure_text(err) for err in failures]),
+            join_failures([failure_text(err) for err in failures]),
             outcome_known=not any(err.code in _UNKNOWN_OUTCOMES for err in failures),
         )
 
@@ -303,7 +309,7 @@ def failure_text(err: CriError) -> str:
     return err.message if err.code == "Unknown" or isinstance(err, BadResponse) else err.rpc_text
 
 
-def joined(failures: Sequence[str]) -> str:
+def join_failures(failures: Sequence[str]) -> str:
     """Join the distinct failures to one text."""
     different = list(dict.fromkeys(failures))
     return different[0] if len(different) == 1 else f"[{', '.join(different)}]"
@@ -311,7 +317,7 @@ def joined(failures: Sequence[str]) -> str:
 
 def explain(image: str, failure: str) -> tuple[ImageReason, str]:
     """Return the waiting reason and message of a container whose image pull failed."""
-    for reason, words in _NAMED_FAILURES.items():
+    for reason, text in _NAMED_FAILURES.items():
         if failure.startswith(reason):
-            return reason, f"image pull failed for {image} because {words}{failure.removeprefix(reason)}"
+            return reason, f"image pull failed for {image} because {text}{failure.removeprefix(reason)}"
     return "ErrImagePull", failure

@@ -57,7 +57,7 @@ class PodObjects(Protocol):
         ObjectNotFound if no bundle matches.
         """
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
 
 
@@ -72,24 +72,26 @@ class NoObjects:
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
         """Raise ObjectError."""
-        self._refuse(f"configMap {pod.metadata.namespace}/{name}")
+        self._raise_unavailable(f"configMap {pod.metadata.namespace}/{name}")
 
     async def secret(self, pod: Pod, name: str) -> Secret:
         """Raise ObjectError."""
-        self._refuse(f"secret {pod.metadata.namespace}/{name}")
+        self._raise_unavailable(f"secret {pod.metadata.namespace}/{name}")
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
         """Raise ObjectError."""
-        self._refuse(f"a token of service account {pod.metadata.namespace}/{pod.spec.service_account_name}")
+        self._raise_unavailable(
+            f"a token of service account {pod.metadata.namespace}/{pod.spec.service_account_name}"
+        )
 
     async def trust_bundle(
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
         """Raise ObjectError."""
-        self._refuse(f"clusterTrustBundle {name or signer}")
+        self._raise_unavailable(f"clusterTrustBundle {name or signer}")
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Do nothing: no object ever changes."""
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _raise_unavailable(self, what: str) -> NoReturn:
         raise ObjectError(f"couldn't get {what}: this node has no API server to ask")

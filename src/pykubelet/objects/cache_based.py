@@ -26,10 +26,10 @@ class UncachedObjects(Generic[L]):
         self._client = client
         self._resource = resource
 
-    def hold(self, key: Key) -> None:
+    def register(self, key: Key) -> None:
         """Do nothing."""
 
-    def drop(self, key: Key) -> None:
+    def unregister(self, key: Key) -> None:
         """Do nothing."""
 
     async def get(self, key: Key) -> L:
@@ -55,65 +55,65 @@ class CacheBasedObjects(Generic[L]):
         self._resource = resource
         self._ttl = ttl
         self._on_change = on_change
-        self._kept: dict[Key, _Kept[L]] = {}
+        self._entries: dict[Key, _CacheEntry[L]] = {}
 
-    def hold(self, key: Key) -> None:
+    def register(self, key: Key) -> None:
         """Cache an object from now on, and refresh it before its next use."""
-        self._kept.setdefault(key, _Kept()).stale = True
+        self._entries.setdefault(key, _CacheEntry()).stale = True
 
-    def drop(self, key: Key) -> None:
+    def unregister(self, key: Key) -> None:
         """Remove an object from the cache."""
-        self._kept.pop(key, None)
+        self._entries.pop(key, None)
 
     async def get(self, key: Key) -> L:
         """Return an object. Raises ObjectError, ObjectNotFound if it does not exist."""
-        kept = self._kept.get(key)
-        if kept is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return await fetch(self._client, self._resource, key)
         # Concurrent callers share one refresh.
-        async with kept.turn:
-            if not self._is_fresh(kept):
-                await self._look(key, kept)
-        if isinstance(kept.state, ObjectNotFound):
-            raise ObjectNotFound(str(kept.state))
-        assert kept.state is not None
-        return kept.state
+        async with entry.lock:
+            if not self._is_fresh(entry):
+                await self._refresh(key, entry)
+        if isinstance(entry.state, ObjectNotFound):
+            raise ObjectNotFound(str(entry.state))
+        assert entry.state is not None
+        return entry.state
 
-    def _is_fresh(self, kept: _Kept[L]) -> bool:
+    def _is_fresh(self, entry: _CacheEntry[L]) -> bool:
         # Absence may be temporary: it is not cached.
-        if kept.stale or kept.state is None or isinstance(kept.state, ObjectNotFound):
+        if entry.stale or entry.state is None or isinstance(entry.state, ObjectNotFound):
             return False
         ttl = self._ttl()
-        return _now() < kept.looked + (DEFAULT_TTL_SECONDS if ttl is None else ttl)
+        return _now() < entry.refreshed_at + (DEFAULT_TTL_SECONDS if ttl is None else ttl)
 
-    async def _look(self, key: Key, kept: _Kept[L]) -> None:
+    async def _refresh(self, key: Key, entry: _CacheEntry[L]) -> None:
         """Refresh an entry. Raises ObjectError only if there is no previous state to fall back to."""
-        before = kept.state
-        again = before is not None and not isinstance(before, ObjectNotFound) and not kept.stale
+        before = entry.state
+        refetch = before is not None and not isinstance(before, ObjectNotFound) and not entry.stale
         found: L | ObjectNotFound
         try:
-            found = await fetch(self._client, self._resource, key, FROM_SERVERS_CACHE if again else ())
+            found = await fetch(self._client, self._resource, key, FROM_SERVERS_CACHE if refetch else ())
         except ObjectNotFound as err:
             found = err
         except ObjectError:
-            if before is None or kept.stale:
+            if before is None or entry.stale:
                 raise
             return
-        if again and _is_older(found, before):
+        if refetch and _is_older(found, before):
             return
-        kept.state, kept.looked, kept.stale = found, _now(), False
+        entry.state, entry.refreshed_at, entry.stale = found, _now(), False
         if before is not None and _version(found) != _version(before):
             self._on_change(key)
 
 
 @dataclass(slots=True, eq=False)
-class _Kept(Generic[L]):
+class _CacheEntry(Generic[L]):
     state: L | ObjectNotFound | None = None
-    looked: float = 0.0
+    refreshed_at: float = 0.0
     """Loop time of the last refresh."""
     stale: bool = True
     """Whether a pod was registered since the last refresh."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def _version(state: L | ObjectNotFound | None) -> str:
@@ -122,8 +122,8 @@ def _version(state: L | ObjectNotFound | None) -> str:
 
 def _is_older(found: L | ObjectNotFound, known: L | ObjectNotFound | None) -> bool:
     """Return whether the server's cache is older than the version observed before."""
-    one, other = _version(found), _version(known)
-    return one.isdecimal() and other.isdecimal() and int(one) < int(other)
+    found_version, known_version = _version(found), _version(known)
+    return found_version.isdecimal() and known_version.isdecimal() and int(found_version) < int(known_version)
 
 
 def _now() -> float:

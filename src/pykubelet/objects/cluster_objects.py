@@ -29,7 +29,7 @@ from pykubelet.objects.watch_based import WatchBasedObjects
 from pykubelet.util.tasks import TaskScope
 
 TTL_ANNOTATION = "node.alpha.kubernetes.io/ttl"
-TIDY_SECONDS = 60.0
+CLEANUP_SECONDS = 60.0
 _Used = tuple[Literal["ConfigMap", "Secret"], Key]
 
 
@@ -57,10 +57,10 @@ class ClusterObjects:
         ttl: Callable[[], float | None] = lambda: None,
         idle_seconds: float = 300.0,
         clock: Callable[[], float] = time.time,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
-        self._tokens = TokenCache(client, clock=clock, chance=chance)
+        self._tokens = TokenCache(client, clock=clock, rng=rng)
         self._bundles = TrustBundles(client, scope, self._bundles_changed)
         self._bundle_users: set[str] = set()
         self._uses: dict[str, set[_Used]] = {}
@@ -76,27 +76,27 @@ class ClusterObjects:
 
         self._config_maps = store(CONFIG_MAPS, lambda key: self._changed(("ConfigMap", key)))
         self._secrets = store(SECRETS, lambda key: self._changed(("Secret", key)))
-        scope.start(self._tidy(), name="objects of pods")
+        scope.start(self._clean_up(), name="objects of pods")
 
     def register(self, pod: Pod) -> None:
         """Cache the objects of a pod from now on; a new version of the pod replaces the old one."""
         namespace, uid = pod.metadata.namespace, pod.uid
         used: set[_Used] = {("ConfigMap", (namespace, name)) for name in config_map_names(pod)}
         used |= {("Secret", (namespace, name)) for name in secret_names(pod)}
-        note = self._bundle_users.add if uses_trust_bundles(pod) else self._bundle_users.discard
-        note(uid)
+        update = self._bundle_users.add if uses_trust_bundles(pod) else self._bundle_users.discard
+        update(uid)
         before = self._uses.get(uid, set())
         self._uses[uid] = used
         for use in sorted(used - before):
             self._users.setdefault(use, set()).add(uid)
-            self._store(use).hold(use[1])
+            self._store(use).register(use[1])
         for use in before - used:
-            self._leave(use, uid)
+            self._remove_user(use, uid)
 
     def unregister(self, uid: str) -> None:
         """Release the objects and tokens of a pod."""
         for use in self._uses.pop(uid, ()):
-            self._leave(use, uid)
+            self._remove_user(use, uid)
         self._bundle_users.discard(uid)
         self._tokens.forget(uid)
 
@@ -124,34 +124,34 @@ class ClusterObjects:
         """Return root certificates as PEM: one bundle by name, or those of a signer. Raises ObjectError."""
         return await (self._bundles.by_name(name) if name else self._bundles.by_signer(signer, selector))
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
 
     def _store(self, use: _Used) -> ObjectStore[ConfigMap] | ObjectStore[Secret]:
         return self._config_maps if use[0] == "ConfigMap" else self._secrets
 
-    def _leave(self, use: _Used, uid: str) -> None:
+    def _remove_user(self, use: _Used, uid: str) -> None:
         users = self._users[use]
         users.discard(uid)
         if not users:
             del self._users[use]
-            self._store(use).drop(use[1])
+            self._store(use).unregister(use[1])
 
     def _changed(self, use: _Used) -> None:
-        self._tell(self._users.get(use, set()))
+        self._notify(self._users.get(use, set()))
 
     def _bundles_changed(self) -> None:
-        self._tell(self._bundle_users)
+        self._notify(self._bundle_users)
 
-    def _tell(self, uids: set[str]) -> None:
+    def _notify(self, uids: set[str]) -> None:
         for uid in sorted(uids):
             for listener in self._listeners:
                 listener(uid)
 
-    async def _tidy(self) -> NoReturn:
+    async def _clean_up(self) -> NoReturn:
         while True:
-            await asyncio.sleep(TIDY_SECONDS)
+            await asyncio.sleep(CLEANUP_SECONDS)
             self._tokens.drop_expired()
             for store in (self._config_maps, self._secrets):
                 if isinstance(store, WatchBasedObjects):

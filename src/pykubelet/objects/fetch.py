@@ -1,9 +1,9 @@
 """Single GETs of API objects for pods, with retries while the API server has not observed the pod.
 
 The node authorizer denies requests for a new pod until it has observed the pod by its own watch, and the
-kubelet may be faster. `until_seen` retries them: that saves the pod a failed start or mount, its event, and
-half a second. `fetch` raises ObjectError with the API server's own message, because users search for it; the
-request and a remedy are in the log.
+kubelet may be faster. `retry_until_observed` retries them: that saves the pod a failed start or mount, its
+event, and half a second. `fetch` raises ObjectError with the API server's own message, because users search
+for it; the request and a remedy are in the log.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pykubelet.apiserver.errors import ApiError, Forbidden, KubeError, NotFound
 from pykubelet.apiserver.reflector import Key, ListerWatcher
 from pykubelet.objects.base import ObjectError, ObjectNotFound
 
-MOMENTS = (0.02, 0.05, 0.1, 0.2)
+RETRY_DELAYS_SECONDS = (0.02, 0.05, 0.1, 0.2)
 """Seconds before each retry."""
 R = TypeVar("R")
 
 
-async def until_seen(ask: Callable[[], Awaitable[R]]) -> R:
+async def retry_until_observed(request: Callable[[], Awaitable[R]]) -> R:
     """Send a request for a pod, and retry it while the API server has not observed the pod.
 
     Raises what the request raises: immediately if it fails for any other reason.
     """
-    for moment in MOMENTS:
+    for delay in RETRY_DELAYS_SECONDS:
         try:
-            return await ask()
+            return await request()
         except (NotFound, Forbidden) as err:
-            if not _is_behind(err):
+            if not _is_pod_unobserved(err):
                 raise
-        await asyncio.sleep(moment)
-    return await ask()
+        await asyncio.sleep(delay)
+    return await request()
 
 
 class RetryingListerWatcher:
@@ -51,7 +51,7 @@ class RetryingListerWatcher:
             return await self._source.list_page(resource, namespace, params)
         # Only once: a persistent denial is permanent, and the reflector's back-off suffices.
         self._is_first = False
-        return await until_seen(lambda: self._source.list_page(resource, namespace, params))
+        return await retry_until_observed(lambda: self._source.list_page(resource, namespace, params))
 
     def watch(
         self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
@@ -64,7 +64,7 @@ class RetryingListerWatcher:
         await self._source.pause(seconds)
 
 
-def _is_behind(err: NotFound | Forbidden) -> bool:
+def _is_pod_unobserved(err: NotFound | Forbidden) -> bool:
     """Return whether the API server has not observed the pod, or not its binding to this node."""
     return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
 
@@ -88,10 +88,10 @@ L_co = TypeVar("L_co", bound=ImmutableObject, covariant=True)
 class ObjectStore(Protocol[L_co]):
     """Store of the objects of one kind that pods refer to; a key is namespace and name."""
 
-    def hold(self, key: Key) -> None:
+    def register(self, key: Key) -> None:
         """Register an object: a pod refers to it."""
 
-    def drop(self, key: Key) -> None:
+    def unregister(self, key: Key) -> None:
         """Unregister an object: no pod refers to it any more."""
 
     async def get(self, key: Key) -> L_co:
@@ -102,7 +102,7 @@ async def fetch(client: ApiClient, resource: Resource[T], key: Key, params: Para
     """Get an object from the API server. Raises ObjectError, ObjectNotFound if it does not exist."""
     namespace, name = key
     try:
-        return await until_seen(lambda: client.get(resource, name, namespace, params=params))
+        return await retry_until_observed(lambda: client.get(resource, name, namespace, params=params))
     except NotFound as err:
         raise ObjectNotFound(err_text(err)) from err
     except KubeError as err:

@@ -50,9 +50,9 @@ def object_references(pod: Pod) -> Iterator[Reference]:
         ("ephemeralContainers", spec.ephemeral_containers),
     ):
         for index, container in enumerate(containers):
-            yield from _of_container(f"spec.{kind}[{index}]", container)
+            yield from _container_references(f"spec.{kind}[{index}]", container)
     for index, volume in enumerate(spec.volumes):
-        yield from _of_volume(f"spec.volumes[{index}]", volume)
+        yield from _volume_references(f"spec.volumes[{index}]", volume)
 
 
 def config_map_names(pod: Pod) -> set[str]:
@@ -75,7 +75,7 @@ def secret_names(pod: Pod) -> set[str]:
         names.add(_text(volume.azure_file, "secretName"))
         if volume.csi is not None and volume.csi.node_publish_secret_ref is not None:
             names.add(volume.csi.node_publish_secret_ref.name)
-        names |= {secret for _, secret in _logins(volume)}
+        names |= {secret for _, secret in _volume_secrets(volume)}
         names |= {source.secret.name for source in _projected(volume) if source.secret is not None}
     return names - {""}
 
@@ -89,29 +89,29 @@ def uses_trust_bundles(pod: Pod) -> bool:
     )
 
 
-def _env_references(pod: Pod, bulk: str, one: str) -> Iterator[NamedRef | KeySelector]:
+def _env_references(pod: Pod, env_from_field: str, env_field: str) -> Iterator[NamedRef | KeySelector]:
     spec = pod.spec
     for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
-        sources = [getattr(source, bulk) for source in container.env_from]
-        sources += [getattr(variable.value_from, one, None) for variable in container.env]
+        sources = [getattr(source, env_from_field) for source in container.env_from]
+        sources += [getattr(variable.value_from, env_field, None) for variable in container.env]
         yield from (source for source in sources if source is not None)
 
 
-def _of_container(path: str, container: Container) -> Iterator[Reference]:
-    for index, many in enumerate(container.env_from):
-        if many.config_map_ref is not None:
+def _container_references(path: str, container: Container) -> Iterator[Reference]:
+    for index, source in enumerate(container.env_from):
+        if source.config_map_ref is not None:
             yield f"{path}.envFrom[{index}].configMapRef", "configmaps"
-        if many.secret_ref is not None:
+        if source.secret_ref is not None:
             yield f"{path}.envFrom[{index}].secretRef", "secrets"
     for index, variable in enumerate(container.env):
-        given = variable.value_from
-        if given is not None and given.config_map_key_ref is not None:
+        value_from = variable.value_from
+        if value_from is not None and value_from.config_map_key_ref is not None:
             yield f"{path}.env[{index}].valueFrom.configMapKeyRef", "configmaps"
-        if given is not None and given.secret_key_ref is not None:
+        if value_from is not None and value_from.secret_key_ref is not None:
             yield f"{path}.env[{index}].valueFrom.secretKeyRef", "secrets"
 
 
-def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
+def _volume_references(path: str, volume: Volume) -> Iterator[Reference]:
     for kind in volume.kinds:
         if kind in _VOLUME_KINDS:
             yield f"{path}.{kind}", _VOLUME_KINDS[kind]
@@ -119,11 +119,11 @@ def _of_volume(path: str, volume: Volume) -> Iterator[Reference]:
         for kind in source.kinds:
             if kind in _PROJECTED_KINDS:
                 yield f"{path}.projected.sources[{index}].{kind}", _PROJECTED_KINDS[kind]
-    for kind, _ in _logins(volume):
+    for kind, _ in _volume_secrets(volume):
         yield f"{path}.{kind}.secretRef", "secrets"
 
 
-def _logins(volume: Volume) -> Iterator[tuple[str, str]]:
+def _volume_secrets(volume: Volume) -> Iterator[tuple[str, str]]:
     """Yield volume type and secret name of network volumes with a credentials `secretRef`."""
     for kind, typed in (("flexVolume", volume.flex_volume), ("iscsi", volume.iscsi)):
         if typed is not None and typed.secret_ref is not None:

@@ -17,7 +17,7 @@ class RuntimeClasses:
 
     def __init__(self, client: ApiClient, scope: TaskScope) -> None:
         self._client = client
-        self._copy = LazyInformer(client, RUNTIME_CLASSES, scope)
+        self._informer = LazyInformer(client, RUNTIME_CLASSES, scope)
 
     async def handler(self, pod: Pod) -> str:
         """Return the name of the pod's runtime handler, empty for the runtime's default.
@@ -28,7 +28,7 @@ class RuntimeClasses:
         if not name:
             return ""
         try:
-            classes = await self._copy.objects(SYNC_SECONDS)
+            classes = await self._informer.objects(SYNC_SECONDS)
         except TimeoutError:
             message = f"failed to lookup RuntimeClass {name}: runtime classes are not known yet"
             raise ObjectError(message) from None

@@ -87,7 +87,7 @@ class Services:
     """Informer of all services of the cluster with a cluster IP."""
 
     def __init__(self, client: ApiClient) -> None:
-        self._reflector = Reflector(client, SERVICES, _take_note, field_selector=WITH_ADDRESS)
+        self._reflector = Reflector(client, SERVICES, _ignore_update, field_selector=WITH_ADDRESS)
 
     async def run(self) -> NoReturn:
         """List and watch until cancelled."""
@@ -104,7 +104,7 @@ class Services:
             return None
         namespace = pod.metadata.namespace
         seen = [
-            _reduced(service)
+            _to_cluster_service(service)
             for key, service in self._reflector.objects.items()
             if key[0] == namespace or key == API_SERVER
         ]
@@ -116,11 +116,11 @@ def no_services(pod: Pod) -> Mapping[str, str] | None:
     return {}
 
 
-def _reduced(service: Service) -> ClusterService:
+def _to_cluster_service(service: Service) -> ClusterService:
     meta, spec = service.metadata, service.spec
     ports = tuple(ServicePort(port.port, port.name, port.protocol) for port in spec.ports)
     return ClusterService(meta.namespace, meta.name, spec.cluster_ip, ports)
 
 
-async def _take_note(update: StoreDelta[Service]) -> None:
+async def _ignore_update(update: StoreDelta[Service]) -> None:
     """Ignore the update: a starting container reads the current state."""

@@ -22,11 +22,11 @@ from pykubelet.apiserver.client import SERVICE_ACCOUNTS, ApiClient
 from pykubelet.apiserver.errors import InvalidResponse, KubeError
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError
-from pykubelet.objects.fetch import err_text, until_seen
+from pykubelet.objects.fetch import err_text, retry_until_observed
 from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
-LONGEST_SECONDS = 24 * 3600.0
+MAX_AGE_SECONDS = 24 * 3600.0
 JITTER_SECONDS = 10.0
 
 
@@ -38,12 +38,12 @@ class ServiceToken:
     issued: float
     expires: float
 
-    def is_due(self, now: float, chance: float = 0.0) -> bool:
-        """Return whether renewal is due; `chance` from 0 to 1 makes it due up to ten seconds earlier."""
-        early = chance * JITTER_SECONDS
-        day = self.issued + LONGEST_SECONDS - early
-        most = self.expires - (self.expires - self.issued) / 5 - early
-        return now > min(day, most)
+    def is_due(self, now: float, jitter: float = 0.0) -> bool:
+        """Return whether renewal is due; `jitter` from 0 to 1 makes it due up to ten seconds earlier."""
+        early = jitter * JITTER_SECONDS
+        max_age = self.issued + MAX_AGE_SECONDS - early
+        last_fifth = self.expires - (self.expires - self.issued) / 5 - early
+        return now > min(max_age, last_fifth)
 
     def is_expired(self, now: float) -> bool:
         """Return whether the token has expired."""
@@ -65,25 +65,25 @@ async def request_token(
     `account_uid` it is for the account with this UID, not for a later one of the same name.
     """
     bound = BoundObjectReference(kind="Pod", api_version="v1", name=pod.metadata.name, uid=pod.uid)
-    wanted = TokenRequest(
+    token_request = TokenRequest(
         metadata=ObjectMeta(uid=account_uid),
         spec=TokenRequestSpec(audiences=list(audiences), expiration_seconds=seconds, bound_object_ref=bound),
     )
-    answer = await client.create_below(
+    response = await client.create_below(
         SERVICE_ACCOUNTS,
         account,
         pod.metadata.namespace,
         "token",
-        wanted,
+        token_request,
         api_version="authentication.k8s.io/v1",
     )
-    expires = answer.status.expiration_timestamp
-    if not answer.status.token or expires is None:
+    expires = response.status.expiration_timestamp
+    if not response.status.token or expires is None:
         raise InvalidResponse(
             f"the API server gave no token for service account {pod.metadata.namespace}/{account}"
         )
-    life = answer.spec.expiration_seconds or seconds
-    return ServiceToken(answer.status.token, expires.timestamp() - life, expires.timestamp())
+    life = response.spec.expiration_seconds or seconds
+    return ServiceToken(response.status.token, expires.timestamp() - life, expires.timestamp())
 
 
 class TokenCache:
@@ -94,43 +94,43 @@ class TokenCache:
         client: ApiClient,
         *,
         clock: Callable[[], float] = time.time,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self._clock = clock
-        self._chance = chance
-        self._kept: dict[_Key, _Kept] = {}
-        self._complaints = ErrorLogLimiter(log, "Couldn't update token")
+        self._rng = rng
+        self._entries: dict[_Key, _CacheEntry] = {}
+        self._error_log = ErrorLogLimiter(log, "Couldn't update token")
 
     async def get(
         self, pod: Pod, *, audiences: tuple[str, ...] = (), seconds: int = 3600, account_uid: str = ""
     ) -> str:
         """Return a token of the pod's service account, bound to the pod. Raises ObjectError."""
         key = _Key(pod.uid, pod.spec.service_account_name, audiences, seconds, account_uid)
-        kept = self._kept.setdefault(key, _Kept())
+        entry = self._entries.setdefault(key, _CacheEntry())
         # Concurrent callers share one token request.
-        async with kept.turn:
-            if kept.token is None or kept.token.is_due(self._clock(), self._chance()):
-                await self._renew(pod, key, kept)
-            assert kept.token is not None
-            return kept.token.token
+        async with entry.lock:
+            if entry.token is None or entry.token.is_due(self._clock(), self._rng()):
+                await self._renew(pod, key, entry)
+            assert entry.token is not None
+            return entry.token.token
 
     def forget(self, uid: str) -> None:
         """Drop the tokens of a removed pod."""
-        for key in [key for key in self._kept if key.uid == uid]:
-            del self._kept[key]
+        for key in [key for key in self._entries if key.uid == uid]:
+            del self._entries[key]
 
     def drop_expired(self) -> None:
         """Drop expired tokens."""
         now = self._clock()
-        for key, kept in list(self._kept.items()):
-            if not kept.turn.locked() and (kept.token is None or kept.token.is_expired(now)):
-                del self._kept[key]
+        for key, entry in list(self._entries.items()):
+            if not entry.lock.locked() and (entry.token is None or entry.token.is_expired(now)):
+                del self._entries[key]
 
-    async def _renew(self, pod: Pod, key: _Key, kept: _Kept) -> None:
+    async def _renew(self, pod: Pod, key: _Key, entry: _CacheEntry) -> None:
         """Request a new token. Raises ObjectError only if there is no old one or it has expired."""
         try:
-            kept.token = await until_seen(
+            entry.token = await retry_until_observed(
                 lambda: request_token(
                     self._client,
                     pod,
@@ -141,16 +141,16 @@ class TokenCache:
                 )
             )
         except KubeError as err:
-            if kept.token is None:
+            if entry.token is None:
                 raise ObjectError(f"failed to fetch token: {err_text(err)}") from err
-            if kept.token.is_expired(self._clock()):
+            if entry.token.is_expired(self._clock()):
                 raise ObjectError(
                     f"token of service account {pod.metadata.namespace}/{key.account} "
                     f"expired and refresh failed: {err_text(err)}"
                 ) from err
-            self._complaints.failed(err, asyncio.get_running_loop().time())
+            self._error_log.failed(err, asyncio.get_running_loop().time())
         else:
-            self._complaints.succeeded(asyncio.get_running_loop().time())
+            self._error_log.succeeded(asyncio.get_running_loop().time())
 
 
 class _Key(NamedTuple):
@@ -162,6 +162,6 @@ class _Key(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _CacheEntry:
     token: ServiceToken | None = None
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -38,7 +38,7 @@ class TrustBundles:
         self._client = client
         self._scope = scope
         self._on_change = on_change
-        self._copy: LazyInformer[ClusterTrustBundle] | None = None
+        self._informer: LazyInformer[ClusterTrustBundle] | None = None
 
     async def by_name(self, name: str) -> str:
         """Return one bundle. Raises ObjectError, ObjectNotFound if it does not exist."""
@@ -53,7 +53,7 @@ class TrustBundles:
         """Return all bundles of a signer that match the selector. Raises ObjectError, ObjectNotFound."""
         bundles = await self._bundles()
         try:
-            chosen = [
+            selected = [
                 bundle.spec.trust_bundle
                 for bundle in bundles
                 if bundle.spec.signer_name == signer
@@ -62,19 +62,19 @@ class TrustBundles:
             ]
         except ValueError as err:
             raise ObjectError(f"while parsing label selector: {err}") from None
-        if not chosen:
+        if not selected:
             raise ObjectNotFound(
                 "combination of signerName and labelSelector matched zero ClusterTrustBundles"
             )
-        return normalized(chosen)
+        return normalized(selected)
 
     async def _bundles(self) -> Iterable[ClusterTrustBundle]:
-        if self._copy is None:
+        if self._informer is None:
             resource = await self._resource()
-            if self._copy is None:  # A concurrent caller may have created it.
-                self._copy = LazyInformer(self._client, resource, self._scope, self._heard)
+            if self._informer is None:  # A concurrent caller may have created it.
+                self._informer = LazyInformer(self._client, resource, self._scope, self._on_update)
         try:
-            return (await self._copy.objects(SYNC_SECONDS)).values()
+            return (await self._informer.objects(SYNC_SECONDS)).values()
         except TimeoutError:
             raise ObjectError("ClusterTrustBundle informer has not yet synced") from None
 
@@ -96,7 +96,7 @@ class TrustBundles:
             return resource
         raise ObjectError(f"the API server has no ClusterTrustBundles: enable them in {_GROUP}")
 
-    async def _heard(self, update: StoreDelta[ClusterTrustBundle]) -> None:
+    async def _on_update(self, update: StoreDelta[ClusterTrustBundle]) -> None:
         self._on_change()
 
 

@@ -27,8 +27,8 @@ from pykubelet.util.tasks import TaskScope
 log = get_logger(__name__)
 SYNC_SECONDS = 1.0
 """Seconds that a caller waits for the first list."""
-SHORTEST_IDLE_SECONDS = 60.0
-_FIRST_PAUSE_SECONDS = 0.1
+MIN_IDLE_SECONDS = 60.0
+_FIRST_DELAY_SECONDS = 0.1
 """Short first back-off delay: pods wait for the first list."""
 
 
@@ -52,7 +52,7 @@ class WatchBasedObjects(Generic[L]):
         self._resource = resource
         self._scope = scope
         self._on_change = on_change
-        self._idle_seconds = max(idle_seconds, SHORTEST_IDLE_SECONDS)
+        self._idle_seconds = max(idle_seconds, MIN_IDLE_SECONDS)
         self._watched: dict[Key, _Watched[L]] = {}
 
     @property
@@ -60,12 +60,12 @@ class WatchBasedObjects(Generic[L]):
         """Number of watches that are open or being opened."""
         return sum(watched.task is not None for watched in self._watched.values())
 
-    def hold(self, key: Key) -> None:
+    def register(self, key: Key) -> None:
         """Start to watch an object, unless it is watched already."""
         if key not in self._watched:
             self._watched[key] = self._start(key)
 
-    def drop(self, key: Key) -> None:
+    def unregister(self, key: Key) -> None:
         """Stop the watch of an object."""
         if watched := self._watched.pop(key, None):
             watched.stop()
@@ -82,7 +82,7 @@ class WatchBasedObjects(Generic[L]):
             return watched.final
         if watched.task is None:
             watched = self._watched[key] = self._start(key)
-        watched.asked = _now()
+        watched.requested_at = _now()
         await self._synced(watched)
         found = watched.reflector.objects.get(key)
         if found is None:
@@ -98,7 +98,7 @@ class WatchBasedObjects(Generic[L]):
         oldest = _now() - self._idle_seconds
         for key, watched in self._watched.items():
             # The first list is always awaited: cancelling it would only make the API server start over.
-            if watched.task is not None and watched.reflector.has_synced and watched.asked < oldest:
+            if watched.task is not None and watched.reflector.has_synced and watched.requested_at < oldest:
                 watched.stop()
                 log.v(4).info("Stopped watching idle object", kind=self._resource.kind, object=_ref(key))
 
@@ -107,20 +107,20 @@ class WatchBasedObjects(Generic[L]):
         reflector = Reflector(
             RetryingListerWatcher(self._client),
             self._resource,
-            lambda update: self._heard(key, watched, update),
+            lambda update: self._on_update(key, watched, update),
             namespace=namespace,
             field_selector=f"metadata.name={name}",
-            pauses=Backoff(first=_FIRST_PAUSE_SECONDS),
+            pauses=Backoff(first=_FIRST_DELAY_SECONDS),
         )
         task = self._scope.start(reflector.run(), name=f"{self._resource.kind} {_ref(key)}")
         watched = _Watched(reflector, task, _now())
         return watched
 
-    async def _heard(self, key: Key, watched: _Watched[L], update: StoreDelta[L]) -> None:
-        news = not watched.is_first_look or watched.left_waiting
-        watched.is_first_look = watched.left_waiting = False
+    async def _on_update(self, key: Key, watched: _Watched[L], update: StoreDelta[L]) -> None:
+        notify = not watched.is_first_update or watched.sync_timed_out
+        watched.is_first_update = watched.sync_timed_out = False
         watched.is_missing = not update.listed and not update.changed
-        if news and (update.changed or update.removed):
+        if notify and (update.changed or update.removed):
             self._on_change(key)
 
     async def _synced(self, watched: _Watched[L]) -> None:
@@ -128,14 +128,14 @@ class WatchBasedObjects(Generic[L]):
             async with asyncio.timeout(SYNC_SECONDS):
                 await watched.reflector.synced()
         except TimeoutError:
-            watched.left_waiting = True
+            watched.sync_timed_out = True
             kind = self._resource.kind.lower()
             raise ObjectError(f"failed to sync {kind} cache: timed out waiting for the condition") from None
 
     async def _confirm(self, key: Key, watched: _Watched[L]) -> L:
         """Confirm with a GET that an unobserved object does not exist: the list may be stale."""
-        if why := watched.reflector.unreadable.get(key):
-            raise ObjectError(f"{self._resource.kind.lower()} {_ref(key)} cannot be read: {why}")
+        if reason := watched.reflector.unreadable.get(key):
+            raise ObjectError(f"{self._resource.kind.lower()} {_ref(key)} cannot be read: {reason}")
         if not watched.is_missing:
             try:
                 return await fetch(self._client, self._resource, key)
@@ -148,12 +148,12 @@ class WatchBasedObjects(Generic[L]):
 class _Watched(Generic[L]):
     reflector: Reflector[L]
     task: asyncio.Task[Any] | None
-    asked: float
+    requested_at: float
     """Loop time of the last request."""
     final: L | None = None
     """Final state of an immutable object."""
-    is_first_look: bool = True
-    left_waiting: bool = False
+    is_first_update: bool = True
+    sync_timed_out: bool = False
     """Whether a caller timed out waiting for the first list."""
     is_missing: bool = False
     """Whether it is certain that the object does not exist."""

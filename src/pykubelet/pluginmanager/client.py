@@ -24,8 +24,8 @@ from pykubelet.transport.errors import EndpointError, from_status
 from pykubelet.transport.grpc_connection import HANDSHAKE_SECONDS, Connection, Status, connect_unix
 
 log = get_logger(__name__)
-Answer = TypeVar("Answer", bound=Message)
-_AGAIN_SECONDS = 0.1
+Response = TypeVar("Response", bound=Message)
+_RETRY_SECONDS = 0.1
 """Seconds between attempts to connect to a plugin that is not listening yet."""
 
 # After these codes it is unknown whether the plugin performed, or still performs, the call.
@@ -58,18 +58,18 @@ async def call_plugin(
     socket: str,
     method: str,
     request: Message,
-    answer: type[Answer],
+    response_type: type[Response],
     *,
     timeout: float,
     connect_timeout: float = 0.0,
-) -> Answer:
+) -> Response:
     """Call a plugin: `socket` is a path, `method` the full gRPC method; times are in seconds.
 
     With a `connect_timeout`, waits for a plugin that is not listening yet. Raises PluginError.
     """
     started, code = perf_counter(), "Unknown"
     try:
-        connection = await _connected(socket, connect_timeout, timeout)
+        connection = await _connect(socket, connect_timeout, timeout)
         try:
             call = connection.call(method, request.SerializeToString(), timeout=timeout)
             message = await call.answer()
@@ -80,7 +80,7 @@ async def call_plugin(
             failure = from_status(method, "INTERNAL" if status.code == "OK" else status.code, status.message)
             raise PluginError(failure.code, failure.message)
         code = "OK"
-        return answer.FromString(message)
+        return response_type.FromString(message)
     except PluginError as err:
         code = err.code
         raise
@@ -97,10 +97,10 @@ async def call_plugin(
         )
 
 
-async def _connected(socket: str, patience: float, timeout: float) -> Connection:
-    """Connect, retrying for `patience` seconds while the plugin is not listening yet."""
+async def _connect(socket: str, connect_timeout: float, timeout: float) -> Connection:
+    """Connect, retrying for `connect_timeout` seconds while the plugin is not listening yet."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + patience
+    end = loop.time() + connect_timeout
     while True:
         try:
             endpoint = Endpoint.parse(socket)
@@ -110,7 +110,7 @@ async def _connected(socket: str, patience: float, timeout: float) -> Connection
         except OSError as err:
             if loop.time() >= end:
                 reason = err.strerror or str(err)
-                if patience:
-                    reason = f"nobody has answered at {socket} for {patience:g} seconds: {reason}"
+                if connect_timeout:
+                    reason = f"nobody has answered at {socket} for {connect_timeout:g} seconds: {reason}"
                 raise PluginUnreachable("Unavailable", reason) from None
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)

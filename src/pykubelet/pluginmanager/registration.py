@@ -28,9 +28,9 @@ from pykubelet.util.tasks import TaskScope, finish_in_thread
 log = get_logger(__name__)
 QUIET_SECONDS = 0.02
 """Seconds during which further events are collected after the first one, because they come in bursts."""
-LOOK_SECONDS = 60.0
+RESCAN_SECONDS = 60.0
 """Seconds between scans without an event, in case inotify missed one."""
-LOOK_OFTEN_SECONDS = 5.0
+POLL_SECONDS = 5.0
 """Seconds between scans if inotify is not available."""
 _MASK = (
     Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
@@ -43,51 +43,51 @@ class SocketIdentity:
 
     device: int
     inode: int
-    made: int
+    mtime_ns: int
     """Modification time in nanoseconds, which is the creation time of a socket; inodes are reused."""
 
 
 Sockets = Mapping[Path, SocketIdentity]
 
 
-async def watch_sockets(folder: Path) -> AsyncGenerator[Sockets, None]:
+async def watch_sockets(directory: Path) -> AsyncGenerator[Sockets, None]:
     """Yield the sockets below a directory, immediately and then after each change.
 
     The directory is created if it does not exist, also later. Close the generator (`aclosing`) after use.
     """
     before: Sockets | None = None
-    with _DirectoryWatcher() as ear:
+    with _DirectoryWatcher() as watcher:
         while True:
             # In a thread: a plugin may have filled the directory with any number of files.
-            found = await finish_in_thread(lambda: look(folder, ear))
+            found = await finish_in_thread(lambda: scan_sockets(directory, watcher))
             if found != before:
                 yield found
                 before = found
-            await ear.hear()
+            await watcher.wait_change()
 
 
-def look(folder: Path, ear: _DirectoryWatcher | None = None) -> dict[Path, SocketIdentity]:
+def scan_sockets(directory: Path, watcher: _DirectoryWatcher | None = None) -> dict[Path, SocketIdentity]:
     """Return the sockets below a directory, and watch the directories on the way. Blocks."""
     found: dict[Path, SocketIdentity] = {}
     try:
-        folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as err:
-        log.error(err, "Failed to create plugin registration directory", path=folder)
+        log.error(err, "Failed to create plugin registration directory", path=directory)
         return found
-    pending = [folder]
+    pending = [directory]
     while pending:
-        inside = pending.pop()
+        current = pending.pop()
         # Watch before scanning, otherwise changes in between are missed.
-        if ear is not None:
-            ear.listen(inside)
+        if watcher is not None:
+            watcher.watch(current)
         try:
-            with os.scandir(inside) as entries:
+            with os.scandir(current) as entries:
                 names = [entry.name for entry in entries if not entry.name.startswith(".")]
         except OSError as err:
-            log.v(4).info("Failed to scan plugin directory", path=inside, err=err)
+            log.v(4).info("Failed to scan plugin directory", path=current, err=err)
             continue
         for name in names:
-            path = inside / name
+            path = current / name
             try:
                 state = path.stat()
             except OSError:
@@ -117,21 +117,21 @@ class _DirectoryWatcher:
         if self._inotify is not None:
             self._inotify.close()
 
-    def listen(self, folder: Path) -> None:
+    def watch(self, directory: Path) -> None:
         if self._inotify is None:
             return
         try:
-            self._inotify.watch(folder, _MASK)
+            self._inotify.watch(directory, _MASK)
         except OSError as err:
-            log.v(4).info("Failed to watch plugin directory", path=folder, err=err)
+            log.v(4).info("Failed to watch plugin directory", path=directory, err=err)
 
-    async def hear(self) -> None:
+    async def wait_change(self) -> None:
         """Return shortly after a possible change."""
         if self._inotify is None:
-            await asyncio.sleep(LOOK_OFTEN_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             return
         try:
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(RESCAN_SECONDS):
                 await anext(self._inotify)
             async with asyncio.timeout(QUIET_SECONDS):
                 while True:
@@ -145,8 +145,8 @@ class _DirectoryWatcher:
 CONNECT_SECONDS = 10.0
 INFO_SECONDS = 1.0
 NOTIFY_SECONDS = 5.0
-FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 122.0
+FIRST_DELAY_SECONDS = 0.5
+MAX_DELAY_SECONDS = 122.0
 _SERVICE = "/pluginregistration.Registration/"
 
 
@@ -180,31 +180,31 @@ class PluginHandler(Protocol):
 class PluginRegistration:
     """Registration of the plugins of one directory; handlers may be added until `run`."""
 
-    def __init__(self, folder: Path, handlers: Mapping[str, PluginHandler]) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, handlers: Mapping[str, PluginHandler]) -> None:
+        self._directory = directory
         self._handlers = handlers
-        self._attended: dict[Path, _PluginWorker] = {}
+        self._workers: dict[Path, _PluginWorker] = {}
 
     def sockets(self) -> dict[str, bool]:
         """Return the existing sockets, and whether the plugin of each is registered."""
-        return {str(path): one.is_registered for path, one in self._attended.items()}
+        return {str(path): worker.is_registered for path, worker in self._workers.items()}
 
     async def run(self) -> NoReturn:
         """Register and deregister plugins until cancelled."""
-        attended = self._attended
-        async with TaskScope() as scope, aclosing(watch_sockets(self._folder)) as looks:
+        workers = self._workers
+        async with TaskScope() as scope, aclosing(watch_sockets(self._directory)) as scans:
             before: Sockets = {}
-            async for sockets in looks:
+            async for sockets in scans:
                 for path in before.keys() - sockets.keys():
-                    attended.pop(path).leave()
+                    workers.pop(path).stop()
                 for path in sockets:
                     if path in before and before[path] == sockets[path]:
                         continue
-                    last = attended.get(path)
+                    last = workers.get(path)
                     if last is not None:
-                        last.leave()
-                    attended[path] = _PluginWorker(str(path), self._handlers)
-                    attended[path].start(scope, last)
+                        last.stop()
+                    workers[path] = _PluginWorker(str(path), self._handlers)
+                    workers[path].start(scope, last)
                 before = sockets
         raise AssertionError("the folder is watched for ever")
 
@@ -215,11 +215,11 @@ class _PluginWorker:
     def __init__(self, socket: str, handlers: Mapping[str, PluginHandler]) -> None:
         self._socket = socket
         self._handlers = handlers
-        self._taken: tuple[PluginHandler, Plugin] | None = None
-        self._gone = False
-        self._until: asyncio.Timeout | None = None
+        self._to_deregister: tuple[PluginHandler, Plugin] | None = None
+        self._stopped = False
+        self._timeout: asyncio.Timeout | None = None
         self._task: asyncio.Task[None] | None = None
-        self._complaint = ""
+        self._last_error = ""
         self.is_registered = False
 
     def start(self, scope: TaskScope, last: _PluginWorker | None) -> None:
@@ -227,44 +227,44 @@ class _PluginWorker:
         after = last._task if last is not None else None
         self._task = scope.start(self._run(after), name=f"plugin {self._socket}")
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Record that the socket was removed."""
-        self._gone = True
-        if self._until is not None:
-            self._until.reschedule(asyncio.get_running_loop().time())
+        self._stopped = True
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _run(self, after: asyncio.Task[None] | None) -> None:
         if after is not None:
             await asyncio.wait([after])
-        if self._gone:
+        if self._stopped:
             return
         try:
-            async with asyncio.timeout(None) as self._until:
+            async with asyncio.timeout(None) as self._timeout:
                 await self._register()
                 await asyncio.get_running_loop().create_future()
         except TimeoutError:
-            if not self._gone:
+            if not self._stopped:
                 raise
         finally:
-            self._until = None
-        await self._see_off()
+            self._timeout = None
+        await self._deregister()
 
     async def _register(self) -> None:
         """Register the plugin, with exponential back-off between attempts."""
-        pause = FIRST_PAUSE_SECONDS
+        delay = FIRST_DELAY_SECONDS
         while True:
             try:
-                await self._try()
+                await self._try_register()
             except (PluginError, RegistrationRefused) as err:
-                await self._see_off()
-                self._complain(err)
+                await self._deregister()
+                self._log_error(err)
             else:
                 return
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, MAX_DELAY_SECONDS)
 
-    async def _try(self) -> None:
-        plugin = await self._ask()
+    async def _try_register(self) -> None:
+        plugin = await self._get_info()
         handler = self._handlers.get(plugin.type)
         try:
             if handler is None:
@@ -276,7 +276,7 @@ class _PluginWorker:
             except RegistrationRefused as err:
                 raise RegistrationRefused(f"plugin validation failed with err: {err}") from err
             # From here on it must be deregistered, even if the handler fails.
-            self._taken = (handler, plugin)
+            self._to_deregister = (handler, plugin)
             try:
                 await handler.register(plugin)
             except RegistrationRefused as err:
@@ -285,19 +285,19 @@ class _PluginWorker:
             await self._notify(f"RegisterPlugin error -- {err}")
             raise
         await self._notify("")
-        self._complaint = ""
+        self._last_error = ""
         self.is_registered = True
         log.info("Registered plugin", type=plugin.type, name=plugin.name, endpoint=plugin.endpoint)
 
-    async def _see_off(self) -> None:
-        if self._taken is not None:
-            handler, plugin = self._taken
+    async def _deregister(self) -> None:
+        if self._to_deregister is not None:
+            handler, plugin = self._to_deregister
             self.is_registered = False
             await handler.deregister(plugin)
-            self._taken = None
+            self._to_deregister = None
             log.info("Deregistered plugin", type=plugin.type, name=plugin.name)
 
-    async def _ask(self) -> Plugin:
+    async def _get_info(self) -> Plugin:
         # Imported lazily: most nodes start without plugins, and the message classes take memory.
         from pykubelet.pluginmanager import registration_pb2 as pb
 
@@ -323,8 +323,8 @@ class _PluginWorker:
             timeout=NOTIFY_SECONDS,
         )
 
-    def _complain(self, err: Exception) -> None:
+    def _log_error(self, err: Exception) -> None:
         """Log each new failure once: registration is retried without limit."""
-        if str(err) != self._complaint:
-            self._complaint = str(err)
+        if str(err) != self._last_error:
+            self._last_error = str(err)
             log.error(err, "Failed to register plugin, will retry", socket=self._socket)

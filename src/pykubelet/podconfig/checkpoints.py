@@ -310,9 +310,9 @@ class CheckpointedObjects:
         self._checkpoints.keep_used(pod.uid, handler=(name, found))
         return found
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed."""
-        self._objects.listen(listener)
+        self._objects.add_listener(listener)
 
     def _last(self, pod: Pod, err: ObjectError, look: Callable[[Checkpoint], T | None]) -> T:
         known = self._checkpoints.of(pod.uid)

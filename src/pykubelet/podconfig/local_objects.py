@@ -228,7 +228,7 @@ class LocalObjects(NoObjects):
         assert isinstance(found, Secret)
         return found
 
-    def listen(self, listener: Callable[[str], None]) -> None:
+    def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
 

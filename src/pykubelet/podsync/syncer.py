@@ -346,7 +346,7 @@ class NodePodSyncer:
 
     def _verdicts(self, observed: ObservedPod) -> ProbeResults:
         def known(kind: Literal["liveness", "startup"]) -> dict[str, bool]:
-            found = {c.id: self._prober.results.verdict(kind, c.id) for c in observed.running}
+            found = {c.id: self._prober.results.get(kind, c.id) for c in observed.running}
             return {
                 id: verdict == "success" for id, verdict in found.items() if verdict in ("success", "failure")
             }

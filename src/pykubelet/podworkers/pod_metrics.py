@@ -164,7 +164,7 @@ class EngineMetrics:
         self.statuses = StatusMetrics(registry)
         self.pleg = PlegMetrics(registry)
         self.starts = StartMetrics(registry)
-        self.lifecycle_get = partial(lifecycle_get, fell_back=self.starts.fell_back)
+        self.lifecycle_get = partial(lifecycle_get, on_fallback=self.starts.fell_back)
         self.pod_starts = PodStartupLatencyTracker(StartedMetrics(registry))
         statuses.listen(self.pod_starts.status_changed)
         journal.listen(self.pod_starts.happened)

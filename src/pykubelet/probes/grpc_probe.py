@@ -15,9 +15,9 @@ from pykubelet.transport.grpc_connection import Connection, Status
 CHECK_METHOD = "/grpc.health.v1.Health/Check"
 _SERVING = 1
 _NAMES = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
-_ANSWER_LIMIT = 4096
+_RESPONSE_LIMIT = 4096
 _HEADER_LIMIT = 4096
-_MOST_HEADER_BLOCKS = 4
+_MAX_HEADER_BLOCKS = 4
 """Header blocks per connection (headers, trailers, informational); a pod may send hostile ones."""
 
 
@@ -30,7 +30,7 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
     try:
         async with asyncio.timeout_at(end):
             _, connection = await loop.create_connection(
-                lambda: Connection(address, _ANSWER_LIMIT, _HEADER_LIMIT, _MOST_HEADER_BLOCKS), host, port
+                lambda: Connection(address, _RESPONSE_LIMIT, _HEADER_LIMIT, _MAX_HEADER_BLOCKS), host, port
             )
     except TimeoutError:
         return ProbeResult("failure", _not_within(address, timeout))
@@ -44,13 +44,13 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
         call = connection.call(
             CHECK_METHOD, encode_request(action.service or ""), [("user-agent", agent)], end - loop.time()
         )
-        answer = await call.answer()
+        response = await call.answer()
         if call.status is None or call.status.code != "OK":
             return ProbeResult("failure", _describe(call.status or Status("UNKNOWN"), timeout))
     finally:
         connection.close(Status("CANCELLED"))
     try:
-        status = decode_status(answer or b"")
+        status = decode_status(response or b"")
     except ValueError as err:
         return ProbeResult("failure", f"error: health rpc probe failed: {err}")
     if status != _SERVING:
@@ -107,22 +107,22 @@ def _describe(status: Status, timeout: float) -> str:
         case "DEADLINE_EXCEEDED":
             return f"timeout: health rpc did not complete within {timeout:g}s"
         case code:
-            text = f"rpc error: code = {_spell(code)} desc = {status.message}"
+            text = f"rpc error: code = {_code_name(code)} desc = {status.message}"
             return f"error: health rpc probe failed: {text}"
 
 
-def _spell(name: str) -> str:
+def _code_name(name: str) -> str:
     # Upstream's events contain `NotFound` for `NOT_FOUND`.
     return "Canceled" if name == "CANCELLED" else name.title().replace("_", "")
 
 
 def _varint(number: int) -> bytes:
-    written = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        written.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    written.append(number)
-    return bytes(written)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:

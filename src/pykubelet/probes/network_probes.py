@@ -44,7 +44,7 @@ def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], ag
 
     Raises HttpProtocolError for an invalid header name, or a control character in a value.
     """
-    own = {"Host": host, "User-Agent": agent, "Accept": "*/*", "Connection": "close"}
+    defaults = {"Host": host, "User-Agent": agent, "Accept": "*/*", "Connection": "close"}
     lines: list[tuple[str, str]] = []
     seen: set[str] = set()
     for name, value in headers:
@@ -52,23 +52,23 @@ def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], ag
             raise HttpProtocolError(f'net/http: invalid header field name "{name}"')
         if _CONTROL.search(value):
             raise HttpProtocolError(f'net/http: invalid header field value for "{name}"')
-        proper = "-".join(word.capitalize() for word in name.split("-"))
-        if proper in ("Content-Length", "Transfer-Encoding", "Trailer"):
+        canonical = "-".join(word.capitalize() for word in name.split("-"))
+        if canonical in ("Content-Length", "Transfer-Encoding", "Trailer"):
             continue  # the request has no body
-        if proper in ("Host", "User-Agent") and (proper in seen or (proper == "Host" and not value)):
+        if canonical in ("Host", "User-Agent") and (canonical in seen or (canonical == "Host" and not value)):
             continue
-        seen.add(proper)
-        if value or proper not in ("User-Agent", "Accept"):
-            lines.append((proper, value))
-    lines += [(name, value) for name, value in own.items() if name not in seen]
+        seen.add(canonical)
+        if value or canonical not in ("User-Agent", "Accept"):
+            lines.append((canonical, value))
+    lines += [(name, value) for name, value in defaults.items() if name not in seen]
     lines.sort(key=lambda line: line[0] != "Host")  # Host first, as servers expect
     text = "".join(f"{name}: {value.strip()}\r\n" for name, value in lines)
     return f"GET {target} HTTP/1.1\r\n{text}\r\n".encode()
 
 
-_HANG_UP_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 1.0
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_IMPROPER = re.compile(r"[\x00-\x1f\x7f]|%(?![0-9a-fA-F]{2})")
+_INVALID = re.compile(r"[\x00-\x1f\x7f]|%(?![0-9a-fA-F]{2})")
 _PATH_SAFE = "%/:=&~+!$,;'@()*[]"
 _QUERY_SAFE = _PATH_SAFE + "?"
 
@@ -93,7 +93,7 @@ class Url:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A response."""
 
     status: int
@@ -134,7 +134,7 @@ def request_target(path: str) -> str:
 
     An invalid path is escaped entirely rather than rejected.
     """
-    if _IMPROPER.search(path):
+    if _INVALID.search(path):
         return _target(quote(path, safe="/"), "")
     try:
         parts = urlsplit(path)
@@ -145,7 +145,7 @@ def request_target(path: str) -> str:
 
 async def get(
     url: Url, headers: Sequence[tuple[str, str]], *, agent: str, tls: ssl.SSLContext, deadline: float | None
-) -> Answer:
+) -> HttpResponse:
     """Send a GET and return the response; `tls` is used for https.
 
     `deadline` is in loop time, None for no deadline. Raises DialError when no connection can be established
@@ -166,7 +166,7 @@ async def get(
                 url.host,
                 url.port,
                 ssl=tls if secure else None,
-                ssl_shutdown_timeout=_HANG_UP_SECONDS if secure else None,
+                ssl_shutdown_timeout=_SHUTDOWN_SECONDS if secure else None,
             )
     except OSError as err:
         raise DialError from err
@@ -174,7 +174,7 @@ async def get(
     broken = ""
     try:
         async with asyncio.timeout_at(deadline):
-            await exchange.over
+            await exchange.finished
         if exchange.failure is not None:
             raise exchange.failure
     except TimeoutError:
@@ -188,15 +188,15 @@ async def get(
         broken = str(err)
     finally:
         transport.close()
-    return Answer(reader.status, reader.headers.get("location", ""), bytes(reader.body), broken)
+    return HttpResponse(reader.status, reader.headers.get("location", ""), bytes(reader.body), broken)
 
 
 class _Exchange(asyncio.Protocol):
-    """The protocol of one request; `over` is done with the end of the response or the connection."""
+    """The protocol of one request; `finished` is done with the end of the response or the connection."""
 
-    def __init__(self, request: bytes, over: asyncio.Future[None]) -> None:
+    def __init__(self, request: bytes, finished: asyncio.Future[None]) -> None:
         self.reader = ResponseReader(OUTPUT_LIMIT)
-        self.over = over
+        self.finished = finished
         self.failure: OSError | HttpProtocolError | None = None
         self._request = request
 
@@ -204,7 +204,7 @@ class _Exchange(asyncio.Protocol):
         cast(asyncio.WriteTransport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        if self.over.done():
+        if self.finished.done():
             return
         try:
             self.reader.feed(data)
@@ -215,7 +215,7 @@ class _Exchange(asyncio.Protocol):
                 self._end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.over.done():
+        if self.finished.done():
             return
         try:
             self.reader.end()
@@ -227,7 +227,7 @@ class _Exchange(asyncio.Protocol):
     def _end(self, failure: OSError | HttpProtocolError | None) -> None:
         # Not set on the future: asyncio logs an exception of a future that no task awaits.
         self.failure = failure
-        self.over.set_result(None)
+        self.finished.set_result(None)
 
 
 def _target(path: str, query: str) -> str:
@@ -266,7 +266,7 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-_MOST_REDIRECTS = 10
+_MAX_REDIRECTS = 10
 _TOO_LATE = " (Client.Timeout exceeded while awaiting headers)"
 _REDIRECTS = (301, 302, 303, 307, 308)
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
@@ -291,10 +291,10 @@ async def http_check(
     action: HTTPGetAction, target: Target, timeout: float, tls: ssl.SSLContext
 ) -> ProbeResult:
     """Run an HTTP probe; `timeout` covers all redirects. Raises BadTarget."""
-    url = url_of(action, target)
+    url = action_url(action, target)
     deadline = asyncio.get_running_loop().time() + timeout
     try:
-        return judge(await follow(url, _headers(action), "probe", tls, deadline))
+        return evaluate_response(await follow(url, _headers(action), "probe", tls, deadline))
     except HttpGetError as err:
         return ProbeResult("failure", str(err))
 
@@ -303,18 +303,18 @@ async def lifecycle_get(
     action: HTTPGetAction,
     container: Container,
     address: str,
-    fell_back: Callable[[], None] = lambda: None,
+    on_fallback: Callable[[], None] = lambda: None,
 ) -> str | None:
     """Send the GET of a lifecycle hook; any response is a success. The caller bounds the time.
 
     Returns the reason of a failure, or None. If the URL is https and the server uses plain HTTP, the request
-    is retried over HTTP without the Authorization header, as upstream does for compatibility; `fell_back` is
-    called when that succeeded.
+    is retried over HTTP without the Authorization header, as upstream does for compatibility;
+    `on_fallback` is called when that succeeded.
     """
     tls = unverified_tls()
     headers = _headers(action)
     try:
-        url = url_of(action, Target(container, "", address))
+        url = action_url(action, Target(container, "", address))
         try:
             await follow(url, headers, "lifecycle", tls, None)
         except HttpGetError as err:
@@ -322,13 +322,13 @@ async def lifecycle_get(
                 raise
             public = [(name, value) for name, value in headers if name.lower() != "authorization"]
             await follow(replace(url, scheme="http"), public, "lifecycle", tls, None)
-            fell_back()
+            on_fallback()
     except (BadTarget, HttpGetError) as err:
         return str(err)
     return None
 
 
-def url_of(action: HTTPGetAction, target: Target) -> Url:
+def action_url(action: HTTPGetAction, target: Target) -> Url:
     """Return the URL of an HTTP action of a container. Raises BadTarget."""
     port = resolve_port(action.port, target.container)
     host = resolve_host(action.host, target)
@@ -337,33 +337,33 @@ def url_of(action: HTTPGetAction, target: Target) -> Url:
 
 async def follow(
     url: Url, headers: Headers, purpose: str, tls: ssl.SSLContext, deadline: float | None
-) -> Answer:
+) -> HttpResponse:
     """Send a GET and follow redirects within the same host. Raises HttpGetError."""
     agent, host = user_agent(purpose), url.host
-    for _ in range(_MOST_REDIRECTS):
+    for _ in range(_MAX_REDIRECTS):
         try:
-            answer = await get(url, headers, agent=agent, tls=tls, deadline=deadline)
-            onward = _onward(answer, url)
+            response = await get(url, headers, agent=agent, tls=tls, deadline=deadline)
+            redirect = _redirect_url(response, url)
         except (DialError, OSError, HttpProtocolError, ValueError) as err:
             plain = isinstance(err.__cause__, ssl.SSLError) and err.__cause__.reason in _NOT_TLS
             raise HttpGetError(url, _describe(err, url, plain), plain=plain) from err
-        if onward is None or onward.host != host:
-            return answer
-        if (onward.scheme, onward.address) != (url.scheme, url.address):
+        if redirect is None or redirect.host != host:
+            return response
+        if (redirect.scheme, redirect.address) != (url.scheme, url.address):
             # A Host header of the spec is meant for the first server, not for the redirect's.
             headers = [(name, value) for name, value in headers if name.lower() != "host"]
-        url = onward
-    raise HttpGetError(url, f"stopped after {_MOST_REDIRECTS} redirects")
+        url = redirect
+    raise HttpGetError(url, f"stopped after {_MAX_REDIRECTS} redirects")
 
 
-def judge(answer: Answer) -> ProbeResult:
+def evaluate_response(response: HttpResponse) -> ProbeResult:
     """Return the probe result of a response."""
-    if answer.broken:
-        return ProbeResult("failure", answer.broken, errored=True)
-    if not 200 <= answer.status < 400:
-        return ProbeResult("failure", f"HTTP probe failed with statuscode: {answer.status}")
-    body = answer.body.decode(errors="replace")
-    if answer.status >= 300:
+    if response.broken:
+        return ProbeResult("failure", response.broken, errored=True)
+    if not 200 <= response.status < 400:
+        return ProbeResult("failure", f"HTTP probe failed with statuscode: {response.status}")
+    body = response.body.decode(errors="replace")
+    if response.status >= 300:
         return ProbeResult("warning", f"Probe terminated redirects, Response body: {body}")
     return ProbeResult("success", body)
 
@@ -372,11 +372,11 @@ def _headers(action: HTTPGetAction) -> Headers:
     return [(header.name, header.value) for header in action.http_headers]
 
 
-def _onward(answer: Answer, url: Url) -> Url | None:
+def _redirect_url(response: HttpResponse, url: Url) -> Url | None:
     """Return the target of a redirect, or None if the response is not a redirect."""
-    if answer.status not in _REDIRECTS or not answer.location:
+    if response.status not in _REDIRECTS or not response.location:
         return None
-    return parse_url(urljoin(str(url), answer.location))
+    return parse_url(urljoin(str(url), response.location))
 
 
 def _describe(err: Exception, url: Url, plain: bool) -> str:

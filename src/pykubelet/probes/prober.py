@@ -42,7 +42,15 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Container, Pod, Probe
 from pykubelet.logs import get_logger
 from pykubelet.probes.metrics import Labels, ProbeMetrics
-from pykubelet.probes.results import ProbeState, ProbeUpdate, ResultsManager, begin, beginning, health, step
+from pykubelet.probes.results import (
+    ProbeState,
+    ProbeUpdate,
+    ResultsManager,
+    health,
+    initial_state,
+    restored_state,
+    step,
+)
 from pykubelet.probes.runner import Checker, ExecSlots, ExecSync, default_slots
 from pykubelet.probes.types import (
     KINDS,
@@ -55,14 +63,14 @@ from pykubelet.probes.types import (
     RuntimePod,
     Target,
     probe_of,
+    probe_parameters,
     probed_containers,
-    terms_of,
 )
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 T = TypeVar("T", bound=Hashable)
-_FEW = 64
+_STALE_SLACK = 64
 
 
 class Schedule(Generic[T]):
@@ -84,12 +92,12 @@ class Schedule(Generic[T]):
         self._numbers += 1
         self._live[item] = self._numbers
         heapq.heappush(self._heap, (due, self._numbers, item))
-        self._sweep()
+        self._compact()
 
-    def drop(self, item: T) -> None:
+    def remove(self, item: T) -> None:
         """Remove an item, if it is scheduled."""
         self._live.pop(item, None)
-        self._sweep()
+        self._compact()
 
     def next_due(self) -> float | None:
         """Return the earliest due time, or None if the schedule is empty."""
@@ -97,23 +105,23 @@ class Schedule(Generic[T]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def take(self, now: float, at_most: int) -> list[T]:
+    def pop_due(self, now: float, limit: int) -> list[T]:
         """Remove and return items that are due, the longest overdue first."""
-        taken: list[T] = []
-        while len(taken) < at_most:
+        due_items: list[T] = []
+        while len(due_items) < limit:
             due = self.next_due()
             if due is None or due > now:
                 break
             item = heapq.heappop(self._heap)[2]
             del self._live[item]
-            taken.append(item)
-        return taken
+            due_items.append(item)
+        return due_items
 
     def _is_stale(self, entry: tuple[float, int, T]) -> bool:
         return self._live.get(entry[2]) != entry[1]
 
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._live) + _FEW:
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._live) + _STALE_SLACK:
             self._heap = [entry for entry in self._heap if not self._is_stale(entry)]
             heapq.heapify(self._heap)
 
@@ -127,42 +135,46 @@ class ProbeTick:
     """One scheduled run of a probe."""
 
     due: float
-    opened: float
+    earliest: float
     """Earliest time of the first run."""
     eager: bool = False
 
 
-def phase_of(uid: str, container_name: str, kind: Kind) -> float:
+def probe_phase(uid: str, container_name: str, kind: Kind) -> float:
     """Return the offset of a probe in its period: from 0 up to 1, evenly distributed."""
     return zlib.crc32(f"{uid}/{container_name}/{kind}".encode()) / 2**32
 
 
-def first_beat(
-    terms: ProbeParameters, opened: float, phase: float, *, waited_for: bool, ran_before: bool
+def first_tick(
+    parameters: ProbeParameters, earliest: float, phase: float, *, eager: bool, older: bool
 ) -> ProbeTick:
     """Return the first run of a probe.
 
-    `opened` is the earliest time, now or later: the initial delay has passed and, except for startup probes,
-    the container has started. `ran_before`: the container is older than this kubelet process.
+    `earliest` is now or later: the initial delay has passed then and, except for startup probes, the
+    container has started. `older`: the container is older than this kubelet process.
     """
-    if waited_for:
-        return ProbeTick(opened, opened, eager=True)
-    return ProbeTick(opened + (phase * terms.period if ran_before else _later_half(phase, terms)), opened)
+    if eager:
+        return ProbeTick(earliest, earliest, eager=True)
+    return ProbeTick(
+        earliest + (phase * parameters.period if older else _later_half(phase, parameters)), earliest
+    )
 
 
-def next_beat(beat: ProbeTick, terms: ProbeParameters, passed: bool, now: float, phase: float) -> ProbeTick:
+def next_tick(
+    tick: ProbeTick, parameters: ProbeParameters, passed: bool, now: float, phase: float
+) -> ProbeTick:
     """Return the run after a result; never in the past, so that runs do not pile up behind a slow one."""
-    if not beat.eager:
-        return ProbeTick(max(beat.due + terms.period, now), beat.opened)
+    if not tick.eager:
+        return ProbeTick(max(tick.due + parameters.period, now), tick.earliest)
     if passed:
-        return ProbeTick(max(beat.due + _later_half(phase, terms), now), beat.opened)
-    end = beat.opened + terms.period
-    due = max(beat.due + (beat.due - beat.opened) + FIRST_GAP, now)
-    return ProbeTick(due, beat.opened, eager=True) if due < end else ProbeTick(max(end, now), beat.opened)
+        return ProbeTick(max(tick.due + _later_half(phase, parameters), now), tick.earliest)
+    end = tick.earliest + parameters.period
+    due = max(tick.due + (tick.due - tick.earliest) + FIRST_GAP, now)
+    return ProbeTick(due, tick.earliest, eager=True) if due < end else ProbeTick(max(end, now), tick.earliest)
 
 
-def _later_half(phase: float, terms: ProbeParameters) -> float:
-    return terms.period * (0.5 + phase / 2)
+def _later_half(phase: float, parameters: ProbeParameters) -> float:
+    return parameters.period * (0.5 + phase / 2)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,11 +183,11 @@ class ProbeWorker:
 
     kind: Kind
     probe: Probe
-    terms: ProbeParameters
+    parameters: ProbeParameters
     phase: float
     labels: Labels
     state: ProbeState
-    beat: ProbeTick | None = None
+    tick: ProbeTick | None = None
     """Next run; None while the probe is not scheduled."""
     task: asyncio.Task[None] | None = None
     """Task of the run in progress."""
@@ -187,33 +199,35 @@ class ProbedContainer:
 
     pod: Pod
     container: Container
-    watches: dict[Kind, ProbeWorker]
+    workers: dict[Kind, ProbeWorker]
     container_id: str = ""
     running: bool = False
     ip: str = ""
-    began: float = 0.0
+    start_time: float = 0.0
     """Start time of the container, in loop time."""
     older: bool = False
     """Whether the container is older than this kubelet process."""
 
 
-def watched(pod: Pod, container: Container, *, terminating: bool) -> ProbedContainer | None:
+def probed_container(pod: Pod, container: Container, *, terminating: bool) -> ProbedContainer | None:
     """Return a container with its probes, None without any; of a terminating pod only readiness."""
-    watches: dict[Kind, ProbeWorker] = {}
+    workers: dict[Kind, ProbeWorker] = {}
     for kind in KINDS:
         probe = probe_of(container, kind)
         if probe is not None and (kind == "readiness" or not terminating):
             labels = Labels(kind, container.name, pod.metadata.name, pod.metadata.namespace, pod.uid)
-            phase = phase_of(pod.uid, container.name, kind)
-            watches[kind] = ProbeWorker(kind, probe, terms_of(probe), phase, labels, begin(kind))
-    return ProbedContainer(pod, container, watches) if watches else None
+            phase = probe_phase(pod.uid, container.name, kind)
+            workers[kind] = ProbeWorker(
+                kind, probe, probe_parameters(probe), phase, labels, initial_state(kind)
+            )
+    return ProbedContainer(pod, container, workers) if workers else None
 
 
 GRACE_SECONDS = 10.0
 """Seconds by which a container must be older than the kubelet process: a just started one counts as new."""
 SLACK_SECONDS = 0.001
 """Seconds by which a run may be early: event loops wake up to a clock tick before the due time."""
-STARTS_AT_ONCE = 16
+MAX_STARTS_PER_ITERATION = 16
 """Number of runs that are started before the event loop runs other tasks."""
 
 
@@ -237,7 +251,7 @@ class Prober:
         self._checker = Checker(exec_sync, ExecSlots(exec_slots or default_slots()))
         self._host_ip = host_ip
         self._clock = clock
-        self._began = asyncio.get_running_loop().time()
+        self._start_time = asyncio.get_running_loop().time()
         self._pods: dict[str, dict[str, ProbedContainer]] = {}
         self._schedule: Schedule[tuple[ProbedContainer, ProbeWorker]] = Schedule()
         self._wake = asyncio.Event()
@@ -252,7 +266,7 @@ class Prober:
         containers = {
             container.name: entry
             for container in probed_containers(pod)
-            if (entry := watched(pod, container, terminating=terminating)) is not None
+            if (entry := probed_container(pod, container, terminating=terminating)) is not None
         }
         if containers:
             self._pods[pod.uid] = containers
@@ -260,14 +274,14 @@ class Prober:
     def remove_pod(self, uid: str) -> None:
         """Stop all probes of a pod and forget their results; idempotent."""
         for entry in self._pods.pop(uid, {}).values():
-            self._drop(entry, *KINDS)
+            self._stop_probes(entry, *KINDS)
             entry.running = False
             self.results.forget(entry.container_id)
 
     def stop_liveness_and_startup(self, uid: str) -> None:
         """Stop all but the readiness probes of a terminating pod; started containers stay started."""
         for entry in self._pods.get(uid, {}).values():
-            self._drop(entry, "liveness", "startup")
+            self._stop_probes(entry, "liveness", "startup")
             self.results.forget(entry.container_id, "liveness")
 
     def cleanup(self, desired: Collection[str]) -> None:
@@ -275,12 +289,12 @@ class Prober:
         for uid in [uid for uid in self._pods if uid not in desired]:
             self.remove_pod(uid)
 
-    def _drop(self, entry: ProbedContainer, *kinds: Kind) -> None:
+    def _stop_probes(self, entry: ProbedContainer, *kinds: Kind) -> None:
         for kind in kinds:
-            watch = entry.watches.pop(kind, None)
-            if watch is not None:
-                self._pause(entry, watch)
-                self._metrics.forget(watch.labels)
+            worker = entry.workers.pop(kind, None)
+            if worker is not None:
+                self._unschedule(entry, worker)
+                self._metrics.forget(worker.labels)
 
     # Observed state
 
@@ -291,11 +305,11 @@ class Prober:
             found = seen.latest(name)
             entry.pod, entry.ip = pod, ip
             if found is not None and found.phase == "running":
-                self._see_running(entry, found)
+                self._observe_running(entry, found)
             elif entry.running:
                 entry.running = False
-                for watch in entry.watches.values():
-                    self._pause(entry, watch)
+                for worker in entry.workers.values():
+                    self._unschedule(entry, worker)
 
     def update_status(self, pod: Pod, seen: RuntimePod) -> dict[str, Health]:
         """Return `started` and `ready` for the pod's status, by container name."""
@@ -307,31 +321,31 @@ class Prober:
                 return entry.older
             return self._age(found) > self._own_age() + GRACE_SECONDS
 
-        return health(pod, seen, self.results.verdict, is_older)
+        return health(pod, seen, self.results.get, is_older)
 
-    def _see_running(self, entry: ProbedContainer, found: RuntimeContainer) -> None:
+    def _observe_running(self, entry: ProbedContainer, found: RuntimeContainer) -> None:
         if entry.container_id != found.id:
             self.results.forget(entry.container_id)
             age = self._age(found)
             entry.container_id = found.id
-            entry.began = asyncio.get_running_loop().time() - age
+            entry.start_time = asyncio.get_running_loop().time() - age
             entry.older = age > self._own_age() + GRACE_SECONDS
             entry.running = False
             for kind in KINDS:
-                self._begin(entry, kind)
+                self._initialize(entry, kind)
         if not entry.running:
             entry.running = True
-            self._open(entry)
+            self._schedule_probes(entry)
 
-    def _begin(self, entry: ProbedContainer, kind: Kind) -> None:
+    def _initialize(self, entry: ProbedContainer, kind: Kind) -> None:
         if probe_of(entry.container, kind) is None:
             return
-        state = beginning(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
-        self.results.begin(kind, entry.container_id, state.verdict)
-        watch = entry.watches.get(kind)
-        if watch is not None:
-            self._pause(entry, watch)
-            watch.state = state
+        state = restored_state(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
+        self.results.set_initial(kind, entry.container_id, state.result)
+        worker = entry.workers.get(kind)
+        if worker is not None:
+            self._unschedule(entry, worker)
+            worker.state = state
 
     # Ages are compared, not times: a clock step must not make a container older than the kubelet process.
 
@@ -339,51 +353,51 @@ class Prober:
         return max(self._clock() - found.started_at, 0) / 1e9
 
     def _own_age(self) -> float:
-        return asyncio.get_running_loop().time() - self._began
+        return asyncio.get_running_loop().time() - self._start_time
 
     # Scheduling
 
-    def _open(self, entry: ProbedContainer) -> None:
+    def _schedule_probes(self, entry: ProbedContainer) -> None:
         """Schedule the probes that may run and are not scheduled yet."""
         now = asyncio.get_running_loop().time()
-        startup = self.results.verdict("startup", entry.container_id)
+        startup = self.results.get("startup", entry.container_id)
         started = entry.container.startup_probe is None or startup == "success"
-        for watch in entry.watches.values():
-            if watch.beat is not None or watch.state.held or (watch.kind == "startup") == started:
+        for worker in entry.workers.values():
+            if worker.tick is not None or worker.state.held or (worker.kind == "startup") == started:
                 continue
-            watch.beat = first_beat(
-                watch.terms,
-                max(now, entry.began + watch.terms.delay),
-                watch.phase,
-                waited_for=watch.state.verdict == ("unknown" if watch.kind == "startup" else "failure"),
-                ran_before=entry.older,
+            worker.tick = first_tick(
+                worker.parameters,
+                max(now, entry.start_time + worker.parameters.delay),
+                worker.phase,
+                eager=worker.state.result == ("unknown" if worker.kind == "startup" else "failure"),
+                older=entry.older,
             )
-            self._put(entry, watch)
+            self._put(entry, worker)
 
-    def _put(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
-        assert watch.beat is not None
+    def _put(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
+        assert worker.tick is not None
         before = self._schedule.next_due()
-        self._schedule.put((entry, watch), watch.beat.due)
-        if before is None or watch.beat.due < before:
+        self._schedule.put((entry, worker), worker.tick.due)
+        if before is None or worker.tick.due < before:
             self._wake.set()
 
-    def _pause(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
-        watch.beat = None
-        self._schedule.drop((entry, watch))
-        if watch.task is not None:
-            watch.task.cancel()
-            watch.task = None
+    def _unschedule(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
+        worker.tick = None
+        self._schedule.remove((entry, worker))
+        if worker.task is not None:
+            worker.task.cancel()
+            worker.task = None
 
     # Running
 
     async def run(self) -> None:
         """Run the probes until cancelled."""
         loop = asyncio.get_running_loop()
-        async with TaskScope() as looks:
+        async with TaskScope() as runs:
             while True:
                 soon = loop.time() + SLACK_SECONDS
-                for entry, watch in self._schedule.take(soon, STARTS_AT_ONCE):
-                    watch.task = looks.start(self._look(entry, watch), name=f"probe-{watch.kind}")
+                for entry, worker in self._schedule.pop_due(soon, MAX_STARTS_PER_ITERATION):
+                    worker.task = runs.start(self._run_probe(entry, worker), name=f"probe-{worker.kind}")
                 due = self._schedule.next_due()
                 if due is not None and due <= soon:
                     await asyncio.sleep(0)
@@ -394,13 +408,13 @@ class Prober:
                 if timer is not None:
                     timer.cancel()
 
-    async def _look(self, entry: ProbedContainer, watch: ProbeWorker) -> None:
+    async def _run_probe(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        beat = watch.beat
+        start_time = loop.time()
+        tick = worker.tick
         try:
             target = Target(entry.container, entry.container_id, entry.ip)
-            outcome = await self._checker.check(watch.probe, target)
+            outcome = await self._checker.check(worker.probe, target)
         except Exception as err:  # task boundary: a bug in one probe must not stop all others
             log.exception(
                 err,
@@ -409,41 +423,41 @@ class Prober:
                 containerName=entry.container.name,
             )
             outcome = ProbeResult("unknown", f"{type(err).__name__}: {err}", errored=True)
-        if beat is not None and beat is watch.beat:  # otherwise the probe was stopped or rescheduled
-            watch.task = None
-            self._take(entry, watch, beat, outcome, loop.time() - began)
+        if tick is not None and tick is worker.tick:  # otherwise the probe was stopped or rescheduled
+            worker.task = None
+            self._handle_result(entry, worker, tick, outcome, loop.time() - start_time)
 
-    def _take(
+    def _handle_result(
         self,
         entry: ProbedContainer,
-        watch: ProbeWorker,
-        beat: ProbeTick,
+        worker: ProbeWorker,
+        tick: ProbeTick,
         outcome: ProbeResult,
         seconds: float,
     ) -> None:
         """Handle a result; listeners are notified last, because they may change the schedule."""
-        counts = outcome.passed or not beat.eager
-        verdict = None
+        counts = outcome.passed or not tick.eager
+        result = None
         if not outcome.errored:
-            self._metrics.observe(watch.labels, passed=outcome.passed, seconds=seconds)
+            self._metrics.observe(worker.labels, passed=outcome.passed, seconds=seconds)
             if counts:
-                watch.state, verdict = step(watch.state, outcome.passed, watch.kind, watch.terms)
-        watch.beat = None
-        if not watch.state.held:
+                worker.state, result = step(worker.state, outcome.passed, worker.kind, worker.parameters)
+        worker.tick = None
+        if not worker.state.held:
             now = asyncio.get_running_loop().time()
-            watch.beat = next_beat(beat, watch.terms, outcome.passed, now, watch.phase)
-            self._put(entry, watch)
-        if verdict is not None:
+            worker.tick = next_tick(tick, worker.parameters, outcome.passed, now, worker.phase)
+            self._put(entry, worker)
+        if result is not None:
             self.results.publish(
-                ProbeUpdate(entry.pod.uid, entry.container.name, entry.container_id, watch.kind, verdict)
+                ProbeUpdate(entry.pod.uid, entry.container.name, entry.container_id, worker.kind, result)
             )
             if entry.running:
-                self._open(entry)
+                self._schedule_probes(entry)
         if counts:
-            self._tell(entry, watch, outcome)
+            self._report_result(entry, worker, outcome)
 
-    def _tell(self, entry: ProbedContainer, watch: ProbeWorker, outcome: ProbeResult) -> None:
-        what = watch.kind.title()
+    def _report_result(self, entry: ProbedContainer, worker: ProbeWorker, outcome: ProbeResult) -> None:
+        what = worker.kind.title()
         where = {"pod": entry.pod.full_name, "podUID": entry.pod.uid, "containerName": entry.container.name}
         if outcome.errored:
             message = f"{what} probe errored and resulted in {outcome.result} state: {outcome.output}"

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
-from pykubelet.probes.types import KINDS, Health, Kind, ProbeParameters, RuntimeContainer, RuntimePod, Verdict
+from pykubelet.probes.types import KINDS, Health, Kind, ProbeParameters, Result, RuntimeContainer, RuntimePod
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ProbeUpdate:
     container_name: str
     container_id: str
     kind: Kind
-    verdict: Verdict
+    result: Result
 
 
 Listener = Callable[[ProbeUpdate], None]
@@ -47,136 +47,136 @@ class ResultsManager:
     """Probe results by container ID and kind."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[str, Kind], Verdict] = {}
+        self._results: dict[tuple[str, Kind], Result] = {}
         self._listeners: list[Listener] = []
 
-    def verdict(self, kind: Kind, container_id: str) -> Verdict | None:
+    def get(self, kind: Kind, container_id: str) -> Result | None:
         """Return the current result of a container, or None if it is not probed."""
-        return self._verdicts.get((container_id, kind))
+        return self._results.get((container_id, kind))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` on the event loop for every change; it must not block. Returns an unsubscriber."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def begin(self, kind: Kind, container_id: str, verdict: Verdict) -> None:
+    def set_initial(self, kind: Kind, container_id: str, result: Result) -> None:
         """Set the initial result of a container without notifying listeners."""
-        self._verdicts[container_id, kind] = verdict
+        self._results[container_id, kind] = result
 
     def publish(self, update: ProbeUpdate) -> None:
         """Set a new result and notify all listeners."""
-        self._verdicts[update.container_id, update.kind] = update.verdict
+        self._results[update.container_id, update.kind] = update.result
         for listener in tuple(self._listeners):
             listener(update)
 
     def forget(self, container_id: str, *kinds: Kind) -> None:
         """Remove the results of a container, of all kinds unless some are named."""
         for kind in kinds or KINDS:
-            self._verdicts.pop((container_id, kind), None)
+            self._results.pop((container_id, kind), None)
 
 
-_BEGINNING: dict[Kind, Verdict] = {"startup": "unknown", "readiness": "failure", "liveness": "success"}
+_INITIAL: dict[Kind, Result] = {"startup": "unknown", "readiness": "failure", "liveness": "success"}
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
     """Threshold state of one probe of one container."""
 
-    verdict: Verdict
+    result: Result
     last_passed: bool = True
     run: int = 0
     """Number of consecutive probes with the same result as the last one."""
     held: bool = False
 
 
-def begin(kind: Kind, verdict: Verdict | None = None) -> ProbeState:
-    """Return the state of a container that was never probed; `verdict` is the previous process's result."""
-    if verdict is None:
-        verdict = _BEGINNING[kind]
-    return ProbeState(verdict, held=_is_final(kind, verdict))
+def initial_state(kind: Kind, result: Result | None = None) -> ProbeState:
+    """Return the state of a container that was never probed; `result` is the previous process's result."""
+    if result is None:
+        result = _INITIAL[kind]
+    return ProbeState(result, held=_is_final(kind, result))
 
 
 def step(
-    state: ProbeState, passed: bool, kind: Kind, terms: ProbeParameters
-) -> tuple[ProbeState, Verdict | None]:
+    state: ProbeState, passed: bool, kind: Kind, parameters: ProbeParameters
+) -> tuple[ProbeState, Result | None]:
     """Apply one probe; the second value is the new result, if it changed."""
     run = state.run + 1 if passed == state.last_passed else 1
-    if run < (terms.successes if passed else terms.failures):
-        return ProbeState(state.verdict, passed, run, state.held), None
-    verdict: Verdict = "success" if passed else "failure"
-    after = ProbeState(verdict, passed, run, _is_final(kind, verdict))
-    return after, verdict if verdict != state.verdict else None
+    if run < (parameters.successes if passed else parameters.failures):
+        return ProbeState(state.result, passed, run, state.held), None
+    result: Result = "success" if passed else "failure"
+    new_state = ProbeState(result, passed, run, _is_final(kind, result))
+    return new_state, result if result != state.result else None
 
 
-def _is_final(kind: Kind, verdict: Verdict) -> bool:
+def _is_final(kind: Kind, result: Result) -> bool:
     match kind:
         case "startup":
-            return verdict != "unknown"
+            return result != "unknown"
         case "readiness":
             return False
         case "liveness":
-            return verdict == "failure"
+            return result == "failure"
 
 
-VerdictOf = Callable[[Kind, str], Verdict | None]
+ResultOf = Callable[[Kind, str], Result | None]
 """Returns the current result by kind and container ID; None if there is none yet."""
 IsOlder = Callable[[str, RuntimeContainer], bool]
 """Returns whether a container, by its name and observed state, is older than this kubelet process."""
 
 
-def health(pod: Pod, seen: RuntimePod, verdict: VerdictOf, is_older: IsOlder) -> dict[str, Health]:
+def health(pod: Pod, seen: RuntimePod, get_result: ResultOf, is_older: IsOlder) -> dict[str, Health]:
     """Return the health of every container by name.
 
     A container that the runtime no longer has is neither started nor ready. That includes an init container
     that has succeeded and was garbage collected: its earlier status still holds.
     """
 
-    def judge(container: Container) -> Health:
+    def container_health(container: Container) -> Health:
         found = seen.latest(container.name)
         if found is None or found.phase != "running":
             return Health(False, False)
-        return _judge_running(pod, container, found, verdict, is_older(container.name, found))
+        return _running_health(pod, container, found, get_result, is_older(container.name, found))
 
-    def judge_init(container: Container) -> Health:
+    def init_container_health(container: Container) -> Health:
         if is_sidecar(container):
-            return judge(container)
+            return container_health(container)
         found = seen.latest(container.name)
         if found is None:
             return Health(False, False)
         return Health(found.phase == "running", found.phase == "exited" and found.exit_code == 0)
 
-    return {container.name: judge_init(container) for container in pod.spec.init_containers} | {
-        container.name: judge(container) for container in pod.spec.containers
+    return {container.name: init_container_health(container) for container in pod.spec.init_containers} | {
+        container.name: container_health(container) for container in pod.spec.containers
     }
 
 
-def beginning(pod: Pod, kind: Kind, name: str, container_id: str, older: bool) -> ProbeState:
+def restored_state(pod: Pod, kind: Kind, name: str, container_id: str, older: bool) -> ProbeState:
     """Return the initial state of a container that this kubelet process has not probed."""
-    known = _remembered(pod, name, container_id)
+    known = _reported_health(pod, name, container_id)
     if known is None:
-        return begin(kind, "unknown" if older and kind == "readiness" else None)
+        return initial_state(kind, "unknown" if older and kind == "readiness" else None)
     passed = (kind == "startup" and known.started) or (kind == "readiness" and known.ready)
-    return begin(kind, "success" if passed else None)
+    return initial_state(kind, "success" if passed else None)
 
 
-def _judge_running(
-    pod: Pod, container: Container, found: RuntimeContainer, verdict: VerdictOf, older: bool
+def _running_health(
+    pod: Pod, container: Container, found: RuntimeContainer, get_result: ResultOf, older: bool
 ) -> Health:
-    def holds(kind: Kind) -> Verdict:
-        known = verdict(kind, found.id)
-        return known or beginning(pod, kind, container.name, found.id, older).verdict
+    def current_result(kind: Kind) -> Result:
+        known = get_result(kind, found.id)
+        return known or restored_state(pod, kind, container.name, found.id, older).result
 
     if container.startup_probe is not None:
-        startup = holds("startup")
+        startup = current_result("startup")
         # The status may already be one that this process wrote from its own presumption.
-        known = _remembered(pod, container.name, found.id)
+        known = _reported_health(pod, container.name, found.id)
         presumed = older and (known is None or known.started)
         if startup == "failure" or (startup == "unknown" and not presumed):
             return Health(False, False)
-    return Health(True, container.readiness_probe is None or holds("readiness") != "failure")
+    return Health(True, container.readiness_probe is None or current_result("readiness") != "failure")
 
 
-def _remembered(pod: Pod, name: str, container_id: str) -> Health | None:
+def _reported_health(pod: Pod, name: str, container_id: str) -> Health | None:
     """Return the health of this container in the pod's status; None if the pod has no statuses."""
     statuses = [*pod.status.container_statuses, *pod.status.init_container_statuses]
     if not statuses:

@@ -20,7 +20,7 @@ from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
 from pykubelet.api.pod import EnvVar, ExecAction, Probe
 from pykubelet.probes.grpc_probe import grpc_check
 from pykubelet.probes.network_probes import http_check, tcp_check, unverified_tls, user_agent
-from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, ProbeResult, Target, terms_of
+from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, ProbeResult, Target, probe_parameters
 from pykubelet.transport.errors import CommandTimedOut, CriError
 
 ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
@@ -107,15 +107,15 @@ class Checker:
         outcome = ProbeResult("unknown", errored=True)
         for _ in range(ATTEMPTS):
             try:
-                outcome = await self._look(probe, target)
+                outcome = await self._run_handler(probe, target)
             except BadTarget as err:
                 outcome = ProbeResult("unknown", str(err), errored=True)
             if not outcome.errored:
                 break
         return outcome
 
-    async def _look(self, probe: Probe, target: Target) -> ProbeResult:
-        timeout = terms_of(probe).timeout
+    async def _run_handler(self, probe: Probe, target: Target) -> ProbeResult:
+        timeout = probe_parameters(probe).timeout
         if probe.exec is not None:
             return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)
         if probe.http_get is not None:

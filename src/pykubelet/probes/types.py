@@ -19,7 +19,7 @@ from pykubelet.api.pod import Container, Pod, Probe, is_sidecar
 
 Kind = Literal["startup", "readiness", "liveness"]
 KINDS: tuple[Kind, ...] = ("startup", "readiness", "liveness")
-Verdict = Literal["success", "failure", "unknown"]
+Result = Literal["success", "failure", "unknown"]
 """Result of a container after thresholds, as opposed to the result of a single probe."""
 Report = Callable[[Pod, str, Literal["Unhealthy", "ProbeWarning"], str], None]
 """Records an event: pod, container name, reason, message."""
@@ -77,7 +77,7 @@ class ProbeParameters:
     failures: int
 
 
-def terms_of(probe: Probe) -> ProbeParameters:
+def probe_parameters(probe: Probe) -> ProbeParameters:
     """Return the parameters of a probe."""
     return ProbeParameters(
         delay=probe.initial_delay_seconds,

@@ -72,7 +72,7 @@ class AttachVerifier:
         Raises NotAttached while it is not attached, and VolumePluginError.
         """
         await self._report_in_use(volume, name)
-        self._waiting.note(name, volume.uid)
+        self._waiting.add(name, volume.uid)
         try:
             # Uncached: a volume that is being detached must not count as attached.
             node = await self._api.get(NODES, self._node_name)
@@ -80,7 +80,7 @@ class AttachVerifier:
             raise NodeUnknown(f"cannot see whether the volume is attached: {err}") from err
         for attached in node.status.volumes_attached:
             if attached.name == name:
-                self._waiting.done(name, volume.uid)
+                self._waiting.remove(name, volume.uid)
                 return attached.device_path
         raise NotAttached(f"volume {name} is not attached according to the status of node {self._node_name}")
 
@@ -92,7 +92,7 @@ class AttachVerifier:
             except msgspec.MsgspecError as err:
                 log.error(err, "Failed to decode volumesAttached of the node status")
                 return
-            self._waiting.there(volume.name for volume in found)
+            self._waiting.wake_all(volume.name for volume in found)
 
     def forget(self, uid: str) -> None:
         """Remove a pod from the waiting pods."""

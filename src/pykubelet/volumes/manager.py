@@ -460,9 +460,9 @@ class PodVolumes:
             raise VolumePluginError(f"its kind is {what}; supported are {', '.join(self.plugins)}")
         ((kind, source),) = sources
         if self._is_migrated(kind):
-            from pykubelet.volumes.csi.translation import migrated_wanted
+            from pykubelet.volumes.csi.translation import migrated_inline_volume
 
-            return migrated_wanted(pod, volume)
+            return migrated_inline_volume(pod, volume)
         if kind not in ("persistentVolumeClaim", "ephemeral"):
             return VolumeToMount(pod, volume, kind, source, volume.name)
         try:

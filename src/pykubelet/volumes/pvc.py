@@ -26,7 +26,7 @@ from pykubelet.api.storage import (
 from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import CLAIMS, PERSISTENT_VOLUMES, ApiClient
 from pykubelet.apiserver.errors import ApiError, KubeError
-from pykubelet.objects.fetch import until_seen
+from pykubelet.objects.fetch import retry_until_observed
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.plugin import VolumeToMount
@@ -227,7 +227,7 @@ class PvcResolver:
 
     async def _claim(self, api: ApiClient, namespace: str, name: str) -> PersistentVolumeClaim:
         try:
-            return await until_seen(lambda: api.get(CLAIMS, name, namespace))
+            return await retry_until_observed(lambda: api.get(CLAIMS, name, namespace))
         except KubeError as err:
             what = f"error processing PVC {namespace}/{name}: failed to fetch PVC from API server"
             raise _problem(what, err) from err
@@ -235,7 +235,7 @@ class PvcResolver:
     async def _volume(self, api: ApiClient, claim: PersistentVolumeClaim, where: str) -> PersistentVolume:
         name = claim.spec.volume_name
         try:
-            return await until_seen(lambda: api.get(PERSISTENT_VOLUMES, name))
+            return await retry_until_observed(lambda: api.get(PERSISTENT_VOLUMES, name))
         except KubeError as err:
             what = f"error processing PVC {where}: failed to fetch PV {name} from API server"
             raise _problem(what, err) from err

@@ -125,7 +125,7 @@ class Rig:
             metrics=self._metrics,
         )
         kind = CsiPlugin(given, clock)
-        kind.listen(self._tell_of, health=health)
+        kind.set_event_recorder(self._tell_of, health=health)
         return kind
 
     @asynccontextmanager

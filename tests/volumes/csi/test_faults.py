@@ -14,7 +14,7 @@ from pykubelet.api.volume import CsiPersistent
 from pykubelet.server.metrics import text_format
 from pykubelet.volumes.csi import paths as volume_data
 from pykubelet.volumes.csi import plugin as csi_kind
-from pykubelet.volumes.csi.names import FOLDER
+from pykubelet.volumes.csi.names import PLUGIN_DIR
 from pykubelet.volumes.csi.paths import VolumeData, read_data, write_data
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
@@ -34,7 +34,7 @@ async def hurry(kind: CsiPlugin, seconds: float) -> None:
     """Let calls end sooner than after two minutes, but for the one that asks what the driver can do."""
     client = kind.drivers.client(DRIVER)
     assert client is not None
-    await client.abilities()
+    await client.capabilities()
     client._timeout = seconds
 
 
@@ -139,7 +139,7 @@ async def test_a_driver_that_hangs_holds_up_no_other(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its volumes stay staged, those of another driver do not, also those that are left meanwhile."""
-    monkeypatch.setattr(csi_kind, "SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr(csi_kind, "UNSTAGE_TIMEOUT_SECONDS", 0.5)
     slow, quick = make_driver(), make_driver("--name=other.example.com", folder="other")
     rig.driver_object()
     async with rig.running() as kind:
@@ -314,10 +314,10 @@ def test_agents_that_are_killed_while_they_mount(
                 found = Path(mounted.path or mounted.device)
                 assert found.is_block_device() if block else is_mounted(found)
             await end(kind)
-            PodVolumeTeardown(rig.root, "u-1", [FOLDER]).remove_all()
+            PodVolumeTeardown(rig.root, "u-1", [PLUGIN_DIR]).remove_all()
             await kind.unmount_unused(())
 
-    monkeypatch.setattr(volume_data, "SCRAP_SECONDS", -1.0)
+    monkeypatch.setattr(volume_data, "ABANDONED_SECONDS", -1.0)
     moment = 1
     while dies_at(moment, rig.root, mount):
         asyncio.run(finish(mount=False))
@@ -339,7 +339,7 @@ async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeD
         place = Path((await kind.set_up(persistent(make_pod(), fsType="ext4"))).path)
         (place.parent / "vol_data.json").unlink()
         await kind.tear_down("u-1", "pv-vol-1")
-        PodVolumeTeardown(rig.root, "u-1", [FOLDER]).remove_all()
+        PodVolumeTeardown(rig.root, "u-1", [PLUGIN_DIR]).remove_all()
         assert not place.parent.exists()
         await kind.unmount_unused(())
     assert (rig.left(), driver.loops_left()) == ([], [])

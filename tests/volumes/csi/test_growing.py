@@ -185,7 +185,7 @@ class Objects(CsiDriverInformer):
 
     period: int | None = None
 
-    def known(self, name: str) -> CsiDriver:
+    def cached(self, name: str) -> CsiDriver:
         spec = {"nodeAllocatableUpdatePeriodSeconds": self.period} if self.period else {}
         return from_document(CsiDriver, {"spec": spec})
 

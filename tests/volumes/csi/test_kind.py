@@ -11,7 +11,7 @@ import pytest
 
 from pykubelet.linux.loop_devices import loops_of
 from pykubelet.volumes.csi import mounter as files
-from pykubelet.volumes.csi.names import attachment_name, inline_handle, staged_folder, unique_name
+from pykubelet.volumes.csi.names import attachment_name, inline_handle, staging_dir_name, unique_name
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.csi_driver.backend import is_mounted
 from tests.csi_driver.process import DRIVER, DriverProcess
@@ -93,7 +93,7 @@ async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_dr
         with pytest.raises(OSError, match="Read-only"):
             (Path(second.path) / "more").write_text("x")
         assert (second.read_only, first.read_only) == (True, False)
-        staged = rig.root / f"plugins/kubernetes.io/csi/{DRIVER}/{staged_folder('vol-1')}"
+        staged = rig.root / f"plugins/kubernetes.io/csi/{DRIVER}/{staging_dir_name('vol-1')}"
         (stage,) = driver.calls("NodeStageVolume")
         assert stage == {
             "volume_id": "vol-1",
@@ -289,14 +289,16 @@ async def test_a_pod_with_another_label_gets_its_volume_staged_anew(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine of the test has no SELinux, and the driver does not mind."""
-    monkeypatch.setattr(files, "mount_label", lambda volume, spec: f"label-of-{volume.wanted.uid[:3]}")
+    monkeypatch.setattr(
+        files, "mount_label", lambda volume, spec: f"label-of-{volume.volume_to_mount.uid[:3]}"
+    )
     driver = make_driver()
     rig.driver_object()
     async with rig.running() as kind:
         await rig.registered()
         for uid in ("u-1", "u-1-more", "u-2"):
             await kind.set_up(persistent(make_pod(uid)))
-            staged = rig.root / "plugins/kubernetes.io/csi" / DRIVER / staged_folder("vol-1")
+            staged = rig.root / "plugins/kubernetes.io/csi" / DRIVER / staging_dir_name("vol-1")
             assert data(staged)["seLinuxMountContext"] == f"label-of-{uid[:3]}"
             await kind.tear_down(uid, "pv-vol-1")
         await kind.unmount_unused(())
@@ -361,7 +363,7 @@ async def test_tokens_are_given_again_and_again(rig: Rig, make_driver: MakeDrive
 
 
 def _in_secrets(rig: Rig) -> bool:
-    found = rig.kind._objects.known(DRIVER)
+    found = rig.kind._informer.cached(DRIVER)
     return found is not None and found.spec.service_account_token_in_secrets is True
 
 

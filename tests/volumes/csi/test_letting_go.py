@@ -19,8 +19,8 @@ from pykubelet.volumes.csi.drivers import CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.pending_unpublish import (
     ABSENT_SECONDS,
+    DIRECTORY,
     FAILING_SECONDS,
-    FOLDER,
     PendingUnpublish,
     PendingUnpublishStore,
     UnpublishDeadlines,
@@ -78,7 +78,7 @@ async def swept(rig: Rig, kind: CsiPlugin) -> None:
 
 
 def debts(rig: Rig) -> list[Path]:
-    return sorted((rig.root / FOLDER).glob("*"))
+    return sorted((rig.root / DIRECTORY).glob("*"))
 
 
 @machine
@@ -268,7 +268,7 @@ async def test_nothing_is_undone_that_cannot_be_remembered(rig: Rig, make_driver
         await rig.registered()
         place = Path((await kind.set_up(inline(make_pod()))).path)
         driver.kill()
-        full = rig.root / FOLDER.parent
+        full = rig.root / DIRECTORY.parent
         full.mkdir()
         mount("tmpfs", full, "tmpfs", "size=4k,nr_inodes=1")
         with pytest.raises(VolumePluginError):
@@ -301,7 +301,7 @@ async def test_debts_are_paid_before_the_volume_is_given_anew(
     # By hand: nobody pays debts beside.
     await after.drivers.register(Plugin("CSIPlugin", DRIVER, driver.socket, ("1.0.0",)))
     driver.behave(fail={"NodeUnpublishVolume": ["INTERNAL", "cannot"]})
-    running = asyncio.create_task(after._objects.run())
+    running = asyncio.create_task(after._informer.run())
     try:
         begun = len(driver.names())
         with pytest.raises(VolumePluginError, match=r"must first take back what an earlier pod had.*cannot"):
@@ -371,15 +371,15 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
     owed, asked, paid = PendingUnpublishStore(tmp_path), [], []
     for number in (1, 2):
         trace = str(tmp_path / "nothing")
-        owed.note(PendingUnpublish(driver="d", handle=f"h{number}", target=f"/t{number}", trace=trace))
-    settle, broken = owed.settle, True
+        owed.add(PendingUnpublish(driver="d", handle=f"h{number}", target=f"/t{number}", trace=trace))
+    settle, broken = owed.remove, True
 
     def settle_perhaps(debt: PendingUnpublish) -> None:
         if broken and debt.handle == "h1":
             raise OSError(errno.EROFS, "Read-only file system")
         settle(debt)
 
-    monkeypatch.setattr(owed, "settle", settle_perhaps)
+    monkeypatch.setattr(owed, "remove", settle_perhaps)
 
     class Client:
         async def unpublish(self, handle: str, path: str) -> None:
@@ -411,19 +411,19 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
 async def test_patience() -> None:
     """A driver that is not there has half a minute in one piece, one that fails two minutes."""
     waits = UnpublishDeadlines()
-    assert not waits.is_over("p", absent=True)
+    assert not waits.record_failure("p", absent=True)
     await asyncio.sleep(ABSENT_SECONDS - 1)
-    assert not waits.is_over("p", absent=True)
-    assert not waits.is_over("q", absent=True), "each has its own time"
+    assert not waits.record_failure("p", absent=True)
+    assert not waits.record_failure("q", absent=True), "each has its own time"
     await asyncio.sleep(1)
-    assert waits.is_over("p", absent=True)
-    assert not waits.is_over("p", absent=False), "it was there again"
+    assert waits.record_failure("p", absent=True)
+    assert not waits.record_failure("p", absent=False), "it was there again"
     await asyncio.sleep(ABSENT_SECONDS - 1)
-    assert not waits.is_over("p", absent=True)
+    assert not waits.record_failure("p", absent=True)
     await asyncio.sleep(FAILING_SECONDS - 2 * ABSENT_SECONDS + 1)
-    assert waits.is_over("p", absent=False)
+    assert waits.record_failure("p", absent=False)
     waits.forget("p")
-    assert not waits.is_over("p", absent=False)
+    assert not waits.record_failure("p", absent=False)
 
 
 def test_debts_on_disk(tmp_path: Path) -> None:
@@ -432,14 +432,14 @@ def test_debts_on_disk(tmp_path: Path) -> None:
     one = PendingUnpublish(driver="d", handle="h", target="/t/1", trace=str(tmp_path / "trace"))
     other = PendingUnpublish(driver="d", handle="i", target="/t/2", trace="/nowhere", ephemeral=True)
     for debt in (one, other, one):
-        book.note(debt)
+        book.add(debt)
     assert sorted(book.all(), key=lambda debt: debt.target) == [one, other]
-    assert book.of(unique_name("d", "i")) == [other]
+    assert book.for_volume(unique_name("d", "i")) == [other]
     (tmp_path / "trace").symlink_to("dangling")
     assert (one.is_due, other.is_due) == (False, True)
-    (tmp_path / FOLDER / "broken.json").write_text("{")
+    (tmp_path / DIRECTORY / "broken.json").write_text("{")
     assert len(book.all()) == 2
-    (tmp_path / FOLDER / "broken.json").unlink()
+    (tmp_path / DIRECTORY / "broken.json").unlink()
     for debt in (one, other, one):
-        book.settle(debt)
+        book.remove(debt)
     assert list(tmp_path.iterdir()) == [tmp_path / "trace"]

@@ -17,7 +17,7 @@ from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.volumes.csi.csinode import MIGRATED_PLUGINS
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.csi.translation import MigrationError, migrated_volume, migrated_wanted
+from pykubelet.volumes.csi.translation import MigrationError, migrated_inline_volume, migrated_volume
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.pvc import AffinityError, PvcResolver
 from tests.csi_driver.backend import is_mounted
@@ -43,7 +43,7 @@ def test_each_volume_is_what_it_is_to_the_reference(case: Mapping[str, Any]) -> 
     def translate() -> PersistentVolume | None:
         if "spec" in case["given"]:
             return migrated_volume(from_document(PersistentVolume, case["given"]))
-        wanted = migrated_wanted(make_pod(), from_document(Volume, case["given"]))
+        wanted = migrated_inline_volume(make_pod(), from_document(Volume, case["given"]))
         assert wanted.name == expected["name"].replace("/", "~")
         assert wanted.persistent is not None
         assert (wanted.kind, wanted.source) == ("csi", wanted.persistent.spec.csi)
@@ -114,7 +114,7 @@ async def test_given_by_its_driver(rig: Rig, make_driver: Callable[..., DriverPr
     name = MIGRATED["azureDisk"]
     driver = make_driver(f"--name={name}")
     source = {"diskName": "d", "diskURI": "/subscriptions/s/disks/d", "fsType": "ext4", "kind": "Managed"}
-    wanted = migrated_wanted(make_pod(), from_document(Volume, {"name": "data", "azureDisk": source}))
+    wanted = migrated_inline_volume(make_pod(), from_document(Volume, {"name": "data", "azureDisk": source}))
     # The test's driver names its files by the handle.
     handle = wanted.source.volume_handle = "d"
     rig.attach(handle, driver=name)

@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.apiserver.errors import Unreachable
 from pykubelet.volumes.csi.csinode import CsiNodeManager
-from pykubelet.volumes.csi.drivers import PATIENCE_SECONDS, CsiDriverInformer, PodWaiters
+from pykubelet.volumes.csi.drivers import SYNC_TIMEOUT_SECONDS, CsiDriverInformer, PodWaiters
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.types import NodeFacts
 from pykubelet.volumes.csi.volume_attachments import Attachments
@@ -35,7 +35,7 @@ async def test_drivers_are_watched_when_somebody_asks() -> None:
     api = StorageApi()
     objects = CsiDriverInformer(api)
     changed: list[str] = []
-    objects.listen(lambda: changed.append("x"))
+    objects.add_listener(lambda: changed.append("x"))
     async with watching(objects):
         await asyncio.sleep(100)
         assert api.asked == []
@@ -47,7 +47,7 @@ async def test_drivers_are_watched_when_somebody_asks() -> None:
         await asyncio.sleep(1)
         api.put("csidrivers", "two", "", spec={})
         await asyncio.sleep(1)
-        assert objects.known("two") is not None
+        assert objects.cached("two") is not None
         assert len(changed) == 2
 
 
@@ -59,7 +59,7 @@ async def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
         before = asyncio.get_running_loop().time()
         with pytest.raises(VolumePluginError, match="the API server has not answered yet"):
             await objects.get("one")
-        assert asyncio.get_running_loop().time() - before == pytest.approx(PATIENCE_SECONDS)
+        assert asyncio.get_running_loop().time() - before == pytest.approx(SYNC_TIMEOUT_SECONDS)
         api.broken = None
         # The pauses between tries have grown meanwhile, with chance in them.
         await asyncio.sleep(30)
@@ -70,7 +70,7 @@ async def test_without_a_cluster_there_are_none() -> None:
     objects = CsiDriverInformer(None)
     assert objects.standalone
     assert await objects.get("one") is None
-    assert objects.known("one") is None
+    assert objects.cached("one") is None
     with pytest.raises(VolumePluginError, match="must be attached by a cluster, and this node has none"):
         await Attachments(None, NODE, lambda uid: None).publish_context("d", "h", "u")
 
@@ -137,7 +137,7 @@ async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) ->
     rig = Rig(tmp_path, StorageApi())
     for uid in ("known", "on-disk", "gone"):
         with pytest.raises(VolumeNotReady):
-            rig.kind.drivers.needed("d", uid)
+            rig.kind.drivers.client_for_pod("d", uid)
         with pytest.raises(VolumeNotReady):
             await rig.kind.attachments.publish_context("d", "h", uid)
     rig.pods["known"] = make_pod("known")
@@ -145,7 +145,7 @@ async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) ->
     await rig.kind.unmount_unused(())
     for waited_for, name in ((rig.kind.drivers, "d"), (rig.kind.attachments, unique_name("d", "h"))):
         rig.woken.clear()
-        waited_for._waiting.there([name])
+        waited_for._waiters.wake_all([name])
         assert rig.woken == ["known", "on-disk"]
 
 
@@ -153,12 +153,12 @@ def test_who_waits_is_woken_once() -> None:
     woken: list[str] = []
     waiting = PodWaiters(woken.append)
     for what, uid in (("a", "1"), ("a", "2"), ("a", "1"), ("b", "1"), ("c", "3")):
-        waiting.note(what, uid)
-    waiting.done("c", "3")
-    waiting.done("never", "3")
-    waiting.there(["a", "c", "d"])
+        waiting.add(what, uid)
+    waiting.remove("c", "3")
+    waiting.remove("never", "3")
+    waiting.wake_all(["a", "c", "d"])
     assert woken == ["1", "2"]
-    waiting.there(["a"])
+    waiting.wake_all(["a"])
     assert woken == ["1", "2"]
     waiting.forget("1")
     assert not waiting

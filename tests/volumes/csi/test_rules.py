@@ -20,20 +20,27 @@ from pykubelet.volumes.csi.csinode import (
     TopologyCollision,
     belongs_to,
     blank_csi_node,
-    installed,
-    node_installed,
-    node_uninstalled,
-    uninstalled,
+    install_patch,
+    node_install_patch,
+    node_uninstall_patch,
+    uninstall_patch,
 )
 from pykubelet.volumes.csi.drivers import best_version
-from pykubelet.volumes.csi.expansion import ExpansionPlan, GrowingClaim, decide, failed, finished, marked
+from pykubelet.volumes.csi.expansion import (
+    ExpandingClaim,
+    ExpansionPlan,
+    decide,
+    failed_patch,
+    finished_patch,
+    in_progress_patch,
+)
 from pykubelet.volumes.csi.mounter import mount_label
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
 from pykubelet.volumes.csi.paths import CsiPaths
 from pykubelet.volumes.csi.request_context import token_end
 from pykubelet.volumes.csi.types import NodeFacts
-from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
-from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, refusal
+from pykubelet.volumes.csi.volume import CsiVolume, applies_fs_group, must_attach
+from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, attachment_error
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from tests.sync.strategic import apply_patch
 from tests.volumes.csi.conftest import inline, make_pod, persistent
@@ -107,22 +114,22 @@ def test_a_driver_comes_to_a_csi_node_and_goes() -> None:
         },
         "spec": {"drivers": []},
     }
-    one = patched(blank, installed(blank, "one", FACTS))
-    two = patched(one, installed(one, "two", NodeFacts("that")))
+    one = patched(blank, install_patch(blank, "one", FACTS))
+    two = patched(one, install_patch(one, "two", NodeFacts("that")))
     assert to_document(two)["spec"]["drivers"] == [
         {"name": "one", "nodeID": "this", "topologyKeys": ["a", "b"], "allocatable": {"count": 9}},
         {"name": "two", "nodeID": "that"},
     ]
-    assert installed(two, "one", FACTS) == {}
-    assert installed(two, "two", NodeFacts("that")) == {}
-    less = patched(two, installed(two, "one", NodeFacts("this", 0, {"b": "2", "a": "1"})))
+    assert install_patch(two, "one", FACTS) == {}
+    assert install_patch(two, "two", NodeFacts("that")) == {}
+    less = patched(two, install_patch(two, "one", NodeFacts("this", 0, {"b": "2", "a": "1"})))
     assert less.spec.drivers[0].allocatable is None
-    huge = patched(two, installed(two, "one", NodeFacts("this", 1 << 40)))
+    huge = patched(two, install_patch(two, "one", NodeFacts("this", 1 << 40)))
     assert huge.spec.drivers[0].allocatable is not None
     assert huge.spec.drivers[0].allocatable.count == 2**31 - 1
-    gone = patched(two, uninstalled(two, "one"))
+    gone = patched(two, uninstall_patch(two, "one"))
     assert [driver.name for driver in gone.spec.drivers] == ["two"]
-    assert uninstalled(gone, "one") == {}
+    assert uninstall_patch(gone, "one") == {}
 
 
 def test_a_csi_node_of_a_node_before_this_one() -> None:
@@ -132,20 +139,20 @@ def test_a_csi_node_of_a_node_before_this_one() -> None:
 
 
 def test_a_driver_comes_to_a_node_and_goes() -> None:
-    assert node_installed(ObjectMeta(), "one", FACTS) == {
+    assert node_install_patch(ObjectMeta(), "one", FACTS) == {
         "metadata": {"annotations": {NODE_IDS: '{"one":"this"}'}, "labels": {"b": "2", "a": "1"}}
     }
     meta = ObjectMeta(annotations={NODE_IDS: '{"one":"this"}'}, labels={"a": "1", "b": "2"})
-    assert node_installed(meta, "one", FACTS) == {}
-    assert node_installed(meta, "two", NodeFacts("that")) == {
+    assert node_install_patch(meta, "one", FACTS) == {}
+    assert node_install_patch(meta, "two", NodeFacts("that")) == {
         "metadata": {"annotations": {NODE_IDS: '{"one":"this","two":"that"}'}}
     }
-    assert node_uninstalled(meta, "two") == {}
-    assert node_uninstalled(meta, "one") == {"metadata": {"annotations": {NODE_IDS: None}}}
+    assert node_uninstall_patch(meta, "two") == {}
+    assert node_uninstall_patch(meta, "one") == {"metadata": {"annotations": {NODE_IDS: None}}}
     with pytest.raises(TopologyCollision, match='driver reported "a":"3" but existing label is "a":"1"'):
-        node_installed(meta, "one", NodeFacts("this", 0, {"a": "3"}))
+        node_install_patch(meta, "one", NodeFacts("this", 0, {"a": "3"}))
     with pytest.raises(ValueError, match="failed to parse node's"):
-        node_installed(ObjectMeta(annotations={NODE_IDS: "[1]"}), "one", FACTS)
+        node_install_patch(ObjectMeta(annotations={NODE_IDS: "[1]"}), "one", FACTS)
 
 
 # How a volume is had
@@ -172,40 +179,40 @@ def spec(**fields: Any) -> CsiDriverSpec:
 def test_who_gives_the_files_to_the_group(
     policy: str | None, group: int | None, source: dict[str, Any], owns: bool
 ) -> None:
-    volume = CsiVolume.of(persistent(make_pod(), **source))
+    volume = CsiVolume.parse(persistent(make_pod(), **source))
     driver = spec(fsGroupPolicy=policy) if policy is not None else None
-    assert agent_owns(volume, driver, group) is owns
+    assert applies_fs_group(volume, driver, group) is owns
 
 
 def test_inline_volumes_have_a_file_system_of_their_own() -> None:
-    assert agent_owns(CsiVolume.of(inline(make_pod(), fsType="ext4")), None, 5)
-    assert not agent_owns(CsiVolume.of(inline(make_pod())), None, 5)
-    assert not agent_owns(CsiVolume.of(inline(make_pod(), fsType="ext4", readOnly=True)), None, 5)
+    assert applies_fs_group(CsiVolume.parse(inline(make_pod(), fsType="ext4")), None, 5)
+    assert not applies_fs_group(CsiVolume.parse(inline(make_pod())), None, 5)
+    assert not applies_fs_group(CsiVolume.parse(inline(make_pod(), fsType="ext4", readOnly=True)), None, 5)
 
 
 def test_what_is_attached() -> None:
-    volume = CsiVolume.of(persistent(make_pod()))
+    volume = CsiVolume.parse(persistent(make_pod()))
     assert must_attach(volume, None)
     assert must_attach(volume, spec())
     assert not must_attach(volume, spec(attachRequired=False))
-    assert not must_attach(CsiVolume.of(inline(make_pod())), spec(attachRequired=True))
+    assert not must_attach(CsiVolume.parse(inline(make_pod())), spec(attachRequired=True))
 
 
 def test_what_no_driver_could_give() -> None:
     for wanted in (inline(make_pod(), driver=""), persistent(make_pod(), "")):
         with pytest.raises(VolumePluginError):
-            CsiVolume.of(wanted)
+            CsiVolume.parse(wanted)
 
 
 def test_attachments() -> None:
     def found(**fields: Any) -> VolumeAttachment:
         return from_document(VolumeAttachment, fields)
 
-    assert refusal(found(status={"attached": True}), "h") is None
+    assert attachment_error(found(status={"attached": True}), "h") is None
     going = found(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}, status={"attached": True})
-    assert isinstance(refusal(going, "h"), VolumeNotReady)
+    assert isinstance(attachment_error(going, "h"), VolumeNotReady)
     full = found(status={"attached": False, "attachError": {"message": "full", "errorCode": 8}})
-    assert isinstance(refusal(full, "h"), AttachLimitExceeded)
+    assert isinstance(attachment_error(full, "h"), AttachLimitExceeded)
 
 
 def test_the_end_of_a_token() -> None:
@@ -234,7 +241,7 @@ def using(*levels: str | None) -> list[dict[str, Any]]:
 
 def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
     pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}}, containers=using(None))
-    volume = CsiVolume.of(persistent(pod, modes=["ReadWriteOncePod"]))
+    volume = CsiVolume.parse(persistent(pod, modes=["ReadWriteOncePod"]))
     fs, policies = tmp_path / "fs", tmp_path / "etc"
     driver = spec(seLinuxMount=True)
     assert mount_label(volume, driver, fs, policies) == ""
@@ -249,14 +256,14 @@ def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
     (policies / "targeted/contexts/lxc_contexts").write_text(contexts)
     label = "system_u:object_r:container_file_t:s0:c1,c2"
     assert mount_label(volume, driver, fs, policies) == label
-    assert volume.use(label=label).mount_options == (f'context="{label}"',)
+    assert volume.capability(label=label).mount_options == (f'context="{label}"',)
     assert mount_label(volume, spec(), fs, policies) == ""
-    shared = CsiVolume.of(persistent(pod, modes=["ReadWriteOnce"]))
+    shared = CsiVolume.parse(persistent(pod, modes=["ReadWriteOnce"]))
     assert mount_label(shared, driver, fs, policies) == ""
 
     def label_for(context: dict[str, Any] | None = None, **spec: Any) -> str:
         pod = make_pod(securityContext=context or {}, **spec)
-        wanted = CsiVolume.of(persistent(pod, modes=["ReadWriteOncePod"]))
+        wanted = CsiVolume.parse(persistent(pod, modes=["ReadWriteOncePod"]))
         return mount_label(wanted, driver, fs, policies).removeprefix("system_u:object_r:container_file_t:")
 
     common = {"seLinuxOptions": {"level": "s0:c9", "user": "u"}}
@@ -283,7 +290,7 @@ def growing(
     status: str = "",
     modes: tuple[str, ...] = ("ReadWriteOnce",),
     **meta: Any,
-) -> GrowingClaim:
+) -> ExpandingClaim:
     document: dict[str, Any] = {
         "metadata": {"name": "claim", "uid": "u", "resourceVersion": "7", **meta},
         "spec": {"accessModes": list(modes), "resources": {"requests": {"storage": "2Gi"}}},
@@ -293,7 +300,7 @@ def growing(
         document["status"]["allocatedResources"] = {"storage": allocated}
     if status:
         document["status"]["allocatedResourceStatuses"] = {"storage": status}
-    return from_document(GrowingClaim, document)
+    return from_document(ExpandingClaim, document)
 
 
 TWO = Quantity.parse("2Gi")
@@ -309,7 +316,7 @@ SHARED = ("ReadWriteMany",)
         (growing(allocated="2Gi", status="NodeResizeInProgress"), ExpansionPlan(TWO, mark=True, report=True)),
         (growing(allocated="2Gi", status="ControllerResizeInProgress"), ExpansionPlan(None)),
         (growing(allocated="2Gi", status="NodeResizeInfeasible"), ExpansionPlan(None)),
-        (growing("2Gi", allocated="2Gi"), ExpansionPlan(None, settled=True)),
+        (growing("2Gi", allocated="2Gi"), ExpansionPlan(None, complete=True)),
         (growing("2Gi", allocated="2Gi", modes=SHARED), ExpansionPlan(TWO)),
         (
             growing(
@@ -318,12 +325,12 @@ SHARED = ("ReadWriteMany",)
                 modes=SHARED,
                 annotations={"volume.kubernetes.io/node-expansion-not-required": "true"},
             ),
-            ExpansionPlan(None, settled=True),
+            ExpansionPlan(None, complete=True),
         ),
         (growing(allocated="2Gi"), ExpansionPlan(None)),
     ],
 )
-def test_what_to_do_about_a_larger_volume(claim: GrowingClaim, growth: ExpansionPlan) -> None:
+def test_what_to_do_about_a_larger_volume(claim: ExpandingClaim, growth: ExpansionPlan) -> None:
     assert decide(claim, TWO) == growth
 
 
@@ -334,17 +341,17 @@ def test_what_a_claim_says_about_its_growth() -> None:
         {"type": "FileSystemResizePending", "status": "True"},
         {"type": "Other", "status": "True"},
     ]
-    claim = from_document(GrowingClaim, before)
-    assert marked(claim) == {
+    claim = from_document(ExpandingClaim, before)
+    assert in_progress_patch(claim) == {
         "metadata": {"resourceVersion": "7", "uid": "u"},
         "status": {"allocatedResourceStatuses": {"storage": "NodeResizeInProgress"}},
     }
-    after = apply_patch(before, finished(claim, TWO))
+    after = apply_patch(before, finished_patch(claim, TWO))
     assert after["status"]["capacity"] == {"storage": "2Gi"}
     assert after["status"]["allocatedResourceStatuses"] == {}
     assert after["status"]["conditions"] == [{"type": "Other", "status": "True"}]
     now = datetime(2026, 1, 2, tzinfo=UTC)
-    said = failed(claim, "no", now, infeasible=True)
+    said = failed_patch(claim, "no", now, infeasible=True)
     assert said == {
         "status": {
             "allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"},
@@ -358,7 +365,9 @@ def test_what_a_claim_says_about_its_growth() -> None:
             ],
         }
     }
-    again = from_document(GrowingClaim, apply_patch(before, failed(claim, "no", now, infeasible=False)))
-    assert failed(again, "still no", now, infeasible=False) == {}, "it has been said"
+    again = from_document(
+        ExpandingClaim, apply_patch(before, failed_patch(claim, "no", now, infeasible=False))
+    )
+    assert failed_patch(again, "still no", now, infeasible=False) == {}, "it has been said"
     stage = {"allocatedResourceStatuses": {"storage": "NodeResizeInfeasible"}}
-    assert failed(again, "never", now, infeasible=True) == {"status": stage}
+    assert failed_patch(again, "never", now, infeasible=True) == {"status": stage}

@@ -19,10 +19,15 @@ from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
 from pykubelet.linux.mounts import MS_BIND, mount, read_mounts, remove_tree, unmount
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, Sweeps, asking
+from pykubelet.volumes.csi.dependencies import (
+    CsiDependencies,
+    DriverCallError,
+    UnstageOperations,
+    driver_call,
+)
 from pykubelet.volumes.csi.names import KIND, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.paths import BlockVolumePaths, VolumeData, drop_scraps, read_data, write_data
-from pykubelet.volumes.csi.unpublish import let_go, pay_before
+from pykubelet.volumes.csi.paths import BlockVolumePaths, VolumeData, read_data, remove_abandoned, write_data
+from pykubelet.volumes.csi.unpublish import unpublish_or_force, unpublish_pending_before
 from pykubelet.volumes.csi.volume import CsiVolume, must_attach
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.paths import make_directory
@@ -34,49 +39,54 @@ log = get_logger(__name__)
 class CsiBlockMapper:
     """Mapper of CSI block volumes."""
 
-    def __init__(self, parts: CsiDependencies) -> None:
-        self._parts = parts
+    def __init__(self, deps: CsiDependencies) -> None:
+        self._deps = deps
 
     async def set_up(self, volume: CsiVolume, spec: CsiDriverSpec | None) -> MountedVolume:
         """Stage, publish and bind-mount a device for a pod."""
-        parts, wanted = self._parts, volume.wanted
-        client = parts.drivers.needed(volume.driver, wanted.uid)
+        deps, volume_to_mount = self._deps, volume.volume_to_mount
+        client = deps.drivers.client_for_pod(volume.driver, volume_to_mount.uid)
         published: dict[str, str] = {}
         if must_attach(volume, spec):
-            published = await parts.attachments.publish_context(volume.driver, volume.handle, wanted.uid)
-        places, link = parts.places.device(wanted.name), parts.places.device_link(wanted.uid, wanted.name)
-        target = places.published / wanted.uid
-        use = volume.use()
-        with asking(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
-            abilities = await client.abilities()
-        async with parts.locks(volume.unique_name):
-            await pay_before(parts, volume, client, target)
-            await finish_in_thread(lambda: _prepare(places, link, target, parts.data_of(volume)))
-            if STAGE_UNSTAGE in abilities and volume.unique_name not in parts.staged:
-                context = await parts.teller.for_staging(volume, published)
-                with asking(action="MapVolume.SetUpDevice failed"):
-                    await client.stage(volume.handle, str(places.staging), use, context)
-                parts.staged.add(volume.unique_name)
-            context = await parts.teller.for_publishing(volume, published, spec, standalone=False)
+            published = await deps.attachments.publish_context(
+                volume.driver, volume.handle, volume_to_mount.uid
+            )
+        paths, link = (
+            deps.paths.device(volume_to_mount.name),
+            deps.paths.device_link(volume_to_mount.uid, volume_to_mount.name),
+        )
+        target = paths.published / volume_to_mount.uid
+        capability = volume.capability()
+        with driver_call(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
+            capabilities = await client.capabilities()
+        async with deps.locks(volume.unique_name):
+            await unpublish_pending_before(deps, volume, client, target)
+            await finish_in_thread(lambda: _prepare(paths, link, target, deps.volume_data(volume)))
+            if STAGE_UNSTAGE in capabilities and volume.unique_name not in deps.staged:
+                context = await deps.request_context.for_staging(volume, published)
+                with driver_call(action="MapVolume.SetUpDevice failed"):
+                    await client.stage(volume.handle, str(paths.staging), capability, context)
+                deps.staged.add(volume.unique_name)
+            context = await deps.request_context.for_publishing(volume, published, spec, standalone=False)
             try:
-                with asking(action="MapVolume.MapPodDevice failed"):
+                with driver_call(action="MapVolume.MapPodDevice failed"):
                     await client.publish(
                         volume.handle,
                         str(target),
-                        str(places.staging),
-                        use,
+                        str(paths.staging),
+                        capability,
                         context,
                         read_only=volume.read_only,
                     )
             except DriverCallError as err:
-                if err.is_final and not os.path.lexists(places.maps / wanted.uid):
+                if err.is_final and not os.path.lexists(paths.maps / volume_to_mount.uid):
                     link.unlink(missing_ok=True)
                 raise
-            await finish_in_thread(lambda: _bind(target, places.maps / wanted.uid, volume.read_only))
+            await finish_in_thread(lambda: _bind(target, paths.maps / volume_to_mount.uid, volume.read_only))
         return MountedVolume(
             "",
             device=str(link),
-            bound=str(places.maps),
+            bound=str(paths.maps),
             read_only=volume.read_only,
             attached=volume.unique_name if must_attach(volume, spec) else "",
         )
@@ -86,92 +96,98 @@ class CsiBlockMapper:
 
         Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
         """
-        places, link = self._parts.places.device(name), self._parts.places.device_link(uid, name)
-        data = read_data(places.data)
-        if data is None or not any(map(os.path.lexists, _traces(places, link, uid))):
+        paths, link = self._deps.paths.device(name), self._deps.paths.device_link(uid, name)
+        data = read_data(paths.data)
+        if data is None or not any(map(os.path.lexists, _remaining_paths(paths, link, uid))):
             return
-        target = places.published / uid
+        target = paths.published / uid
 
-        async def ordinary() -> None:
-            await finish_in_thread(lambda: _unbind(places.maps / uid))
-            client = self._parts.drivers.needed(data.driver_name, uid)
-            with asking(f"{KIND}: blockMapper.unpublishVolumeForBlock failed: "):
+        async def unpublish() -> None:
+            await finish_in_thread(lambda: _unbind(paths.maps / uid))
+            client = self._deps.drivers.client_for_pod(data.driver_name, uid)
+            with driver_call(f"{KIND}: blockMapper.unpublishVolumeForBlock failed: "):
                 await client.unpublish(data.volume_handle, str(target))
-            await finish_in_thread(lambda: _drop(target, link))
+            await finish_in_thread(lambda: _remove_published(target, link))
 
-        def clear() -> None:
-            _unbind(places.maps / uid, detach=True)
-            _drop(target, link)
+        def remove_paths() -> None:
+            _unbind(paths.maps / uid, detach=True)
+            _remove_published(target, link)
 
-        await let_go(self._parts, data.owed(target, link, uid, name), ordinary, clear)
+        await unpublish_or_force(
+            self._deps, data.pending_unpublish(target, link, uid, name), unpublish, remove_paths
+        )
 
-    async def sweeps(self, in_use: Collection[str]) -> Sweeps:
+    async def unstage_operations(self, in_use: Collection[str]) -> UnstageOperations:
         """Return the operations that unstage the volumes that no pod uses."""
-        found = await finish_in_thread(lambda: list(self._parts.places.all_devices()))
-        return {places.name: partial(self._sweep_one, places, in_use) for places in found}
+        found = await finish_in_thread(lambda: list(self._deps.paths.all_devices()))
+        return {paths.name: partial(self._unstage_unused, paths, in_use) for paths in found}
 
-    async def _sweep_one(self, places: BlockVolumePaths, in_use: Collection[str]) -> None:
-        if places.name in in_use:
+    async def _unstage_unused(self, paths: BlockVolumePaths, in_use: Collection[str]) -> None:
+        if paths.name in in_use:
             return
-        data = read_data(places.data)
+        data = read_data(paths.data)
         if data is None:
-            await finish_in_thread(lambda: drop_scraps(places.data, (places.data.parent, places.own)))
+            await finish_in_thread(
+                lambda: remove_abandoned(paths.data, (paths.data.parent, paths.volume_dir))
+            )
             return
         name = unique_name(data.driver_name, data.volume_handle)
-        async with self._parts.locks(name):
-            used = any(_entries(places.maps)) or any(_entries(places.published))
-            if not used and not await finish_in_thread(lambda: self._parts.debts.of(name)):
-                await self._unstage(data, places)
+        async with self._deps.locks(name):
+            used = any(_entries(paths.maps)) or any(_entries(paths.published))
+            if not used and not await finish_in_thread(
+                lambda: self._deps.pending_unpublishes.for_volume(name)
+            ):
+                await self._unstage(data, paths)
 
-    async def _unstage(self, data: VolumeData, places: BlockVolumePaths) -> None:
-        client = self._parts.drivers.client(data.driver_name)
+    async def _unstage(self, data: VolumeData, paths: BlockVolumePaths) -> None:
+        client = self._deps.drivers.client(data.driver_name)
         if client is None:
             log.v(2).info(
                 "Block volume stays staged until its CSI driver registers",
                 driver=data.driver_name,
-                path=places.own,
+                path=paths.volume_dir,
             )
             return
-        count = self._parts.counted(data.driver_name, "unmap_device")
-        with asking(f"{KIND}: blockMapper.unstageVolumeForBlock failed: "), count:
-            if places.staging.exists() and STAGE_UNSTAGE in await client.abilities():
-                await client.unstage(data.volume_handle, str(places.staging))
-        self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
+        recording = self._deps.record_operation(data.driver_name, "unmap_device")
+        with driver_call(f"{KIND}: blockMapper.unstageVolumeForBlock failed: "), recording:
+            if paths.staging.exists() and STAGE_UNSTAGE in await client.capabilities():
+                await client.unstage(data.volume_handle, str(paths.staging))
+        self._deps.staged.discard(unique_name(data.driver_name, data.volume_handle))
 
-        def clean() -> None:
-            for folder in (places.staging, places.published, places.own):
-                remove_tree(folder)
-            for folder in (places.staging.parent, places.published.parent, places.base):
+        def remove_directories() -> None:
+            for directory in (paths.staging, paths.published, paths.volume_dir):
+                remove_tree(directory)
+            for directory in (paths.staging.parent, paths.published.parent, paths.base):
                 with suppress(OSError):
-                    folder.rmdir()
+                    directory.rmdir()
 
-        await finish_in_thread(clean)
-
-
-def _traces(places: BlockVolumePaths, link: Path, uid: str) -> Iterable[Path]:
-    return link, places.maps / uid, places.published / uid
+        await finish_in_thread(remove_directories)
 
 
-def _prepare(places: BlockVolumePaths, link: Path, target: Path, data: VolumeData) -> None:
-    write_data(places.data, data)
+def _remaining_paths(paths: BlockVolumePaths, link: Path, uid: str) -> Iterable[Path]:
+    return link, paths.maps / uid, paths.published / uid
+
+
+def _prepare(paths: BlockVolumePaths, link: Path, target: Path, data: VolumeData) -> None:
+    write_data(paths.data, data)
     make_directory(link.parent)
     # Always recreated: after a reboot an old link may point elsewhere.
     link.unlink(missing_ok=True)
     link.symlink_to(target)
-    for folder in (places.staging, places.published, places.maps):
-        make_directory(folder)
+    for directory in (paths.staging, paths.published, paths.maps):
+        make_directory(directory)
 
 
-def _bind(device: Path, place: Path, read_only: bool) -> None:
+def _bind(device: Path, path: Path, read_only: bool) -> None:
     """Ensure that a device is bind-mounted at a path and kept open by a loop device."""
-    given = device.stat()
-    if not stat.S_ISBLK(given.st_mode):
+    device_stat = device.stat()
+    if not stat.S_ISBLK(device_stat.st_mode):
         raise VolumePluginError(
             f"{KIND}: the driver has published something at {device} that is not a block device"
         )
-    real = place.parent.resolve() / place.name
+    real = path.parent.resolve() / path.name
     while any(entry.point == real for entry in read_mounts(real)):
-        if real.lstat().st_rdev == given.st_rdev:
+        if real.lstat().st_rdev == device_stat.st_rdev:
             break
         _unbind(real)
     else:
@@ -182,8 +198,8 @@ def _bind(device: Path, place: Path, read_only: bool) -> None:
         os.close(lock)
 
 
-def _unbind(place: Path, *, detach: bool = False) -> None:
-    real = place.parent.resolve() / place.name
+def _unbind(path: Path, *, detach: bool = False) -> None:
+    real = path.parent.resolve() / path.name
     for device in loops_of(real):
         detach_loop(device)
     while unmount(real, detach=detach):
@@ -191,7 +207,7 @@ def _unbind(place: Path, *, detach: bool = False) -> None:
     real.unlink(missing_ok=True)
 
 
-def _drop(target: Path, link: Path) -> None:
+def _remove_published(target: Path, link: Path) -> None:
     """Remove the target path, which the driver should have removed, and the pod's symlink."""
     try:
         target.unlink(missing_ok=True)
@@ -202,8 +218,8 @@ def _drop(target: Path, link: Path) -> None:
         link.parent.rmdir()
 
 
-def _entries(folder: Path) -> list[Path]:
+def _entries(directory: Path) -> list[Path]:
     try:
-        return list(folder.iterdir())
+        return list(directory.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []

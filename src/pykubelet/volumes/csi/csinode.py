@@ -53,7 +53,7 @@ MIGRATED_PLUGINS = ",".join(
     )
 )
 """In-tree plugins that every supported Kubernetes version migrates to CSI; read by controllers."""
-MOST_COUNT = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 Patch = dict[str, Any]
 
 
@@ -77,7 +77,7 @@ def belongs_to(found: CsiNode, node_name: str, node_uid: str) -> bool:
     )
 
 
-def announced(found: CsiNode) -> Patch:
+def annotation_patch(found: CsiNode) -> Patch:
     """Return the CSINode patch that sets the migrated-plugins annotation; empty if it is set."""
     kinds = found.metadata.annotations.get(MIGRATED, "")
     if set(kinds.split(",")) == set(MIGRATED_PLUGINS.split(",")):
@@ -85,32 +85,39 @@ def announced(found: CsiNode) -> Patch:
     return {"metadata": {"annotations": {MIGRATED: MIGRATED_PLUGINS}}}
 
 
-def installed(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
+def install_patch(found: CsiNode, driver: str, facts: NodeFacts) -> Patch:
     """Return the strategic merge patch that adds or updates a driver in a CSINode; empty if unchanged."""
-    patch = announced(found)
-    count = min(facts.most_volumes, MOST_COUNT) if facts.most_volumes > 0 else None
-    wanted = CsiNodeDriver(
+    patch = annotation_patch(found)
+    count = min(facts.max_volumes, MAX_COUNT) if facts.max_volumes > 0 else None
+    desired = CsiNodeDriver(
         name=driver,
         node_id=facts.node_id,
         topology_keys=sorted(facts.topology),
         allocatable=VolumeNodeResources(count=count) if count is not None else None,
     )
-    kept = next((known for known in found.spec.drivers if known.name == driver), None)
-    if kept is None or msgspec.structs.replace(kept, topology_keys=sorted(kept.topology_keys)) != wanted:
-        entry: Patch = {"name": driver, "nodeID": facts.node_id, "topologyKeys": wanted.topology_keys or None}
+    current = next((known for known in found.spec.drivers if known.name == driver), None)
+    if (
+        current is None
+        or msgspec.structs.replace(current, topology_keys=sorted(current.topology_keys)) != desired
+    ):
+        entry: Patch = {
+            "name": driver,
+            "nodeID": facts.node_id,
+            "topologyKeys": desired.topology_keys or None,
+        }
         entry["allocatable"] = {"count": count} if count is not None else None
         patch["spec"] = {"drivers": [entry]}
     return patch
 
 
-def uninstalled(found: CsiNode, driver: str) -> Patch:
+def uninstall_patch(found: CsiNode, driver: str) -> Patch:
     """Return the strategic merge patch that removes a driver from a CSINode; empty if it is absent."""
     if all(known.name != driver for known in found.spec.drivers):
         return {}
     return {"spec": {"drivers": [{"$patch": "delete", "name": driver}]}}
 
 
-def node_installed(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
+def node_install_patch(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
     """Return the Node patch that adds a driver's node ID and topology labels; empty if they are set.
 
     Raises TopologyCollision, and ValueError if the annotation is malformed.
@@ -123,19 +130,19 @@ def node_installed(meta: ObjectMeta, driver: str, facts: NodeFacts) -> Patch:
             )
     ids, patch = _node_ids(meta), Patch()
     if ids.get(driver) != facts.node_id:
-        patch["annotations"] = {NODE_IDS: _written(ids | {driver: facts.node_id})}
+        patch["annotations"] = {NODE_IDS: _encode_ids(ids | {driver: facts.node_id})}
     if labels := {key: value for key, value in facts.topology.items() if key not in meta.labels}:
         patch["labels"] = labels
     return {"metadata": patch} if patch else {}
 
 
-def node_uninstalled(meta: ObjectMeta, driver: str) -> Patch:
+def node_uninstall_patch(meta: ObjectMeta, driver: str) -> Patch:
     """Return the Node patch that removes a driver's node ID; the topology labels stay."""
     ids = _node_ids(meta)
     if driver not in ids:
         return {}
-    left = {name: value for name, value in ids.items() if name != driver}
-    return {"metadata": {"annotations": {NODE_IDS: _written(left) if left else None}}}
+    remaining = {name: value for name, value in ids.items() if name != driver}
+    return {"metadata": {"annotations": {NODE_IDS: _encode_ids(remaining) if remaining else None}}}
 
 
 def _node_ids(meta: ObjectMeta) -> dict[str, str]:
@@ -150,48 +157,48 @@ def _node_ids(meta: ObjectMeta) -> dict[str, str]:
         ) from err
 
 
-def _written(ids: Mapping[str, str]) -> str:
+def _encode_ids(ids: Mapping[str, str]) -> str:
     return msgspec.json.encode(dict(sorted(ids.items()))).decode()
 
 
-TRIES = 4
-FIRST_PAUSE_SECONDS = 0.01
-PAUSE_FACTOR = 5.0
+ATTEMPTS = 4
+FIRST_DELAY_SECONDS = 0.01
+DELAY_FACTOR = 5.0
 
 
 class CsiNodeManager(CsiNodePublisher):
     """The `CsiNodePublisher` of a node in a cluster."""
 
-    def __init__(self, api: ApiClient, node_name: str, chance: Callable[[], float] = random.random) -> None:
+    def __init__(self, api: ApiClient, node_name: str, rng: Callable[[], float] = random.random) -> None:
         self._api = api
         self._name = node_name
-        self._chance = chance
-        self._turn = asyncio.Lock()
+        self._rng = rng
+        self._lock = asyncio.Lock()
         self.ready = asyncio.Event()
         """Set once the CSINode exists; the scheduler may rely on it from then on."""
         self._seen = asyncio.Event()
 
     async def initialize(self) -> None:
         """Ensure that the CSINode exists, before any driver registers; retried until it succeeds."""
-        pauses, complaints = (
+        backoff, error_log = (
             Backoff(first=0.1, limit=10.0),
             ErrorLogLimiter(log, "Failed to initialize CSINode"),
         )
         clock = asyncio.get_running_loop().time
         while True:
             try:
-                async with self._turn:
+                async with self._lock:
                     found = await self._csi_node()
-                    if patch := announced(found):
+                    if patch := annotation_patch(found):
                         await self._api.patch(CSI_NODES, self._name, patch)
             except NotFound as err:
                 log.v(2).info("Node is not registered yet, waiting to create its CSINode", err=err)
-                await self._until_seen(pauses.next(clock(), type(err)))
+                await self._wait_seen(backoff.next(clock(), type(err)))
             except (KubeError, _Deleted) as err:
-                complaints.failed(err, clock())
-                await self._api.pause(pauses.next(clock(), type(err)))
+                error_log.failed(err, clock())
+                await self._api.pause(backoff.next(clock(), type(err)))
             else:
-                complaints.succeeded(clock())
+                error_log.succeeded(clock())
                 self.ready.set()
                 return
 
@@ -204,51 +211,51 @@ class CsiNodeManager(CsiNodePublisher):
         if not facts.node_id:
             raise RegistrationRefused("error adding CSI driver node info: driverNodeID must not be empty")
 
-        async def tell_node() -> None:
+        async def update_node() -> None:
             node = await self._api.get(NODES, self._name)
-            if patch := node_installed(node.metadata, driver, facts):
+            if patch := node_install_patch(node.metadata, driver, facts):
                 await self._api.patch(NODES, self._name, patch, subresource="status")
 
-        await self._tried("error updating Node object with CSI driver node info", tell_node)
+        await self._retry("error updating Node object with CSI driver node info", update_node)
         await self.update(driver, facts)
 
     async def update(self, driver: str, facts: NodeFacts) -> None:
         """Publish a driver in the CSINode, also when its limit changes later. Raises RegistrationRefused."""
 
-        async def tell_csi_node() -> None:
+        async def update_csi_node() -> None:
             found = await self._csi_node()
-            if patch := installed(found, driver, facts):
+            if patch := install_patch(found, driver, facts):
                 await self._api.patch(CSI_NODES, self._name, patch)
 
-        await self._tried("error updating CSINode object with CSI driver node info", tell_csi_node)
+        await self._retry("error updating CSINode object with CSI driver node info", update_csi_node)
 
     async def uninstall(self, driver: str, is_gone: Callable[[], bool]) -> None:
         """Withdraw a driver; a failure is logged, and the next registration corrects it."""
 
-        async def tell_csi_node() -> None:
+        async def update_csi_node() -> None:
             if not is_gone():
                 return
             try:
                 found = await self._api.get(CSI_NODES, self._name)
             except NotFound:
                 return
-            if patch := uninstalled(found, driver):
+            if patch := uninstall_patch(found, driver):
                 await self._api.patch(CSI_NODES, self._name, patch)
 
-        async def tell_node() -> None:
+        async def update_node() -> None:
             if not is_gone():
                 return
             node = await self._api.get(NODES, self._name)
-            if patch := node_uninstalled(node.metadata, driver):
+            if patch := node_uninstall_patch(node.metadata, driver):
                 await self._api.patch(NODES, self._name, patch, subresource="status")
 
         try:
-            await self._tried("error uninstalling CSI driver from CSINode object", tell_csi_node)
-            await self._tried("error removing CSI driver node info from Node object", tell_node)
+            await self._retry("error uninstalling CSI driver from CSINode object", update_csi_node)
+            await self._retry("error removing CSI driver node info from Node object", update_node)
         except RegistrationRefused as err:
             log.error(err, "Failed to remove CSI driver from CSINode and Node", driver=driver)
 
-    async def _until_seen(self, seconds: float) -> None:
+    async def _wait_seen(self, seconds: float) -> None:
         self._seen.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -269,22 +276,22 @@ class CsiNodeManager(CsiNodePublisher):
             raise _Deleted(f'CSINode "{self._name}" was owned by a different node, deleted it')
         return found
 
-    async def _tried(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        pause, last = FIRST_PAUSE_SECONDS, ""
-        for attempt in range(TRIES):
+    async def _retry(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        delay, last_error = FIRST_DELAY_SECONDS, ""
+        for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(pause * (1 + 0.1 * self._chance()))
-                pause *= PAUSE_FACTOR
+                await asyncio.sleep(delay * (1 + 0.1 * self._rng()))
+                delay *= DELAY_FACTOR
             try:
-                async with self._turn:
+                async with self._lock:
                     await work()
             except (KubeError, _Deleted) as err:
-                last = str(err)
+                last_error = str(err)
             except (TopologyCollision, ValueError) as err:
                 raise RegistrationRefused(f"{what}: {err}") from err
             else:
                 return
-        raise RegistrationRefused(f"{what}: timed out waiting for the condition; caused by: {last}")
+        raise RegistrationRefused(f"{what}: timed out waiting for the condition; caused by: {last_error}")
 
 
 class _Deleted(Exception):
@@ -294,18 +301,18 @@ class _Deleted(Exception):
 class AttachLimitUpdater:
     """Periodic update of the drivers' volume limits, active while `run` runs."""
 
-    def __init__(self, drivers: Drivers, objects: CsiDriverInformer, node: CsiNodeManager) -> None:
+    def __init__(self, drivers: Drivers, informer: CsiDriverInformer, node: CsiNodeManager) -> None:
         self._drivers = drivers
-        self._objects = objects
+        self._informer = informer
         self._node = node
         self._changed = asyncio.Event()
         self._due: dict[str, float] = {}
-        drivers.listen(self._changed.set)
-        objects.listen(self._changed.set)
+        drivers.add_listener(self._changed.set)
+        informer.add_listener(self._changed.set)
 
     def period(self, driver: str) -> float:
         """Return the update period of a driver in seconds; 0 if it requests no updates."""
-        found = self._objects.known(driver)
+        found = self._informer.cached(driver)
         return float(found.spec.node_allocatable_update_period_seconds or 0) if found is not None else 0.0
 
     async def refresh(self, driver: str) -> None:
@@ -329,13 +336,13 @@ class AttachLimitUpdater:
                 name: min(self._due.get(name, clock() + period), clock() + period)
                 for name, period in periods.items()
             }
-            due = [name for name, moment in self._due.items() if moment <= clock()]
+            due = [name for name, due_at in self._due.items() if due_at <= clock()]
             # Concurrently: a driver that hangs does not delay the start of the other calls.
             await run_concurrently([self.refresh(name) for name in due])
             self._due |= {name: clock() + periods[name] for name in due}
-            pause = wait_seconds(min(self._due.values()) - clock()) if self._due else None
+            timeout = wait_seconds(min(self._due.values()) - clock()) if self._due else None
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(timeout):
                     await self._changed.wait()
             except TimeoutError:
                 pass

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pykubelet.api.pod import Pod
 from pykubelet.pluginmanager.client import PluginError, PluginUnreachable
 from pykubelet.volumes.csi.drivers import CsiDriverInformer, Drivers
 from pykubelet.volumes.csi.names import KIND, attachment_name
@@ -19,46 +20,58 @@ from pykubelet.volumes.csi.volume_attachments import Attachments
 from pykubelet.volumes.errors import VolumePluginError, format_os_error
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.operations import Locks, run_concurrently
+from pykubelet.volumes.ownership import RecordEvent
 
 
 @dataclass(frozen=True, slots=True)
 class CsiDependencies:
     """Collaborators and state that the mounter, the block mapper and the expander share."""
 
-    places: CsiPaths
+    paths: CsiPaths
     node_name: str
     drivers: Drivers
-    objects: CsiDriverInformer
+    informer: CsiDriverInformer
     attachments: Attachments
-    teller: CsiRequestContext
-    debts: PendingUnpublishStore
+    request_context: CsiRequestContext
+    pending_unpublishes: PendingUnpublishStore
     metrics: VolumeMetrics
-    tell: Callable[[str, str, str], None] = lambda uid, reason, message: None
-    """Records a warning event about the pod with this UID."""
-    owes: Callable[[], None] = lambda: None
-    """Called after a pending unpublish call was stored."""
-    patience: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
-    locks: Locks = field(default_factory=Locks)
+    record_event: RecordEvent
+    """Records an event about a pod."""
+    find_pod: Callable[[str], Pod | None]
+    """Returns the pod with this UID, also a terminating one; None if it is unknown."""
+    locks: Locks
+    """Locks by unique volume name."""
+    on_pending_unpublish: Callable[[], None]
+    """Called after a pending unpublish call was stored and its volume was removed from the pod."""
+    deadlines: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
     staged: set[str] = field(default_factory=set)
     """Unique names of the volumes that this process has staged; others are staged again."""
 
+    def record_warning(self, uid: str, reason: str, message: str) -> None:
+        """Record a warning event about the pod with this UID, if the pod is known."""
+        pod = self.find_pod(uid)
+        if pod is not None:
+            self.record_event(pod, "Warning", reason, message)
+
     @contextmanager
-    def counted(self, driver: str, operation: str) -> Iterator[None]:
+    def record_operation(self, driver: str, operation: str) -> Iterator[None]:
         """Record duration and outcome of a node-wide operation on a driver's volume in the metrics."""
         clock = asyncio.get_running_loop().time
-        began, well = clock(), False
+        started, succeeded = clock(), False
         try:
             yield
-            well = True
+            succeeded = True
         finally:
-            self.metrics.record_operation(f"{KIND}:{driver}", operation, clock() - began, succeeded=well)
+            self.metrics.record_operation(
+                f"{KIND}:{driver}", operation, clock() - started, succeeded=succeeded
+            )
 
-    def data_of(self, volume: CsiVolume, label: str = "") -> VolumeData:
+    def volume_data(self, volume: CsiVolume, label: str = "") -> VolumeData:
         """Return the content of `vol_data.json` for a pod's volume."""
         return VolumeData(
             volume_handle=volume.handle,
             driver_name=volume.driver,
-            spec_vol_id=volume.wanted.name,
+            spec_vol_id=volume.volume_to_mount.name,
             node_name=self.node_name,
             attachment_id=attachment_name(volume.handle, volume.driver, self.node_name),
             volume_lifecycle_mode=volume.mode,
@@ -66,25 +79,25 @@ class CsiDependencies:
         )
 
 
-Sweeps = dict[str, Callable[[], Coroutine[Any, Any, None]]]
+UnstageOperations = dict[str, Callable[[], Coroutine[Any, Any, None]]]
 """Operations that unstage unused volumes, by unique readable names."""
 
 
-async def all_swept(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def run_operations(work: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run all operations concurrently. Raises one VolumePluginError with the reasons of all failures."""
 
-    async def one(part: Coroutine[Any, Any, None]) -> str:
+    async def run(operation: Coroutine[Any, Any, None]) -> str:
         try:
-            await part
+            await operation
         except OSError as err:
             return format_os_error(err)
         except VolumePluginError as err:
             return str(err)
         return ""
 
-    problems = await run_concurrently([one(part) for part in work])
-    if found := [problem for problem in problems if problem]:
-        raise VolumePluginError("; ".join(found))
+    results = await run_concurrently([run(operation) for operation in work])
+    if failures := [failure for failure in results if failure]:
+        raise VolumePluginError("; ".join(failures))
 
 
 class DriverCallError(VolumePluginError):
@@ -101,10 +114,12 @@ class DriverCallError(VolumePluginError):
 
 
 @contextmanager
-def asking(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
+def driver_call(prefix: str = "", action: str = VolumePluginError.action) -> Iterator[None]:
     """Convert PluginError to DriverCallError; `prefix` and `action` describe the operation in events."""
     try:
         yield
     except PluginError as err:
-        reached = not isinstance(err, PluginUnreachable)
-        raise DriverCallError(f"{prefix}{err}", action, is_final=err.is_final, was_reached=reached) from err
+        was_reached = not isinstance(err, PluginUnreachable)
+        raise DriverCallError(
+            f"{prefix}{err}", action, is_final=err.is_final, was_reached=was_reached
+        ) from err

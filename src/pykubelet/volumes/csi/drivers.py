@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient
 
 log = get_logger(__name__)
-PATIENCE_SECONDS = 30.0
+SYNC_TIMEOUT_SECONDS = 30.0
 
 
 class CsiDriverInformer:
     """Informer of CSIDriver objects, active while `run` runs; empty without an API server."""
 
-    def __init__(self, api: ApiClient | None, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, api: ApiClient | None, sync_timeout: float = SYNC_TIMEOUT_SECONDS) -> None:
         self._reflector = Reflector(api, CSI_DRIVERS, self._updated) if api is not None else None
-        self._patience = patience
-        self._wanted = asyncio.Event()
+        self._sync_timeout = sync_timeout
+        self._requested = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -49,15 +49,15 @@ class CsiDriverInformer:
         """Whether there is no API server, and therefore no CSIDriver object of any driver."""
         return self._reflector is None
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a callback for changes of CSIDriver objects."""
         self._listeners.append(listener)
 
-    def want(self) -> None:
+    def start_watch(self) -> None:
         """Start the watch, if it has not started yet."""
-        self._wanted.set()
+        self._requested.set()
 
-    def known(self, name: str) -> CsiDriver | None:
+    def cached(self, name: str) -> CsiDriver | None:
         """Return the cached CSIDriver object of a driver, or None."""
         return self._reflector.objects.get(("", name)) if self._reflector is not None else None
 
@@ -68,10 +68,10 @@ class CsiDriverInformer:
         """
         if self._reflector is None:
             return None
-        self.want()
+        self.start_watch()
         if not self._reflector.has_synced:
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._sync_timeout):
                     await self._reflector.synced()
             except TimeoutError:
                 raise VolumePluginError(
@@ -80,8 +80,8 @@ class CsiDriverInformer:
         return self._reflector.objects.get(("", name))
 
     async def run(self) -> NoReturn:
-        """Watch CSIDriver objects, from the first `want` on, until cancelled."""
-        await self._wanted.wait()
+        """Watch CSIDriver objects, from the first `start_watch` on, until cancelled."""
+        await self._requested.wait()
         if self._reflector is None:
             await asyncio.get_running_loop().create_future()
             raise AssertionError("nobody ends this future")
@@ -102,32 +102,32 @@ class PodWaiters:
     def __bool__(self) -> bool:
         return bool(self._pods)
 
-    def note(self, what: str, uid: str) -> None:
+    def add(self, name: str, uid: str) -> None:
         """Register a pod as waiting."""
-        self._pods.setdefault(what, set()).add(uid)
+        self._pods.setdefault(name, set()).add(uid)
 
-    def done(self, what: str, uid: str) -> None:
+    def remove(self, name: str, uid: str) -> None:
         """Unregister a pod that waits for this name."""
-        pods = self._pods.get(what, set())
+        pods = self._pods.get(name, set())
         pods.discard(uid)
         if not pods:
-            self._pods.pop(what, None)
+            self._pods.pop(name, None)
 
     def forget(self, uid: str) -> None:
         """Unregister a pod for all names."""
-        for what in list(self._pods):
-            self.done(what, uid)
+        for name in list(self._pods):
+            self.remove(name, uid)
 
-    def keep(self, is_known: Callable[[str], bool]) -> None:
+    def retain(self, is_known: Callable[[str], bool]) -> None:
         """Unregister all pods that are no longer known."""
         for uid in set().union(*self._pods.values()):
             if not is_known(uid):
                 self.forget(uid)
 
-    def there(self, names: Iterable[str]) -> None:
+    def wake_all(self, names: Iterable[str]) -> None:
         """Wake and unregister all pods that wait for one of these names."""
-        for what in names:
-            for uid in sorted(self._pods.pop(what, ())):
+        for name in names:
+            for uid in sorted(self._pods.pop(name, ())):
                 self._wake(uid)
 
 
@@ -163,8 +163,8 @@ class Drivers:
         self._node = node
         self._metrics = metrics or VolumeMetrics()
         self._drivers: dict[str, _Driver] = {}
-        self._beginning: set[str] = set()
-        self._waiting = PodWaiters(wake)
+        self._registering: set[str] = set()
+        self._waiters = PodWaiters(wake)
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -172,7 +172,7 @@ class Drivers:
         """Names of all registered drivers."""
         return frozenset(self._drivers)
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a callback for registrations and deregistrations."""
         self._listeners.append(listener)
 
@@ -181,24 +181,24 @@ class Drivers:
         driver = self._drivers.get(name)
         return driver.client if driver is not None else None
 
-    def needed(self, name: str, uid: str) -> NodeClient:
+    def client_for_pod(self, name: str, uid: str) -> NodeClient:
         """Return the client of a driver that a pod needs.
 
         Raises VolumeNotReady if it is not registered; then the pod is woken when it registers.
         """
         client = self.client(name)
         if client is None:
-            self._waiting.note(name, uid)
+            self._waiters.add(name, uid)
             raise VolumeNotReady(f"driver name {name} not found in the list of registered CSI drivers")
         return client
 
     def forget(self, uid: str) -> None:
         """Unregister a pod that no longer needs any driver."""
-        self._waiting.forget(uid)
+        self._waiters.forget(uid)
 
-    def keep(self, is_known: Callable[[str], bool]) -> None:
+    def retain(self, is_known: Callable[[str], bool]) -> None:
         """Unregister all waiting pods that are no longer known."""
-        self._waiting.keep(is_known)
+        self._waiters.retain(is_known)
 
     # Methods of PluginHandler
 
@@ -217,24 +217,24 @@ class Drivers:
         from pykubelet.volumes.csi.node_client import NodeClient
 
         version = self._version(plugin)
-        if plugin.name in self._beginning:
+        if plugin.name in self._registering:
             raise RegistrationRefused(
                 f'{KIND}: CSI driver "{plugin.name}" failed. '
                 "Another driver with the same name is being registered"
             )
-        self._beginning.add(plugin.name)
+        self._registering.add(plugin.name)
         try:
-            client = NodeClient(plugin.endpoint, called=partial(self._metrics.record_csi_call, plugin.name))
+            client = NodeClient(plugin.endpoint, on_call=partial(self._metrics.record_csi_call, plugin.name))
             facts = await client.info()
             await self._node.install(plugin.name, facts)
         except PluginError as err:
             raise RegistrationRefused(str(err)) from err
         finally:
-            self._beginning.discard(plugin.name)
+            self._registering.discard(plugin.name)
         self._drivers[plugin.name] = _Driver(plugin, version, client)
         log.info("CSI driver is ready", driver=plugin.name, endpoint=plugin.endpoint, nodeID=facts.node_id)
         self._changed()
-        self._waiting.there([plugin.name])
+        self._waiters.wake_all([plugin.name])
 
     async def deregister(self, plugin: Plugin) -> None:
         """Remove and withdraw a driver, unless another registration has, or is about to have, its name."""
@@ -245,7 +245,7 @@ class Drivers:
         self._changed()
         # Another registration may start while this one is withdrawn.
         await self._node.uninstall(
-            plugin.name, lambda: plugin.name not in self._beginning and plugin.name not in self._drivers
+            plugin.name, lambda: plugin.name not in self._registering and plugin.name not in self._drivers
         )
 
     def _version(self, plugin: Plugin) -> Version:

@@ -33,7 +33,6 @@ from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import RecordEvent
 
 log = get_logger(__name__)
 STORAGE = "storage"
@@ -43,7 +42,7 @@ IN_PROGRESS = "NodeResizeInProgress"
 INFEASIBLE = "NodeResizeInfeasible"
 ERROR = "NodeResizeError"
 _RESIZE_CONDITIONS = ("FileSystemResizePending", "Resizing", "ControllerResizeError", ERROR)
-_NOTHING = Quantity(0, "binary")
+_ZERO = Quantity(0, "binary")
 Patch = dict[str, Any]
 
 
@@ -52,18 +51,18 @@ class _Condition(ObjectStruct):
     status: str = ""
 
 
-class _Wishes(ObjectStruct):
+class _VolumeResourceRequirements(ObjectStruct):
     requests: Resources = {}
 
 
-class GrowingSpec(ObjectStruct):
+class ExpandingClaimSpec(ObjectStruct):
     """PersistentVolumeClaimSpec, reduced to access modes and requested size."""
 
     access_modes: list[str] = []
-    resources: _Wishes = field(default_factory=_Wishes)
+    resources: _VolumeResourceRequirements = field(default_factory=_VolumeResourceRequirements)
 
 
-class GrowingStatus(ObjectStruct):
+class ExpandingClaimStatus(ObjectStruct):
     """PersistentVolumeClaimStatus, reduced to the state of the expansion."""
 
     capacity: Resources = {}
@@ -72,15 +71,15 @@ class GrowingStatus(ObjectStruct):
     allocated_resource_statuses: dict[str, str] = {}
 
 
-class GrowingClaim(ObjectStruct):
+class ExpandingClaim(ObjectStruct):
     """PersistentVolumeClaim, reduced to the fields that concern its size."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
-    spec: GrowingSpec = field(default_factory=GrowingSpec)
-    status: GrowingStatus = field(default_factory=GrowingStatus)
+    spec: ExpandingClaimSpec = field(default_factory=ExpandingClaimSpec)
+    status: ExpandingClaimStatus = field(default_factory=ExpandingClaimStatus)
 
 
-GROWING_CLAIMS = Resource(GrowingClaim, "PersistentVolumeClaim", "persistentvolumeclaims")
+EXPANDING_CLAIMS = Resource(ExpandingClaim, "PersistentVolumeClaim", "persistentvolumeclaims")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ class ExpansionPlan:
     """Decision about a volume: expand it to `size`, or do nothing (None)."""
 
     size: Quantity | None
-    settled: bool = False
+    complete: bool = False
     """Nothing is left to do until the PersistentVolume grows again."""
     mark: bool = False
     """Set the PVC to NodeResizeInProgress before the call."""
@@ -98,14 +97,14 @@ class ExpansionPlan:
     """The controller recorded nothing: no failure is recorded, and the driver need not support expansion."""
 
 
-def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
+def decide(claim: ExpandingClaim, volume_size: Quantity) -> ExpansionPlan:
     """Return what to do for a PVC whose PersistentVolume has this size."""
     status = claim.status
-    known = status.capacity.get(STORAGE, _NOTHING)
+    known = status.capacity.get(STORAGE, _ZERO)
     stage = status.allocated_resource_statuses.get(STORAGE, "")
     if not stage and not status.allocated_resources:
         return ExpansionPlan(volume_size, report=known < volume_size, legacy=True)
-    size = status.allocated_resources.get(STORAGE, _NOTHING)
+    size = status.allocated_resources.get(STORAGE, _ZERO)
     updated = known >= size and not stage
     if (
         updated
@@ -116,26 +115,26 @@ def decide(claim: GrowingClaim, volume_size: Quantity) -> ExpansionPlan:
         return ExpansionPlan(size)
     if stage in (PENDING, IN_PROGRESS):
         return ExpansionPlan(size, mark=not updated, report=not updated)
-    return ExpansionPlan(None, settled=updated)
+    return ExpansionPlan(None, complete=updated)
 
 
-def marked(claim: GrowingClaim) -> Patch:
+def in_progress_patch(claim: ExpandingClaim) -> Patch:
     """Return the status patch that marks the expansion as NodeResizeInProgress."""
     return _patch(claim, {"allocatedResourceStatuses": {STORAGE: IN_PROGRESS}}, exact=True)
 
 
-def finished(claim: GrowingClaim, size: Quantity) -> Patch:
+def finished_patch(claim: ExpandingClaim, size: Quantity) -> Patch:
     """Return the status patch that sets the new capacity and ends the expansion."""
     change: Patch = {"capacity": {STORAGE: str(size)}}
     if claim.status.allocated_resource_statuses:
         change["allocatedResourceStatuses"] = {STORAGE: None}
     present = {condition.type for condition in claim.status.conditions}
-    if gone := [kind for kind in _RESIZE_CONDITIONS if kind in present]:
-        change["conditions"] = [{"$patch": "delete", "type": kind} for kind in gone]
+    if outdated := [kind for kind in _RESIZE_CONDITIONS if kind in present]:
+        change["conditions"] = [{"$patch": "delete", "type": kind} for kind in outdated]
     return _patch(claim, change, exact=True)
 
 
-def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool) -> Patch:
+def failed_patch(claim: ExpandingClaim, reason: str, now: datetime, *, infeasible: bool) -> Patch:
     """Return the status patch that records a failed expansion, as NodeResizeInfeasible if `infeasible`.
 
     A condition that is already set stays, with its first reason and time; the patch is empty if nothing
@@ -155,7 +154,7 @@ def failed(claim: GrowingClaim, reason: str, now: datetime, *, infeasible: bool)
     return _patch(claim, change, exact=False) if change else {}
 
 
-def _patch(claim: GrowingClaim, status: Patch, *, exact: bool) -> Patch:
+def _patch(claim: ExpandingClaim, status: Patch, *, exact: bool) -> Patch:
     """Return the patch; an `exact` one applies only to the resource version that was read."""
     meta = {"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid}
     return {"metadata": meta, "status": status} if exact else {"status": status}
@@ -163,14 +162,14 @@ def _patch(claim: GrowingClaim, status: Patch, *, exact: bool) -> Patch:
 
 SUCCESS = "FileSystemResizeSuccessful"
 FAILURE = "FileSystemResizeFailed"
-REFUSED = "VolumeResizeFailed"
+RESIZE_FAILED = "VolumeResizeFailed"
 EventType = Literal["Normal", "Warning"]
-TellOf = Callable[[ObjectReference, EventType, str, str], None]
+RecordObjectEvent = Callable[[ObjectReference, EventType, str, str], None]
 """Records an event about any object."""
 _INFEASIBLE = frozenset(("InvalidArgument", "OutOfRange", "NotFound"))
 
 
-def tell_nobody(about: ObjectReference, kind: EventType, reason: str, message: str) -> None:
+def record_no_event(reference: ObjectReference, kind: EventType, reason: str, message: str) -> None:
     """Record no event."""
 
 
@@ -181,23 +180,21 @@ class ExpansionError(VolumePluginError):
 
 
 class NodeExpander:
-    """Node-side volume expander; `tell` and `tell_of` record events, `clock` returns Unix time in seconds."""
+    """Node-side volume expander; `clock` returns Unix time in seconds."""
 
     def __init__(
         self,
-        parts: CsiDependencies,
+        deps: CsiDependencies,
         api: ApiClient | None,
-        tell: RecordEvent,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._parts = parts
+        self._deps = deps
         self._api = api
-        self._tell = tell
-        self.tell_of: TellOf = tell_nobody
+        self.record_object_event: RecordObjectEvent = record_no_event
         self._clock = clock
         self._sizes: dict[str, Quantity] = {}
         self._in_use: set[str] = set()
-        self._refused: set[str] = set()
+        self._failed: set[str] = set()
 
     async def expand(self, volume: CsiVolume, path: Path, *, mounting: bool) -> None:
         """Expand a volume, published at `path`, to the capacity of its PersistentVolume.
@@ -205,89 +202,97 @@ class NodeExpander:
         With `mounting`, the pod has not started and must not start after a failure: raises
         VolumePluginError. Otherwise a failure becomes an event.
         """
-        size = self._wanted_size(volume)
+        size = self._desired_size(volume)
         if self._api is None or size is None or volume.unique_name in self._in_use:
             return
         try:
-            async with self._parts.locks(volume.unique_name):
-                await self._grow(self._api, volume, path, size)
+            async with self._deps.locks(volume.unique_name):
+                await self._expand_claim(self._api, volume, path, size)
         except VolumePluginError as err:
             if mounting:
                 raise
-            message = f'NodeExpandVolume.NodeExpandVolume failed for volume "{volume.wanted.name}" : {err}'
-            self._tell(volume.wanted.pod, "Warning", REFUSED, message)
+            message = (
+                f'NodeExpandVolume.NodeExpandVolume failed for volume "{volume.volume_to_mount.name}" : {err}'
+            )
+            self._deps.record_event(volume.volume_to_mount.pod, "Warning", RESIZE_FAILED, message)
 
-    def keep(self, names: Collection[str]) -> None:
+    def retain(self, names: Collection[str]) -> None:
         """Forget all volumes but these, by their unique names."""
         self._sizes = {name: size for name, size in self._sizes.items() if name in names}
         self._in_use.intersection_update(names)
-        self._refused.intersection_update(names)
+        self._failed.intersection_update(names)
 
-    def _wanted_size(self, volume: CsiVolume) -> Quantity | None:
+    def _desired_size(self, volume: CsiVolume) -> Quantity | None:
         """Return the size that a volume should have, or None if it is not known to be smaller."""
-        wanted = volume.wanted
-        if wanted.persistent is None or wanted.claim is None:
+        volume_to_mount = volume.volume_to_mount
+        if volume_to_mount.persistent is None or volume_to_mount.claim is None:
             return None
-        size = wanted.persistent.spec.capacity.get(STORAGE)
-        claimed = wanted.claim.status.capacity.get(STORAGE)
+        size = volume_to_mount.persistent.spec.capacity.get(STORAGE)
+        claimed = volume_to_mount.claim.status.capacity.get(STORAGE)
         if size is None or claimed is None:
             return None
         known = self._sizes.setdefault(volume.unique_name, claimed)
         return size if size > known else None
 
-    async def _grow(self, api: ApiClient, volume: CsiVolume, path: Path, size: Quantity) -> None:
-        meta = volume.wanted.claim.metadata if volume.wanted.claim is not None else None
+    async def _expand_claim(self, api: ApiClient, volume: CsiVolume, path: Path, size: Quantity) -> None:
+        meta = volume.volume_to_mount.claim.metadata if volume.volume_to_mount.claim is not None else None
         assert meta is not None
         try:
-            claim = await api.get(GROWING_CLAIMS, meta.name, meta.namespace)
+            claim = await api.get(EXPANDING_CLAIMS, meta.name, meta.namespace)
         except KubeError as err:
             raise ExpansionError(f"mountVolume.NodeExpandVolume get PVC failed : {err_text(err)}") from err
         if volume.read_only:
-            self._tell_both(volume, claim, "Warning", FAILURE, "failed", "requested read-only file system")
+            self._record_pod_and_claim_event(
+                volume, claim, "Warning", FAILURE, "failed", "requested read-only file system"
+            )
             self._sizes[volume.unique_name] = size
             return
-        growth = decide(claim, size)
-        if growth.size is None:
-            if growth.settled:
+        plan = decide(claim, size)
+        if plan.size is None:
+            if plan.complete:
                 self._sizes[volume.unique_name] = size
             return
-        if growth.mark:
-            claim = await self._patched(api, claim, marked(claim))
-        if await self._ask(api, volume, path, claim, growth, growth.size):
-            self._tell_both(volume, claim, "Normal", SUCCESS, "succeeded", self._parts.node_name)
-            if growth.report:
-                await self._patched(api, claim, finished(claim, growth.size))
+        if plan.mark:
+            claim = await self._patch_status(api, claim, in_progress_patch(claim))
+        if await self._call_driver(api, volume, path, claim, plan, plan.size):
+            self._record_pod_and_claim_event(
+                volume, claim, "Normal", SUCCESS, "succeeded", self._deps.node_name
+            )
+            if plan.report:
+                await self._patch_status(api, claim, finished_patch(claim, plan.size))
             self._sizes[volume.unique_name] = size
-            self._refused.discard(volume.unique_name)
+            self._failed.discard(volume.unique_name)
 
-    async def _ask(
+    async def _call_driver(
         self,
         api: ApiClient,
         volume: CsiVolume,
         path: Path,
-        claim: GrowingClaim,
-        growth: ExpansionPlan,
+        claim: ExpandingClaim,
+        plan: ExpansionPlan,
         size: Quantity,
     ) -> bool:
         """Call NodeExpandVolume and return whether the volume was expanded.
 
         Raises VolumePluginError if the call should be retried.
         """
-        client = self._parts.drivers.needed(volume.driver, volume.wanted.uid)
+        client = self._deps.drivers.client_for_pod(volume.driver, volume.volume_to_mount.uid)
         try:
-            abilities = await client.abilities()
-            if EXPAND not in abilities:
-                if growth.legacy or not growth.mark:
+            capabilities = await client.capabilities()
+            if EXPAND not in capabilities:
+                if plan.legacy or not plan.mark:
                     self._sizes[volume.unique_name] = size
                     return False
                 raise ExpansionError(f"NodeExpand is not supported by the CSI driver {volume.driver}")
-            secrets = await self._parts.teller.for_expanding(volume)
-            staged = self._staged(volume) if STAGE_UNSTAGE in abilities or volume.wanted.block else ""
-            await client.expand(volume.handle, str(path), staged, volume.use(), secrets, int(size))
+            secrets = await self._deps.request_context.for_expanding(volume)
+            staged = (
+                self._staged(volume) if STAGE_UNSTAGE in capabilities or volume.volume_to_mount.block else ""
+            )
+            await client.expand(volume.handle, str(path), staged, volume.capability(), secrets, int(size))
         except PluginError as err:
             reason = f"Expander.NodeExpand failed to expand the volume : {err}"
-            if err.is_final and not growth.legacy:
-                await self._say_why(api, volume, claim, err, reason)
+            if err.is_final and not plan.legacy:
+                await self._record_failure(api, volume, claim, err, reason)
             if err.code == "FailedPrecondition":
                 log.error(err, "Failed to expand volume in use, not retrying", volumeName=volume.unique_name)
                 self._in_use.add(volume.unique_name)
@@ -296,44 +301,52 @@ class NodeExpander:
         return True
 
     def _staged(self, volume: CsiVolume) -> str:
-        if volume.wanted.block:
-            return str(self._parts.places.device(volume.wanted.name).staging)
-        return str(self._parts.places.staged(volume.driver, volume.handle))
+        if volume.volume_to_mount.block:
+            return str(self._deps.paths.device(volume.volume_to_mount.name).staging)
+        return str(self._deps.paths.staged(volume.driver, volume.handle))
 
-    async def _say_why(
-        self, api: ApiClient, volume: CsiVolume, claim: GrowingClaim, err: PluginError, reason: str
+    async def _record_failure(
+        self, api: ApiClient, volume: CsiVolume, claim: ExpandingClaim, err: PluginError, reason: str
     ) -> None:
         """Record a failure in the PVC's status, and log if that fails.
 
         If the requested size has changed since, a repeated failure is infeasible: the controller takes over.
         """
         changed = claim.spec.resources.requests.get(STORAGE) != claim.status.allocated_resources.get(STORAGE)
-        infeasible = err.code in _INFEASIBLE or (changed and volume.unique_name in self._refused)
-        self._refused.add(volume.unique_name)
+        infeasible = err.code in _INFEASIBLE or (changed and volume.unique_name in self._failed)
+        self._failed.add(volume.unique_name)
         now = datetime.fromtimestamp(self._clock(), UTC)
-        if not (patch := failed(claim, reason, now, infeasible=infeasible)):
+        if not (patch := failed_patch(claim, reason, now, infeasible=infeasible)):
             return
         try:
-            await self._patched(api, claim, patch)
+            await self._patch_status(api, claim, patch)
         except VolumePluginError as problem:
             log.error(problem, "Failed to mark node expansion as failed", volumeName=volume.unique_name)
 
-    async def _patched(self, api: ApiClient, claim: GrowingClaim, patch: Patch) -> GrowingClaim:
+    async def _patch_status(self, api: ApiClient, claim: ExpandingClaim, patch: Patch) -> ExpandingClaim:
         meta = claim.metadata
         try:
-            return await api.patch(GROWING_CLAIMS, meta.name, patch, meta.namespace, subresource="status")
+            return await api.patch(EXPANDING_CLAIMS, meta.name, patch, meta.namespace, subresource="status")
         except KubeError as err:
             raise ExpansionError(
                 f'patchPVCStatus failed to patch PVC "{meta.name}": {err_text(err)}'
             ) from err
 
-    def _tell_both(
-        self, volume: CsiVolume, claim: GrowingClaim, kind: EventType, reason: str, how: str, why: str
+    def _record_pod_and_claim_event(
+        self,
+        volume: CsiVolume,
+        claim: ExpandingClaim,
+        kind: EventType,
+        reason: str,
+        outcome: str,
+        detail: str,
     ) -> None:
         """Record the same event about the pod and the PVC."""
-        message = f'MountVolume.NodeExpandVolume {how} for volume "{volume.wanted.name}" {why}'
-        self._tell(volume.wanted.pod, kind, reason, message)
-        about = ObjectReference(
+        message = (
+            f'MountVolume.NodeExpandVolume {outcome} for volume "{volume.volume_to_mount.name}" {detail}'
+        )
+        self._deps.record_event(volume.volume_to_mount.pod, kind, reason, message)
+        reference = ObjectReference(
             kind="PersistentVolumeClaim",
             api_version="v1",
             namespace=claim.metadata.namespace,
@@ -341,4 +354,4 @@ class NodeExpander:
             uid=claim.metadata.uid,
             resource_version=claim.metadata.resource_version,
         )
-        self.tell_of(about, kind, reason, message)
+        self.record_object_event(reference, kind, reason, message)

@@ -22,14 +22,26 @@ from pykubelet.linux.kernel import FS, has_selinux
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
-from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, Sweeps, asking
+from pykubelet.volumes.csi.dependencies import (
+    CsiDependencies,
+    DriverCallError,
+    UnstageOperations,
+    driver_call,
+)
 from pykubelet.volumes.csi.names import KIND, MOUNT_GROUP, STAGE_UNSTAGE, unique_name
-from pykubelet.volumes.csi.paths import DATA_FILE, VolumeData, drop_place, drop_scraps, read_data, write_data
+from pykubelet.volumes.csi.paths import (
+    DATA_FILE,
+    VolumeData,
+    read_data,
+    remove_abandoned,
+    remove_mount_point,
+    write_data,
+)
 from pykubelet.volumes.csi.types import Context, VolumeCapability
-from pykubelet.volumes.csi.unpublish import let_go, pay_before
-from pykubelet.volumes.csi.volume import CsiVolume, agent_owns, must_attach
+from pykubelet.volumes.csi.unpublish import unpublish_or_force, unpublish_pending_before
+from pykubelet.volumes.csi.volume import CsiVolume, applies_fs_group, must_attach
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.ownership import RecordEvent, apply_fs_group
+from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import MountedVolume
 
@@ -47,9 +59,9 @@ def mount_label(
     """Return the SELinux label to mount a volume with; empty to mount it without a label."""
     if spec is None or not spec.se_linux_mount or volume.access_modes != ("ReadWriteOncePod",):
         return ""
-    if volume.wanted.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
+    if volume.volume_to_mount.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
         return ""
-    options = _options(volume.wanted.pod, volume.wanted.pod_volume.name)
+    options = _options(volume.volume_to_mount.pod, volume.volume_to_mount.pod_volume.name)
     if options is None or not has_selinux(fs):
         return ""
     default = _file_label(policies)
@@ -108,38 +120,39 @@ def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
 class CsiMounter:
     """Mounter of CSI file system volumes."""
 
-    def __init__(self, parts: CsiDependencies, tell: RecordEvent) -> None:
-        self._parts = parts
-        self._tell = tell
+    def __init__(self, deps: CsiDependencies) -> None:
+        self._deps = deps
 
     async def set_up(
-        self, volume: CsiVolume, spec: CsiDriverSpec | None, *, again: bool = False
+        self, volume: CsiVolume, spec: CsiDriverSpec | None, *, republish: bool = False
     ) -> MountedVolume:
-        """Stage and publish a volume for a pod; `again`: it is published, and is republished."""
-        parts, wanted = self._parts, volume.wanted
-        client = parts.drivers.needed(volume.driver, wanted.uid)
+        """Stage and publish a volume for a pod; with `republish`, it is published already."""
+        deps, volume_to_mount = self._deps, volume.volume_to_mount
+        client = deps.drivers.client_for_pod(volume.driver, volume_to_mount.uid)
         published: dict[str, str] = {}
         if must_attach(volume, spec):
-            published = await parts.attachments.publish_context(volume.driver, volume.handle, wanted.uid)
-        with asking(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
-            abilities = await client.abilities()
-        group = wanted.pod.spec.security_context.fs_group
+            published = await deps.attachments.publish_context(
+                volume.driver, volume.handle, volume_to_mount.uid
+            )
+        with driver_call(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
+            capabilities = await client.capabilities()
+        group = volume_to_mount.pod.spec.security_context.fs_group
         label = mount_label(volume, spec)
-        use = volume.use(group=group if MOUNT_GROUP in abilities else None, label=label)
-        context = await parts.teller.for_publishing(
-            volume, published, spec, standalone=parts.objects.standalone
+        capability = volume.capability(group=group if MOUNT_GROUP in capabilities else None, label=label)
+        context = await deps.request_context.for_publishing(
+            volume, published, spec, standalone=deps.informer.standalone
         )
-        path = parts.places.published(wanted.uid, wanted.name)
-        async with parts.locks(volume.unique_name):
-            await pay_before(parts, volume, client, path)
+        path = deps.paths.published(volume_to_mount.uid, volume_to_mount.name)
+        async with deps.locks(volume.unique_name):
+            await unpublish_pending_before(deps, volume, client, path)
             staged = ""
-            if not volume.ephemeral and STAGE_UNSTAGE in abilities:
-                staged = await self._stage(volume, client, use, published, label)
-            await self._publish(volume, client, path, staged, use, context, label, again=again)
+            if not volume.ephemeral and STAGE_UNSTAGE in capabilities:
+                staged = await self._stage(volume, client, capability, published, label)
+            await self._publish(volume, client, path, staged, capability, context, label, republish=republish)
         # Also when it is republished: the driver may have written new files.
-        if MOUNT_GROUP not in abilities and agent_owns(volume, spec, group):
+        if MOUNT_GROUP not in capabilities and applies_fs_group(volume, spec, group):
             try:
-                await apply_fs_group(wanted.pod, path, self._tell)
+                await apply_fs_group(volume_to_mount.pod, path, deps.record_event)
             except OSError as err:
                 raise VolumePluginError(f"applyFSGroup failed for vol {volume.handle}: {err}") from err
         return MountedVolume(
@@ -154,86 +167,90 @@ class CsiMounter:
 
         Raises VolumeNotReady while the driver is not registered and its deadline has not expired.
         """
-        place, file = self._parts.places.published(uid, name), self._parts.places.data(uid, name)
-        data = read_data(file)
+        target_path, data_file = self._deps.paths.published(uid, name), self._deps.paths.data(uid, name)
+        data = read_data(data_file)
         if data is None:
             return
 
-        async def ordinary() -> None:
-            client = self._parts.drivers.needed(data.driver_name, uid)
-            with asking(f"{KIND}: Unmounter.TearDownAt failed: "):
-                await client.unpublish(data.volume_handle, str(place))
-            await finish_in_thread(lambda: drop_place(place, file))
+        async def unpublish() -> None:
+            client = self._deps.drivers.client_for_pod(data.driver_name, uid)
+            with driver_call(f"{KIND}: Unmounter.TearDownAt failed: "):
+                await client.unpublish(data.volume_handle, str(target_path))
+            await finish_in_thread(lambda: remove_mount_point(target_path, data_file))
 
-        debt = data.owed(place, file, uid, name)
-        await let_go(self._parts, debt, ordinary, lambda: drop_place(place, file))
+        pending_call = data.pending_unpublish(target_path, data_file, uid, name)
+        await unpublish_or_force(
+            self._deps, pending_call, unpublish, lambda: remove_mount_point(target_path, data_file)
+        )
 
-    async def sweeps(self, in_use: Collection[str]) -> Sweeps:
+    async def unstage_operations(self, in_use: Collection[str]) -> UnstageOperations:
         """Return the operations that unstage the volumes that no pod uses."""
-        places = await finish_in_thread(lambda: list(self._parts.places.all_staged()))
+        staging_paths = await finish_in_thread(lambda: list(self._deps.paths.all_staged()))
         return {
-            f"{place.parent.parent.name}^{place.parent.name}": partial(self._sweep_one, place, in_use)
-            for place in places
+            f"{staging_path.parent.parent.name}^{staging_path.parent.name}": partial(
+                self._unstage_unused, staging_path, in_use
+            )
+            for staging_path in staging_paths
         }
 
-    async def _sweep_one(self, place: Path, in_use: Collection[str]) -> None:
-        file = place.parent / DATA_FILE
-        data = read_data(file)
+    async def _unstage_unused(self, staging_path: Path, in_use: Collection[str]) -> None:
+        data_file = staging_path.parent / DATA_FILE
+        data = read_data(data_file)
         if data is None:
-            await finish_in_thread(lambda: drop_scraps(file, (place, place.parent)))
+            await finish_in_thread(lambda: remove_abandoned(data_file, (staging_path, staging_path.parent)))
         elif data.spec_vol_id not in in_use:
-            async with self._parts.locks(unique_name(data.driver_name, data.volume_handle)):
+            async with self._deps.locks(unique_name(data.driver_name, data.volume_handle)):
                 if not await finish_in_thread(partial(self._is_used, data)):
-                    await self._unstage(data, place, file)
+                    await self._unstage(data, staging_path, data_file)
 
     async def _stage(
         self,
         volume: CsiVolume,
         client: NodeClient,
-        use: VolumeCapability,
+        capability: VolumeCapability,
         published: dict[str, str],
         label: str,
     ) -> str:
-        place = self._parts.places.staged(volume.driver, volume.handle)
-        file = place.parent / DATA_FILE
-        await self._unstage_other_label(place, file, label)
-        if volume.unique_name in self._parts.staged and file.exists():
-            return str(place)
-        context = await self._parts.teller.for_staging(volume, published)
+        staging_path = self._deps.paths.staged(volume.driver, volume.handle)
+        data_file = staging_path.parent / DATA_FILE
+        await self._unstage_other_label(staging_path, data_file, label)
+        if volume.unique_name in self._deps.staged and data_file.exists():
+            return str(staging_path)
+        context = await self._deps.request_context.for_staging(volume, published)
         data = VolumeData(
             volume_handle=volume.handle,
             driver_name=volume.driver,
-            spec_vol_id=volume.wanted.name,
+            spec_vol_id=volume.volume_to_mount.name,
             se_linux_mount_context=label,
         )
 
         def prepare() -> bool:
-            known = read_data(file) is not None
-            write_data(file, data)
-            make_directory(place)
-            return known
+            existed = read_data(data_file) is not None
+            write_data(data_file, data)
+            make_directory(staging_path)
+            return existed
 
-        known = await finish_in_thread(prepare)
+        existed = await finish_in_thread(prepare)
         try:
-            with asking(action="MountVolume.MountDevice failed"):
-                await client.stage(volume.handle, str(place), use, context)
+            with driver_call(action="MountVolume.MountDevice failed"):
+                await client.stage(volume.handle, str(staging_path), capability, context)
         except DriverCallError as err:
-            if err.is_final and not known:
-                await self._clean(place, file)
+            if err.is_final and not existed:
+                await self._remove_after_failure(staging_path, data_file)
             raise
-        self._parts.staged.add(volume.unique_name)
-        return str(place)
+        self._deps.staged.add(volume.unique_name)
+        return str(staging_path)
 
-    async def _unstage_other_label(self, place: Path, file: Path, label: str) -> None:
+    async def _unstage_other_label(self, staging_path: Path, data_file: Path, label: str) -> None:
         """Unstage a volume that was staged with another SELinux label for a pod that has terminated.
 
         The whole volume has the label that it was staged with.
         """
-        data = read_data(file)
+        data = read_data(data_file)
         if data is None or data.se_linux_mount_context == label:
             return
         if not await finish_in_thread(partial(self._is_used, data)):
-            await self._unstage(data, place, file)
+            await self._unstage(data, staging_path, data_file)
 
     async def _publish(
         self,
@@ -241,63 +258,65 @@ class CsiMounter:
         client: NodeClient,
         path: Path,
         staged: str,
-        use: VolumeCapability,
+        capability: VolumeCapability,
         context: Context,
         label: str,
         *,
-        again: bool,
+        republish: bool,
     ) -> None:
-        wanted = volume.wanted
-        file = self._parts.places.data(wanted.uid, wanted.name)
-        data = self._parts.data_of(volume, label)
+        volume_to_mount = volume.volume_to_mount
+        data_file = self._deps.paths.data(volume_to_mount.uid, volume_to_mount.name)
+        data = self._deps.volume_data(volume, label)
 
         def prepare() -> bool:
-            known = read_data(file) is not None
-            write_data(file, data)
-            return known
+            existed = read_data(data_file) is not None
+            write_data(data_file, data)
+            return existed
 
-        known = await finish_in_thread(prepare)
+        existed = await finish_in_thread(prepare)
         try:
-            with asking():
+            with driver_call():
                 await client.publish(
-                    volume.handle, str(path), staged, use, context, read_only=volume.read_only
+                    volume.handle, str(path), staged, capability, context, read_only=volume.read_only
                 )
         except DriverCallError as err:
             # A mount that the pod may already use must not be removed.
-            if err.is_final and not known and not again:
-                await self._clean(path, file)
+            if err.is_final and not existed and not republish:
+                await self._remove_after_failure(path, data_file)
             raise
 
-    async def _unstage(self, data: VolumeData, place: Path, file: Path) -> None:
-        client = self._parts.drivers.client(data.driver_name)
+    async def _unstage(self, data: VolumeData, staging_path: Path, data_file: Path) -> None:
+        client = self._deps.drivers.client(data.driver_name)
         if client is None:
             log.v(2).info(
-                "Volume stays staged until its CSI driver registers", driver=data.driver_name, path=place
+                "Volume stays staged until its CSI driver registers",
+                driver=data.driver_name,
+                path=staging_path,
             )
             return
-        count = self._parts.counted(data.driver_name, "unmount_device")
-        with asking(f"{KIND}: attacher.UnmountDevice failed: "), count:
-            if STAGE_UNSTAGE in await client.abilities():
-                await client.unstage(data.volume_handle, str(place))
-        self._parts.staged.discard(unique_name(data.driver_name, data.volume_handle))
-        await finish_in_thread(lambda: drop_place(place, file))
-        log.v(2).info("Unstaged volume", driver=data.driver_name, path=place)
+        recording = self._deps.record_operation(data.driver_name, "unmount_device")
+        with driver_call(f"{KIND}: attacher.UnmountDevice failed: "), recording:
+            if STAGE_UNSTAGE in await client.capabilities():
+                await client.unstage(data.volume_handle, str(staging_path))
+        self._deps.staged.discard(unique_name(data.driver_name, data.volume_handle))
+        await finish_in_thread(lambda: remove_mount_point(staging_path, data_file))
+        log.v(2).info("Unstaged volume", driver=data.driver_name, path=staging_path)
 
     def _is_used(self, data: VolumeData) -> bool:
         """Return whether, according to the disk, a pod uses a volume or an unpublish call is pending."""
-        if self._parts.debts.of(unique_name(data.driver_name, data.volume_handle)):
+        if self._deps.pending_unpublishes.for_volume(unique_name(data.driver_name, data.volume_handle)):
             return True
         return any(
             (found.driver_name, found.volume_handle) == (data.driver_name, data.volume_handle)
-            for file in self._parts.places.all_data()
-            if (found := read_data(file)) is not None
+            for data_file in self._deps.paths.all_data()
+            if (found := read_data(data_file)) is not None
         )
 
-    async def _clean(self, place: Path, file: Path) -> None:
+    async def _remove_after_failure(self, path: Path, data_file: Path) -> None:
         try:
-            await finish_in_thread(lambda: drop_place(place, file))
+            await finish_in_thread(lambda: remove_mount_point(path, data_file))
         except (VolumePluginError, OSError) as err:
-            log.error(err, "Failed to remove path of volume that could not be set up", path=place)
+            log.error(err, "Failed to remove path of volume that could not be set up", path=path)
 
 
 def _has_labels(path: Path) -> bool:

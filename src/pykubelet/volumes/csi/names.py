@@ -8,7 +8,7 @@ from pykubelet.api.storage import CsiDriver, CsiNode, VolumeAttachment
 from pykubelet.apiserver.client import Resource
 
 KIND = "kubernetes.io/csi"
-FOLDER = "kubernetes.io~csi"
+PLUGIN_DIR = "kubernetes.io~csi"
 """Directory of CSI volumes in a pod's `volumes`."""
 STAGE_UNSTAGE = "STAGE_UNSTAGE_VOLUME"
 GET_STATS = "GET_VOLUME_STATS"
@@ -45,7 +45,7 @@ def unique_name(driver: str, handle: str) -> str:
     return f"{KIND}/{driver}^{handle}"
 
 
-def staged_folder(handle: str) -> str:
+def staging_dir_name(handle: str) -> str:
     """Return the name of the directory in which a volume is staged."""
     return _digest(handle)
 

@@ -17,9 +17,9 @@ from pykubelet.volumes.csi.names import CONDITION, SINGLE_NODE_MULTI_WRITER
 from pykubelet.volumes.csi.types import Context, DriverUsage, NodeFacts, VolumeCapability
 
 TIMEOUT_SECONDS = 120.0
-Called = Callable[[str, str, float], None]
+OnCall = Callable[[str, str, float], None]
 """Called after each call with its full path, its gRPC code (`NotFound`) and its duration in seconds."""
-Answer = TypeVar("Answer", bound=Message)
+Response = TypeVar("Response", bound=Message)
 _Mode = pb.VolumeCapability.AccessMode.Mode
 _MODES = {
     "ReadWriteOnce": _Mode.SINGLE_NODE_WRITER,
@@ -42,40 +42,42 @@ class NodeClient:
         self,
         endpoint: str,
         timeout: float = TIMEOUT_SECONDS,
-        called: Called = lambda method, code, seconds: None,
+        on_call: OnCall = lambda method, code, seconds: None,
     ) -> None:
-        """Initialize with the path of the driver's socket; `called` is called after each call."""
+        """Initialize with the path of the driver's socket; `on_call` is called after each call."""
         self.endpoint = endpoint
-        self._called = called
+        self._on_call = on_call
         self._timeout = timeout
-        self._abilities: frozenset[str] | None = None
+        self._capabilities: frozenset[str] | None = None
 
     async def info(self) -> NodeFacts:
         """Call NodeGetInfo. All methods raise PluginError."""
-        answer = await self._call("NodeGetInfo", pb.NodeGetInfoRequest(), pb.NodeGetInfoResponse)
+        response = await self._call("NodeGetInfo", pb.NodeGetInfoRequest(), pb.NodeGetInfoResponse)
         return NodeFacts(
-            answer.node_id, answer.max_volumes_per_node, dict(answer.accessible_topology.segments)
+            response.node_id, response.max_volumes_per_node, dict(response.accessible_topology.segments)
         )
 
-    async def abilities(self) -> frozenset[str]:
+    async def capabilities(self) -> frozenset[str]:
         """Return the driver's capabilities by their CSI names, calling NodeGetCapabilities the first time."""
-        if self._abilities is None:
-            answer = await self._call(
+        if self._capabilities is None:
+            response = await self._call(
                 "NodeGetCapabilities", pb.NodeGetCapabilitiesRequest(), pb.NodeGetCapabilitiesResponse
             )
             names = pb.NodeServiceCapability.RPC.Type
             known = set(names.values())
-            self._abilities = frozenset(
-                names.Name(ability.rpc.type) for ability in answer.capabilities if ability.rpc.type in known
+            self._capabilities = frozenset(
+                names.Name(capability.rpc.type)
+                for capability in response.capabilities
+                if capability.rpc.type in known
             )
-        return self._abilities
+        return self._capabilities
 
-    async def stage(self, handle: str, path: str, use: VolumeCapability, context: Context) -> None:
+    async def stage(self, handle: str, path: str, capability: VolumeCapability, context: Context) -> None:
         """Call NodeStageVolume, which prepares a volume for all pods of this node."""
         request = pb.NodeStageVolumeRequest(
             volume_id=handle,
             staging_target_path=path,
-            volume_capability=await self._capability(use),
+            volume_capability=await self._capability(capability),
             publish_context=context.published,
             volume_context=context.attributes,
             secrets=context.secrets,
@@ -88,14 +90,21 @@ class NodeClient:
         await self._call("NodeUnstageVolume", request, pb.NodeUnstageVolumeResponse)
 
     async def publish(
-        self, handle: str, path: str, staged: str, use: VolumeCapability, context: Context, *, read_only: bool
+        self,
+        handle: str,
+        path: str,
+        staged: str,
+        capability: VolumeCapability,
+        context: Context,
+        *,
+        read_only: bool,
     ) -> None:
         """Call NodePublishVolume for one pod; `staged` is the staging path, empty if it is not staged."""
         request = pb.NodePublishVolumeRequest(
             volume_id=handle,
             target_path=path,
             staging_target_path=staged,
-            volume_capability=await self._capability(use),
+            volume_capability=await self._capability(capability),
             readonly=read_only,
             publish_context=context.published,
             volume_context=context.attributes,
@@ -109,7 +118,13 @@ class NodeClient:
         await self._call("NodeUnpublishVolume", request, pb.NodeUnpublishVolumeResponse)
 
     async def expand(
-        self, handle: str, path: str, staged: str, use: VolumeCapability, secrets: dict[str, str], size: int
+        self,
+        handle: str,
+        path: str,
+        staged: str,
+        capability: VolumeCapability,
+        secrets: dict[str, str],
+        size: int,
     ) -> None:
         """Call NodeExpandVolume to expand a volume and its file system to at least `size` bytes."""
         request = pb.NodeExpandVolumeRequest(
@@ -117,7 +132,7 @@ class NodeClient:
             volume_path=path,
             staging_target_path=staged,
             capacity_range=pb.CapacityRange(required_bytes=size),
-            volume_capability=await self._capability(use),
+            volume_capability=await self._capability(capability),
             secrets=secrets,
         )
         await self._call("NodeExpandVolume", request, pb.NodeExpandVolumeResponse)
@@ -125,11 +140,11 @@ class NodeClient:
     async def usage(self, handle: str, path: str) -> DriverUsage:
         """Call NodeGetVolumeStats; the condition is included if the driver supports VOLUME_CONDITION."""
         request = pb.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=path)
-        answer = await self._call("NodeGetVolumeStats", request, pb.NodeGetVolumeStatsResponse)
-        knows_health = CONDITION in await self.abilities()
-        if not knows_health and not answer.usage:
+        response = await self._call("NodeGetVolumeStats", request, pb.NodeGetVolumeStatsResponse)
+        has_condition = CONDITION in await self.capabilities()
+        if not has_condition and not response.usage:
             raise PluginError("Internal", "failed to get usage from response. usage is nil")
-        by_unit = {usage.unit: usage for usage in answer.usage}
+        by_unit = {usage.unit: usage for usage in response.usage}
         space = by_unit.get(pb.VolumeUsage.BYTES, pb.VolumeUsage())
         inodes = by_unit.get(pb.VolumeUsage.INODES, pb.VolumeUsage())
         return DriverUsage(
@@ -139,31 +154,31 @@ class NodeClient:
             inodes=inodes.total,
             inodes_free=inodes.available,
             inodes_used=inodes.used,
-            abnormal=answer.volume_condition.abnormal if knows_health else None,
-            message=answer.volume_condition.message if knows_health else "",
+            abnormal=response.volume_condition.abnormal if has_condition else None,
+            message=response.volume_condition.message if has_condition else "",
         )
 
-    async def _capability(self, use: VolumeCapability) -> pb.VolumeCapability:
-        exact = SINGLE_NODE_MULTI_WRITER in await self.abilities()
-        mode = (_EXACT_MODES if exact else _MODES).get(use.access_mode, _Mode.UNKNOWN)
+    async def _capability(self, capability: VolumeCapability) -> pb.VolumeCapability:
+        exact = SINGLE_NODE_MULTI_WRITER in await self.capabilities()
+        mode = (_EXACT_MODES if exact else _MODES).get(capability.access_mode, _Mode.UNKNOWN)
         access = pb.VolumeCapability.AccessMode(mode=mode)
-        if use.block:
+        if capability.block:
             return pb.VolumeCapability(access_mode=access, block=pb.VolumeCapability.BlockVolume())
         mount = pb.VolumeCapability.MountVolume(
-            fs_type=use.fs_type,
-            mount_flags=use.mount_options,
-            volume_mount_group="" if use.group is None else str(use.group),
+            fs_type=capability.fs_type,
+            mount_flags=capability.mount_options,
+            volume_mount_group="" if capability.group is None else str(capability.group),
         )
         return pb.VolumeCapability(access_mode=access, mount=mount)
 
-    async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
-        path, began, code = f"/csi.v1.Node/{method}", perf_counter(), "Canceled"
+    async def _call(self, method: str, request: Message, response_type: type[Response]) -> Response:
+        path, started, code = f"/csi.v1.Node/{method}", perf_counter(), "Canceled"
         try:
-            given = await call_plugin(self.endpoint, path, request, answer, timeout=self._timeout)
+            response = await call_plugin(self.endpoint, path, request, response_type, timeout=self._timeout)
             code = "OK"
         except PluginError as err:
             code = err.code
             raise
         finally:
-            self._called(path, code, perf_counter() - began)
-        return given
+            self._on_call(path, code, perf_counter() - started)
+        return response

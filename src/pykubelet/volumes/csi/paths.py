@@ -32,13 +32,13 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.linux.mounts import read_mounts
-from pykubelet.volumes.csi.names import EPHEMERAL, FOLDER, staged_folder
+from pykubelet.volumes.csi.names import EPHEMERAL, PLUGIN_DIR, staging_dir_name
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.paths import PodVolumePaths, make_directory, path_component
 
 DATA_FILE = "vol_data.json"
-SCRAP_SECONDS = 300.0
+ABANDONED_SECONDS = 300.0
 """Age in seconds from which unfinished files and directories count as abandoned."""
 
 
@@ -54,7 +54,7 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     volume_lifecycle_mode: str = ""
     se_linux_mount_context: str = ""
 
-    def owed(self, place: Path, trace: Path, uid: str, name: str) -> PendingUnpublish:
+    def pending_unpublish(self, target_path: Path, trace: Path, uid: str, name: str) -> PendingUnpublish:
         """Return the NodeUnpublishVolume call to store if the driver cannot be called.
 
         `trace` is the path in the pod's directory that exists until the volume is removed from the pod.
@@ -62,7 +62,7 @@ class VolumeData(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
         return PendingUnpublish(
             driver=self.driver_name,
             handle=self.volume_handle,
-            target=str(place),
+            target=str(target_path),
             trace=str(trace),
             ephemeral=self.volume_lifecycle_mode == EPHEMERAL,
             pod=uid,
@@ -75,7 +75,7 @@ def write_data(path: Path, data: VolumeData) -> None:
     make_directory(path.parent)
     if read_data(path) == data:
         return
-    with _replacing(path) as new:
+    with _atomic_replace(path) as new:
         new.write_bytes(msgspec.json.encode(data) + b"\n")
 
 
@@ -87,51 +87,53 @@ def read_data(path: Path) -> VolumeData | None:
         return None
 
 
-def drop_place(place: Path, data: Path) -> None:
+def remove_mount_point(path: Path, data_file: Path) -> None:
     """Remove a path at which a driver had mounted a volume, then the data file, then their empty directory.
 
     Drivers should remove the path themselves. Raises VolumePluginError if it is still mounted or not empty:
     then the driver did not undo its call, and deleting would delete the volume's content. Blocks.
     """
-    if read_mounts(place):
+    if read_mounts(path):
         # Checked before the path is accessed: a mount that was left may hang.
-        raise VolumePluginError(f"kubernetes.io/csi: the driver has left {place} mounted")
+        raise VolumePluginError(f"kubernetes.io/csi: the driver has left {path} mounted")
     try:
-        if place.is_symlink() or place.is_file() or place.is_block_device():
-            place.unlink(missing_ok=True)
-        elif place.exists():
-            place.rmdir()
+        if path.is_symlink() or path.is_file() or path.is_block_device():
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            path.rmdir()
     except OSError as err:
         raise VolumePluginError(
-            f"kubernetes.io/csi: failed to remove dir [{place}]: {err.strerror}; "
+            f"kubernetes.io/csi: failed to remove dir [{path}]: {err.strerror}; "
             "the driver has left something there"
         ) from err
-    data.unlink(missing_ok=True)
+    data_file.unlink(missing_ok=True)
     with suppress(FileNotFoundError):
-        data.parent.rmdir()
+        data_file.parent.rmdir()
 
 
-def drop_scraps(file: Path, folders: Iterable[Path], clock: Callable[[], float] = time.time) -> None:
+def remove_abandoned(
+    data_file: Path, directories: Iterable[Path], clock: Callable[[], float] = time.time
+) -> None:
     """Remove the unfinished data file and the empty directories that a killed kubelet left. Blocks.
 
-    Nothing younger than SCRAP_SECONDS is removed: this kubelet may be writing it.
+    Nothing younger than ABANDONED_SECONDS is removed: this kubelet may be writing it.
     """
     with suppress(OSError):
-        if clock() - file.parent.stat().st_mtime < SCRAP_SECONDS:
+        if clock() - data_file.parent.stat().st_mtime < ABANDONED_SECONDS:
             return
-        _unfinished(file).unlink(missing_ok=True)
-    for folder in folders:
+        _temporary(data_file).unlink(missing_ok=True)
+    for directory in directories:
         with suppress(OSError):
-            folder.rmdir()
+            directory.rmdir()
 
 
-def _unfinished(path: Path) -> Path:
+def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    new = _unfinished(path)
+def _atomic_replace(path: Path) -> Iterator[Path]:
+    new = _temporary(path)
     try:
         yield new
         new.chmod(0o644)
@@ -153,19 +155,19 @@ class BlockVolumePaths:
     name: str
 
     @property
-    def own(self) -> Path:
+    def volume_dir(self) -> Path:
         """Directory of the volume, apart from the paths that the driver writes to."""
         return self.base / self.name
 
     @property
     def data(self) -> Path:
         """Path of the volume's `vol_data.json`."""
-        return self.own / "data" / DATA_FILE
+        return self.volume_dir / "data" / DATA_FILE
 
     @property
     def maps(self) -> Path:
         """Directory of the device's bind mounts, one per pod UID."""
-        return self.own / "dev"
+        return self.volume_dir / "dev"
 
     @property
     def staging(self) -> Path:
@@ -191,7 +193,7 @@ class CsiPaths:
 
     def volume(self, uid: str, name: str) -> Path:
         """Return the directory of a pod's volume. Raises ValueError for an invalid name."""
-        return PodVolumePaths.for_pod(self.root, uid).volume(FOLDER, name)
+        return PodVolumePaths.for_pod(self.root, uid).volume(PLUGIN_DIR, name)
 
     def published(self, uid: str, name: str) -> Path:
         """Return the target path of a pod's volume."""
@@ -203,20 +205,20 @@ class CsiPaths:
 
     def staged(self, driver: str, handle: str) -> Path:
         """Return the staging path of a volume, which all pods share."""
-        return self.plugin / path_component(driver) / staged_folder(handle) / GLOBAL_MOUNT
+        return self.plugin / path_component(driver) / staging_dir_name(handle) / GLOBAL_MOUNT
 
     def all_staged(self) -> Iterator[Path]:
         """Yield the staging paths of all volumes, including those of drivers that are not registered."""
-        for driver in _folders(self.plugin):
+        for driver in _directories(self.plugin):
             if driver.name != DEVICES:
-                yield from (folder / GLOBAL_MOUNT for folder in _folders(driver))
+                yield from (directory / GLOBAL_MOUNT for directory in _directories(driver))
 
     def all_data(self) -> Iterator[Path]:
         """Yield the `vol_data.json` paths of all pods' volumes; pods may be added or removed concurrently."""
         # Called often, and mostly without a result: read names only, without a stat of each entry.
         pods = str(self.root / "pods")
         for uid in _names(pods):
-            volumes = f"{pods}/{uid}/volumes/{FOLDER}"
+            volumes = f"{pods}/{uid}/volumes/{PLUGIN_DIR}"
             yield from (Path(volumes, name, DATA_FILE) for name in _names(volumes))
 
     def device(self, name: str) -> BlockVolumePaths:
@@ -225,13 +227,13 @@ class CsiPaths:
 
     def all_devices(self) -> Iterator[BlockVolumePaths]:
         """Yield the paths of all block volumes that have a directory, in use or not."""
-        for folder in _folders(self.plugin / DEVICES):
-            if folder.name not in ("staging", "publish"):
-                yield self.device(folder.name)
+        for directory in _directories(self.plugin / DEVICES):
+            if directory.name not in ("staging", "publish"):
+                yield self.device(directory.name)
 
     def device_link(self, uid: str, name: str) -> Path:
         """Return the path of the symlink to the device in the pod's directory."""
-        return PodVolumePaths.for_pod(self.root, uid).device(FOLDER, name)
+        return PodVolumePaths.for_pod(self.root, uid).device(PLUGIN_DIR, name)
 
 
 def _names(path: str) -> list[str]:
@@ -242,7 +244,7 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def _folders(path: Path) -> list[Path]:
+def _directories(path: Path) -> list[Path]:
     try:
         return sorted(inner for inner in path.iterdir() if inner.is_dir() and not inner.is_symlink())
     except (FileNotFoundError, NotADirectoryError):

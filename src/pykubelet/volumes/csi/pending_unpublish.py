@@ -28,7 +28,7 @@ from pykubelet.logs import get_logger
 from pykubelet.volumes.csi.names import unique_name
 
 log = get_logger(__name__)
-FOLDER = Path("pykubelet", "csi-debts")
+DIRECTORY = Path("pykubelet", "csi-debts")
 
 
 class PendingUnpublish(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -61,37 +61,37 @@ class PendingUnpublishStore:
     """Pending unpublish calls of one node, stored on disk; all methods block briefly."""
 
     def __init__(self, root: Path) -> None:
-        self._folder = root / FOLDER
+        self._directory = root / DIRECTORY
 
-    def note(self, debt: PendingUnpublish) -> None:
+    def add(self, pending_call: PendingUnpublish) -> None:
         """Store a pending call durably (fsync), before anything is unmounted. Raises OSError."""
-        file = self._file(debt)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._file(pending_call)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = file.with_suffix(".new")
         try:
             with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-                out.write(msgspec.json.encode(debt) + b"\n")
+                out.write(msgspec.json.encode(pending_call) + b"\n")
                 out.flush()
                 os.fsync(out.fileno())
             new.replace(file)
         finally:
             new.unlink(missing_ok=True)
-        for folder in (self._folder, self._folder.parent, self._folder.parent.parent):
-            _sync(folder)
+        for directory in (self._directory, self._directory.parent, self._directory.parent.parent):
+            _fsync_directory(directory)
 
-    def settle(self, debt: PendingUnpublish) -> None:
+    def remove(self, pending_call: PendingUnpublish) -> None:
         """Delete a call that is no longer pending. Raises OSError."""
-        file = self._file(debt)
+        file = self._file(pending_call)
         for path in (file, file.with_suffix(".new")):
             path.unlink(missing_ok=True)
-        for folder in (self._folder, self._folder.parent):
+        for directory in (self._directory, self._directory.parent):
             with suppress(OSError):  # missing or not empty
-                folder.rmdir()
+                directory.rmdir()
 
     def all(self) -> list[PendingUnpublish]:
         """Return all pending calls; an unreadable file is logged and kept."""
         try:
-            files = sorted(self._folder.glob("*.json"))
+            files = sorted(self._directory.glob("*.json"))
         except OSError:
             return []
         found = []
@@ -106,20 +106,20 @@ class PendingUnpublishStore:
                 )
         return found
 
-    def of(self, name: str) -> list[PendingUnpublish]:
+    def for_volume(self, name: str) -> list[PendingUnpublish]:
         """Return the pending calls of one volume, by its unique name."""
-        return [debt for debt in self.all() if debt.unique_name == name]
+        return [pending_call for pending_call in self.all() if pending_call.unique_name == name]
 
-    def aside(self, debt: PendingUnpublish) -> Path:
+    def leftovers_path(self, pending_call: PendingUnpublish) -> Path:
         """Return the path to which files found at an unmounted target path are moved."""
-        return self._file(debt).with_suffix(".left")
+        return self._file(pending_call).with_suffix(".left")
 
-    def _file(self, debt: PendingUnpublish) -> Path:
-        return self._folder / f"{hashlib.sha256(debt.target.encode()).hexdigest()}.json"
+    def _file(self, pending_call: PendingUnpublish) -> Path:
+        return self._directory / f"{hashlib.sha256(pending_call.target.encode()).hexdigest()}.json"
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
@@ -133,7 +133,7 @@ FAILING_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Failure:
     since: float
     absent_since: float | None
 
@@ -142,20 +142,20 @@ class UnpublishDeadlines:
     """Deadlines of failing unpublish calls, by target path, in event loop time."""
 
     def __init__(self) -> None:
-        self._troubles: dict[str, _Trouble] = {}
+        self._failures: dict[str, _Failure] = {}
 
-    def is_over(self, place: str, *, absent: bool) -> bool:
+    def record_failure(self, target_path: str, *, absent: bool) -> bool:
         """Record a failed unpublish and return whether its deadline has expired."""
         now = asyncio.get_running_loop().time()
-        trouble = self._troubles.setdefault(place, _Trouble(now, None))
+        failure = self._failures.setdefault(target_path, _Failure(now, None))
         if not absent:
-            trouble.absent_since = None
-        elif trouble.absent_since is None:
-            trouble.absent_since = now
-        if trouble.absent_since is not None and now - trouble.absent_since >= ABSENT_SECONDS:
+            failure.absent_since = None
+        elif failure.absent_since is None:
+            failure.absent_since = now
+        if failure.absent_since is not None and now - failure.absent_since >= ABSENT_SECONDS:
             return True
-        return now - trouble.since >= FAILING_SECONDS
+        return now - failure.since >= FAILING_SECONDS
 
-    def forget(self, place: str) -> None:
+    def forget(self, target_path: str) -> None:
         """Forget a target path whose volume is removed from its pod."""
-        self._troubles.pop(place, None)
+        self._failures.pop(target_path, None)

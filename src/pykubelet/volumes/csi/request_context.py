@@ -48,7 +48,7 @@ class CsiRequestContext:
         if (spec is not None and spec.pod_info_on_mount) or (standalone and volume.ephemeral):
             attributes |= pod_info(volume)
         # Block volumes are published without tokens.
-        if spec is not None and spec.token_requests and not volume.wanted.block:
+        if spec is not None and spec.token_requests and not volume.volume_to_mount.block:
             tokens = {TOKENS: await self._tokens(volume, spec)}
             if spec.service_account_token_in_secrets:
                 secrets |= tokens
@@ -60,12 +60,12 @@ class CsiRequestContext:
         """Return the secrets of NodeExpandVolume."""
         return await self._secret(volume, "NodeExpandSecretRef", volume.expand_secret)
 
-    async def _secret(self, volume: CsiVolume, what: str, ref: SecretReference | None) -> dict[str, str]:
+    async def _secret(self, volume: CsiVolume, field: str, ref: SecretReference | None) -> dict[str, str]:
         if ref is None:
             return {}
         try:
             if volume.ephemeral:
-                found = await self._objects.secret(volume.wanted.pod, ref.name)
+                found = await self._objects.secret(volume.volume_to_mount.pod, ref.name)
             elif self._api is not None:
                 found = await self._api.get(SECRETS, ref.name, ref.namespace)
             else:
@@ -73,29 +73,31 @@ class CsiRequestContext:
         except (ObjectError, KubeError) as err:
             reason = err_text(err) if isinstance(err, KubeError) else str(err)
             raise VolumePluginError(
-                f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: failed to find the secret "
+                f"fetching {field} {ref.namespace}/{ref.name} failed: {KIND}: failed to find the secret "
                 f"{ref.name} in the namespace {ref.namespace} with error: {reason}"
             ) from err
         try:
             return {key: value.decode() for key, value in found.data.items()}
         except UnicodeDecodeError:
             raise VolumePluginError(
-                f"fetching {what} {ref.namespace}/{ref.name} failed: {KIND}: the secret has a value that is "
+                f"fetching {field} {ref.namespace}/{ref.name} failed: {KIND}: the secret has a value that is "
                 "no text in UTF-8, which CSI has no place for: encode it as the driver expects it"
             ) from None
 
     async def _tokens(self, volume: CsiVolume, spec: CsiDriverSpec) -> str:
         found = {}
-        for wish in spec.token_requests:
+        for token_request in spec.token_requests:
             try:
                 token = await self._objects.token(
-                    volume.wanted.pod, audience=wish.audience, seconds=wish.expiration_seconds or HOUR
+                    volume.volume_to_mount.pod,
+                    audience=token_request.audience,
+                    seconds=token_request.expiration_seconds or HOUR,
                 )
             except ObjectError as err:
                 raise VolumePluginError(
                     f"{KIND}: mounter.SetUpAt failed to get service accoount token attributes: {err}"
                 ) from err
-            found[wish.audience] = {"token": token, "expirationTimestamp": token_end(token)}
+            found[token_request.audience] = {"token": token, "expirationTimestamp": token_end(token)}
         return msgspec.json.encode(dict(sorted(found.items()))).decode()
 
 
@@ -108,8 +110,8 @@ def token_end(token: str) -> str | None:
     try:
         part = token.split(".")[1]
         claims: Any = msgspec.json.decode(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
-        own = claims.get("kubernetes.io", {})
-        moment = own.get("warnafter") or claims["exp"]
+        kubernetes_claims = claims.get("kubernetes.io", {})
+        moment = kubernetes_claims.get("warnafter") or claims["exp"]
         return datetime.fromtimestamp(int(moment), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (IndexError, KeyError, ValueError, TypeError, AttributeError, msgspec.MsgspecError):
         return None

@@ -59,16 +59,16 @@ def migrated_affinity(
     if not keys.zone:
         return affinity
     terms = list(affinity.required.node_selector_terms) if affinity and affinity.required else []
-    zone, region = _general(terms, labels)
-    terms = _renamed(terms, zone, keys.zone, _split(labels.get(zone, ""), several=not keys.region))
+    zone, region = _topology_keys(terms, labels)
+    terms = _replace_key(terms, zone, keys.zone, _split(labels.get(zone, ""), several=not keys.region))
     if keys.region:
-        terms = _renamed(terms, region, keys.region, _split(labels.get(region, ""), several=False))
+        terms = _replace_key(terms, region, keys.region, _split(labels.get(region, ""), several=False))
     elif region == BETA_REGION:
-        terms = _renamed(terms, region, REGION, ())
+        terms = _replace_key(terms, region, REGION, ())
     return VolumeNodeAffinity(required=NodeSelector(node_selector_terms=terms)) if terms else affinity
 
 
-def _general(terms: list[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[str, str]:
+def _topology_keys(terms: list[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[str, str]:
     """Return the general zone and region label keys that the volume uses, GA or beta."""
     named = {part.key for term in terms for part in term.match_expressions}
     for known in (named, labels):
@@ -79,10 +79,10 @@ def _general(terms: list[NodeSelectorTerm], labels: Mapping[str, str]) -> tuple[
     return ZONE, REGION
 
 
-def _renamed(
-    terms: list[NodeSelectorTerm], old: str, new: str, otherwise: tuple[str, ...]
+def _replace_key(
+    terms: list[NodeSelectorTerm], old: str, new: str, default_values: tuple[str, ...]
 ) -> list[NodeSelectorTerm]:
-    """Rename a requirement's key; if no term has it, add one with the values `otherwise` to all terms."""
+    """Rename a requirement's key; if no term has it, add one with `default_values` to all terms."""
     if any(part.key == old and part.values for term in terms for part in term.match_expressions):
         return [
             msgspec.structs.replace(
@@ -94,9 +94,9 @@ def _renamed(
             )
             for term in terms
         ]
-    if not otherwise:
+    if not default_values:
         return terms
-    more = NodeRequirement(key=new, operator="In", values=list(otherwise))
+    more = NodeRequirement(key=new, operator="In", values=list(default_values))
     return [
         msgspec.structs.replace(term, match_expressions=[*term.match_expressions, more])
         for term in terms or [NodeSelectorTerm()]
@@ -131,7 +131,7 @@ def migrated_volume(found: PersistentVolume) -> PersistentVolume:
     kind = _KINDS.get(wire)
     if kind is None:
         return found
-    about = _About(
+    metadata = _VolumeMetadata(
         found.metadata.name,
         found.spec.claim_ref.namespace if found.spec.claim_ref is not None else "",
         found.metadata.labels,
@@ -139,20 +139,20 @@ def migrated_volume(found: PersistentVolume) -> PersistentVolume:
     )
     spec = msgspec.structs.replace(
         found.spec,
-        csi=kind.read(from_document(kind.source, source), about),
+        csi=kind.read(from_document(kind.source, source), metadata),
         access_modes=kind.modes(found.spec.access_modes),
-        node_affinity=migrated_affinity(found.spec.node_affinity, about.labels, kind.zones),
+        node_affinity=migrated_affinity(found.spec.node_affinity, metadata.labels, kind.zones),
         **{kind.field: None},
     )
     return msgspec.structs.replace(found, spec=spec)
 
 
-def migrated_wanted(pod: Pod, volume: Volume) -> VolumeToMount:
+def migrated_inline_volume(pod: Pod, volume: Volume) -> VolumeToMount:
     """Return a pod's inline in-tree volume as its driver's CSI volume. Raises as `migrated_volume` does."""
     ((wire, written),) = volume.sources
     kind = _KINDS[wire]
     source = from_document(kind.source, written)
-    read = kind.read(source, _About(volume.name, pod.metadata.namespace or "default"))
+    read = kind.read(source, _VolumeMetadata(volume.name, pod.metadata.namespace or "default"))
     found = PersistentVolume()
     found.metadata.name = kind.inline_name(read)
     found.spec.csi = read
@@ -163,7 +163,7 @@ def migrated_wanted(pod: Pod, volume: Volume) -> VolumeToMount:
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
+class _VolumeMetadata:
     """Metadata of a volume besides its source; the namespace is that of its claim or its pod."""
 
     name: str
@@ -201,7 +201,7 @@ class _AzureFile(ObjectStruct):
     secret_namespace: str | None = None
 
 
-class _Named(ObjectStruct):
+class _VolumeIdSource(ObjectStruct):
     """Source of a Cinder or Portworx volume."""
 
     volume_id: str = msgspec.field(name="volumeID", default="")
@@ -215,7 +215,7 @@ class _Vsphere(ObjectStruct):
     storage_policy_name: str = ""
 
 
-def _ebs(source: _Ebs, _: _About) -> CsiPersistent:
+def _ebs(source: _Ebs, _: _VolumeMetadata) -> CsiPersistent:
     handle = source.volume_id
     if handle.startswith("aws://"):
         handle = urlsplit(handle).path.strip("/")
@@ -233,8 +233,8 @@ def _ebs(source: _Ebs, _: _About) -> CsiPersistent:
     )
 
 
-def _gce(source: _Gce, about: _About) -> CsiPersistent:
-    zones = zones_of(about.labels)
+def _gce(source: _Gce, metadata: _VolumeMetadata) -> CsiPersistent:
+    zones = zones_of(metadata.labels)
     where = f"zones/{zones[0] if zones else _UNSPECIFIED}"
     if len(zones) > 1:
         regions = {zone.rpartition("-")[0] for zone in zones if zone.count("-") == 2}
@@ -250,7 +250,7 @@ def _gce(source: _Gce, about: _About) -> CsiPersistent:
     )
 
 
-def _azure_disk(source: _AzureDisk, _: _About) -> CsiPersistent:
+def _azure_disk(source: _AzureDisk, _: _VolumeMetadata) -> CsiPersistent:
     if source.kind is not None and source.kind.lower() != "managed":
         raise MigrationError(f"kind({source.kind}) is not supported in csi migration")
     attributes = {"kind": "Managed"}
@@ -267,23 +267,23 @@ def _azure_disk(source: _AzureDisk, _: _About) -> CsiPersistent:
     )
 
 
-def _azure_file(source: _AzureFile, about: _About) -> CsiPersistent:
+def _azure_file(source: _AzureFile, metadata: _VolumeMetadata) -> CsiPersistent:
     named = re.search(r"azure-storage-account-(.+)-secret", source.secret_name)
     account = named[1] if named else source.secret_name
-    namespace = about.namespace if source.secret_namespace is None else source.secret_namespace
+    namespace = metadata.namespace if source.secret_namespace is None else source.secret_namespace
     if not namespace:
         raise MigrationError("could not find a secret namespace in PersistentVolumeSource or ClaimRef")
-    group = about.annotations.get(RESOURCE_GROUP, "")
+    group = metadata.annotations.get(RESOURCE_GROUP, "")
     return CsiPersistent(
         driver=MIGRATED["azureFile"],
-        volume_handle="#".join((group, account, source.share_name, about.name, namespace)),
+        volume_handle="#".join((group, account, source.share_name, metadata.name, namespace)),
         read_only=source.read_only,
         volume_attributes={"sharename": source.share_name},
         node_stage_secret_ref=SecretReference(name=source.secret_name, namespace=namespace),
     )
 
 
-def _cinder(source: _Named, _: _About) -> CsiPersistent:
+def _cinder(source: _VolumeIdSource, _: _VolumeMetadata) -> CsiPersistent:
     return CsiPersistent(
         driver=MIGRATED["cinder"],
         volume_handle=source.volume_id,
@@ -292,10 +292,10 @@ def _cinder(source: _Named, _: _About) -> CsiPersistent:
     )
 
 
-def _portworx(source: _Named, about: _About) -> CsiPersistent:
+def _portworx(source: _VolumeIdSource, metadata: _VolumeMetadata) -> CsiPersistent:
     secret = None
-    if all(key in about.annotations for key in PORTWORX_SECRET):
-        name, namespace = (about.annotations[key] for key in PORTWORX_SECRET)
+    if all(key in metadata.annotations for key in PORTWORX_SECRET):
+        name, namespace = (metadata.annotations[key] for key in PORTWORX_SECRET)
         secret = SecretReference(name=name, namespace=namespace)
     return CsiPersistent(
         driver=MIGRATED["portworxVolume"],
@@ -308,7 +308,7 @@ def _portworx(source: _Named, about: _About) -> CsiPersistent:
     )
 
 
-def _vsphere(source: _Vsphere, _: _About) -> CsiPersistent:
+def _vsphere(source: _Vsphere, _: _VolumeMetadata) -> CsiPersistent:
     policy = source.storage_policy_name
     return CsiPersistent(
         driver=MIGRATED["vsphereVolume"],
@@ -325,11 +325,11 @@ def _google_modes(modes: list[str]) -> list[str]:
     return [READ_ONLY_MANY if set(modes) == {READ_ONLY_MANY} else READ_WRITE_ONCE]
 
 
-def _by_reading(source: _Gce | _Named) -> str:
+def _mode_by_read_only(source: _Gce | _VolumeIdSource) -> str:
     return READ_ONLY_MANY if source.read_only else READ_WRITE_ONCE
 
 
-def _after_driver(source: CsiPersistent) -> str:
+def _name_by_driver(source: CsiPersistent) -> str:
     return f"{source.driver}-{source.volume_handle}"
 
 
@@ -337,11 +337,11 @@ def _after_driver(source: CsiPersistent) -> str:
 class _Kind:
     field: str
     source: type[ObjectStruct]
-    read: Callable[[Any, _About], CsiPersistent]
+    read: Callable[[Any, _VolumeMetadata], CsiPersistent]
     zones: ZoneKeys = NO_ZONES
     modes: Callable[[list[str]], list[str]] = lambda modes: modes
     inline_mode: Callable[[Any], str] = lambda source: READ_WRITE_ONCE
-    inline_name: Callable[[CsiPersistent], str] = _after_driver
+    inline_name: Callable[[CsiPersistent], str] = _name_by_driver
     """Returns the name of an inline volume, which must be unique per disk."""
 
 
@@ -359,17 +359,17 @@ _KINDS = {
         inline_mode=lambda source: READ_WRITE_MANY,
         inline_name=lambda source: source.volume_handle,
     ),
-    "cinder": _Kind("cinder", _Named, _cinder, ZoneKeys("topology.cinder.csi.openstack.org/zone")),
+    "cinder": _Kind("cinder", _VolumeIdSource, _cinder, ZoneKeys("topology.cinder.csi.openstack.org/zone")),
     "gcePersistentDisk": _Kind(
         "gce_persistent_disk",
         _Gce,
         _gce,
         ZoneKeys("topology.gke.io/zone"),
         modes=_google_modes,
-        inline_mode=_by_reading,
+        inline_mode=_mode_by_read_only,
         inline_name=lambda source: f"{source.driver}-{source.volume_handle.rpartition('/')[2]}",
     ),
-    "portworxVolume": _Kind("portworx_volume", _Named, _portworx, inline_mode=_by_reading),
+    "portworxVolume": _Kind("portworx_volume", _VolumeIdSource, _portworx, inline_mode=_mode_by_read_only),
     "vsphereVolume": _Kind(
         "vsphere_volume",
         _Vsphere,

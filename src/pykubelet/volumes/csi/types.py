@@ -35,7 +35,7 @@ class NodeFacts:
     """Response to NodeGetInfo: the driver's ID, volume limit and topology of this node."""
 
     node_id: str
-    most_volumes: int = 0
+    max_volumes: int = 0
     """Maximum number of the driver's volumes on this node; 0 if the driver sets no limit."""
     topology: Mapping[str, str] = field(default_factory=dict)
 

@@ -30,7 +30,7 @@ from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread
-from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, asking
+from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, driver_call
 from pykubelet.volumes.csi.drivers import Drivers
 from pykubelet.volumes.csi.names import KIND
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish, PendingUnpublishStore
@@ -47,213 +47,223 @@ UNMOUNT_SECONDS = 20.0
 EVENT = "UnpublishedWithoutDriver"
 
 
-async def let_go(
-    parts: CsiDependencies,
-    debt: PendingUnpublish,
-    ordinary: Callable[[], Awaitable[None]],
-    clear: Callable[[], None],
+async def unpublish_or_force(
+    deps: CsiDependencies,
+    pending_call: PendingUnpublish,
+    unpublish: Callable[[], Awaitable[None]],
+    remove_paths: Callable[[], None],
 ) -> None:
-    """Unpublish a volume through its driver (`ordinary`), or without it after the driver's deadline.
+    """Unpublish a volume through its driver (`unpublish`), or without it after the driver's deadline.
 
-    `debt` is the pending call to store then, and `clear` removes the target path and its traces, in a
-    thread. May be cancelled at any point and repeated. Raises what `ordinary` raises before the deadline,
+    `pending_call` is stored then, and `remove_paths` removes the target path and its traces, in a thread. May
+    be cancelled at any point and repeated. Raises what `unpublish` raises before the deadline,
     VolumePluginError or OSError after it.
     """
     try:
-        await ordinary()
+        await unpublish()
     except (VolumePluginError, OSError) as err:
-        if not parts.patience.is_over(debt.target, absent=_is_absent(err)):
+        if not deps.deadlines.record_failure(pending_call.target, absent=_is_unreachable(err)):
             raise
-        await _without_driver(parts, debt, clear, err)
+        await _force_unpublish(deps, pending_call, remove_paths, err)
     else:
-        await finish_in_thread(lambda: parts.debts.settle(debt))
-    parts.patience.forget(debt.target)
+        await finish_in_thread(lambda: deps.pending_unpublishes.remove(pending_call))
+    deps.deadlines.forget(pending_call.target)
 
 
-async def unmount_by_force(place: Path) -> None:
+async def unmount_by_force(path: Path) -> None:
     """Unmount all mounts at or below a real path, detaching them if they are busy or hang.
 
     Takes at most twice UNMOUNT_SECONDS. Raises VolumePluginError.
     """
     try:
-        await _unmounted(place, detach=False)
+        await _unmount_all(path, detach=False)
     except OSError as err:  # includes TimeoutError
-        log.warning("Failed to unmount volume, detaching it", path=place, err=str(err) or "it hangs")
+        log.warning("Failed to unmount volume, detaching it", path=path, err=str(err) or "it hangs")
         try:
-            await _unmounted(place, detach=True)
+            await _unmount_all(path, detach=True)
         except OSError as again:
             reason = again.strerror or "it does not answer"
-            raise VolumePluginError(f"{KIND}: cannot detach {place}: {reason}") from again
+            raise VolumePluginError(f"{KIND}: cannot detach {path}: {reason}") from again
 
 
-async def _without_driver(
-    parts: CsiDependencies, debt: PendingUnpublish, clear: Callable[[], None], why: Exception
+async def _force_unpublish(
+    deps: CsiDependencies, pending_call: PendingUnpublish, remove_paths: Callable[[], None], cause: Exception
 ) -> None:
-    await finish_in_thread(lambda: parts.debts.note(debt))
-    place = Path(debt.target)
-    await unmount_by_force(place)
+    await finish_in_thread(lambda: deps.pending_unpublishes.add(pending_call))
+    target_path = Path(pending_call.target)
+    await unmount_by_force(target_path)
 
     def remove() -> None:
         # Checked again: a driver that hung may continue at any time.
-        if read_mounts(place):
-            raise VolumePluginError(f"{KIND}: {place} is mounted again")
-        _put_aside(parts.debts, debt)
-        clear()
+        if read_mounts(target_path):
+            raise VolumePluginError(f"{KIND}: {target_path} is mounted again")
+        _move_leftovers(deps.pending_unpublishes, pending_call)
+        remove_paths()
 
     await finish_in_thread(remove)
     log.warning(
         "Unmounted volume without its CSI driver, NodeUnpublishVolume is pending",
-        driver=debt.driver,
-        volumeHandle=debt.handle,
-        podUID=debt.pod,
-        err=why,
+        driver=pending_call.driver,
+        volumeHandle=pending_call.handle,
+        podUID=pending_call.pod,
+        err=cause,
     )
-    parts.tell(
-        debt.pod,
+    deps.record_warning(
+        pending_call.pod,
         EVENT,
-        f'CSI driver "{debt.driver}" did not take back volume "{debt.volume}" ({debt.handle}), so it was '
-        f"unmounted without the driver: {why}. The volume stays in use on this node until the driver is "
-        "there and has been asked",
+        f'CSI driver "{pending_call.driver}" did not take back volume "{pending_call.volume}" '
+        f"({pending_call.handle}), so it was unmounted without the driver: {cause}. The volume "
+        "stays in use on this node until the driver is there and has been asked",
     )
-    parts.owes()
+    deps.on_pending_unpublish()
 
 
-def _put_aside(debts: PendingUnpublishStore, debt: PendingUnpublish) -> None:
+def _move_leftovers(store: PendingUnpublishStore, pending_call: PendingUnpublish) -> None:
     """Move a plain directory that is not empty aside: deleting it might delete a volume's content."""
-    place = Path(debt.target)
-    if place.is_symlink() or not place.is_dir() or not any(place.iterdir()):
+    target_path = Path(pending_call.target)
+    if target_path.is_symlink() or not target_path.is_dir() or not any(target_path.iterdir()):
         return
-    aside = debts.aside(debt)
-    place.rename(aside)
+    leftovers = store.leftovers_path(pending_call)
+    target_path.rename(leftovers)
     log.warning(
         "Moved aside files that a CSI driver left at a target path without a mount",
-        driver=debt.driver,
-        volumeHandle=debt.handle,
-        path=aside,
+        driver=pending_call.driver,
+        volumeHandle=pending_call.handle,
+        path=leftovers,
     )
 
 
-async def _unmounted(place: Path, *, detach: bool) -> None:
+async def _unmount_all(path: Path, *, detach: bool) -> None:
     def work() -> None:
         # The newest first: a mount on top of another one was mounted later.
-        for mounted in reversed(read_mounts(place)):
+        for mounted in reversed(read_mounts(path)):
             unmount(mounted.point, detach=detach)
 
     async with asyncio.timeout(UNMOUNT_SECONDS):
-        await in_own_thread(work, name=f"unmount {place}", patience=0)
+        await in_own_thread(work, name=f"unmount {path}", patience=0)
 
 
-def _is_absent(err: Exception) -> bool:
+def _is_unreachable(err: Exception) -> bool:
     """Return whether the driver is not reachable; one that returns an error may have a reason."""
     return isinstance(err, VolumeNotReady) or (isinstance(err, DriverCallError) and not err.was_reached)
 
 
-async def pay(debts: PendingUnpublishStore, debt: PendingUnpublish, client: NodeClient) -> None:
+async def unpublish_pending(
+    store: PendingUnpublishStore, pending_call: PendingUnpublish, client: NodeClient
+) -> None:
     """Call NodeUnpublishVolume for a volume already removed from its pod. Raises PluginError.
 
     NotFound is a success: the driver has nothing to unpublish.
     """
     try:
-        await client.unpublish(debt.handle, debt.target)
+        await client.unpublish(pending_call.handle, pending_call.target)
     except PluginError as err:
         if err.code != "NotFound":
             raise
-    await finish_in_thread(lambda: debts.settle(debt))
-    log.info("Completed pending NodeUnpublishVolume", driver=debt.driver, volumeHandle=debt.handle)
+    await finish_in_thread(lambda: store.remove(pending_call))
+    log.info(
+        "Completed pending NodeUnpublishVolume", driver=pending_call.driver, volumeHandle=pending_call.handle
+    )
 
 
-async def pay_before(parts: CsiDependencies, volume: CsiVolume, client: NodeClient, place: Path) -> None:
-    """Make the pending calls of a volume before it is published at `place`. Raises VolumePluginError.
+async def unpublish_pending_before(
+    deps: CsiDependencies, volume: CsiVolume, client: NodeClient, target_path: Path
+) -> None:
+    """Make the pending calls of a volume before it is published at `target_path`. Raises VolumePluginError.
 
     Calls for other pods from which the volume is not removed yet are skipped.
     """
-    for debt in await finish_in_thread(lambda: parts.debts.of(volume.unique_name)):
-        if debt.is_due or debt.target == str(place):
-            with asking(f"{KIND}: driver {debt.driver} must first take back what an earlier pod had: "):
-                await pay(parts.debts, debt, client)
+    for pending_call in await finish_in_thread(
+        lambda: deps.pending_unpublishes.for_volume(volume.unique_name)
+    ):
+        if pending_call.is_due or pending_call.target == str(target_path):
+            with driver_call(
+                f"{KIND}: driver {pending_call.driver} must first take back what an earlier pod had: "
+            ):
+                await unpublish_pending(deps.pending_unpublishes, pending_call, client)
 
 
 class UnpublishRetrier:
     """Retrier of pending unpublish calls, active while `run` runs."""
 
     def __init__(
-        self, debts: PendingUnpublishStore, drivers: Drivers, locks: Locks, paid: Callable[[], None]
+        self, store: PendingUnpublishStore, drivers: Drivers, locks: Locks, on_unpublished: Callable[[], None]
     ) -> None:
-        """Initialize; `paid` is called after calls have succeeded, `locks` are by unique volume name."""
-        self._debts = debts
+        """Initialize; `on_unpublished` is called after successful calls, `locks` are by unique name."""
+        self._store = store
         self._drivers = drivers
         self._locks = locks
-        self._paid = paid
-        self._owed = asyncio.Event()
+        self._on_unpublished = on_unpublished
+        self._wake_event = asyncio.Event()
         self._driver_change = asyncio.Event()
         """Set when a driver registers or deregisters, and then replaced by a new event."""
-        self._under_way: set[str] = set()
-        drivers.listen(self._drivers_changed)
+        self._active: set[str] = set()
+        drivers.add_listener(self._drivers_changed)
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Check for pending calls immediately."""
-        self._owed.set()
+        self._wake_event.set()
 
     async def run(self) -> NoReturn:
         """Make pending calls of registered drivers until cancelled."""
         async with TaskScope() as scope:
             while True:
-                self._owed.clear()
-                owed = {debt.driver for debt in await finish_in_thread(self._debts.all)}
-                for driver in sorted((owed & self._drivers.names) - self._under_way):
-                    self._under_way.add(driver)
-                    scope.start(self._driver(driver), name=f"csi-debts {driver}")
-                await self._owed.wait()
+                self._wake_event.clear()
+                pending_drivers = {
+                    pending_call.driver for pending_call in await finish_in_thread(self._store.all)
+                }
+                for driver in sorted((pending_drivers & self._drivers.names) - self._active):
+                    self._active.add(driver)
+                    scope.start(self._retry_driver(driver), name=f"csi-debts {driver}")
+                await self._wake_event.wait()
         raise AssertionError("the loop above ends only by being cancelled")
 
     def _drivers_changed(self) -> None:
         change, self._driver_change = self._driver_change, asyncio.Event()
         change.set()
-        self.look()
+        self.wake()
 
-    async def _driver(self, driver: str) -> None:
+    async def _retry_driver(self, driver: str) -> None:
         """Make the pending calls of one driver, until none is left or the driver deregisters."""
-        complaints = ErrorLogLimiter(
-            log, "A CSI driver does not take back what it is owed for", driver=driver
-        )
+        error_log = ErrorLogLimiter(log, "Failed to complete pending NodeUnpublishVolume", driver=driver)
         clock = asyncio.get_running_loop().time
-        pause = INITIAL_BACKOFF_SECONDS
+        delay = INITIAL_BACKOFF_SECONDS
         try:
             while (client := self._drivers.client(driver)) is not None:
                 change = self._driver_change
                 try:
-                    if await self._round(driver, client):
+                    if await self._try_pending(driver, client):
                         return
                 except (PluginError, OSError) as err:
-                    complaints.failed(err, clock())
+                    error_log.failed(err, clock())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
+                    async with asyncio.timeout(delay):
                         await change.wait()
-                pause = min(pause * 2, MAX_BACKOFF_SECONDS)
+                delay = min(delay * 2, MAX_BACKOFF_SECONDS)
         finally:
-            self._under_way.discard(driver)
+            self._active.discard(driver)
 
-    async def _round(self, driver: str, client: NodeClient) -> bool:
+    async def _try_pending(self, driver: str, client: NodeClient) -> bool:
         """Try each pending call of a driver once and return whether none is left.
 
         Raises the last PluginError, or OSError if a completed call could not be deleted from disk.
         """
         failure: PluginError | OSError | None = None
-        paid = waiting = False
-        for debt in await finish_in_thread(self._debts.all):
-            if debt.driver != driver:
+        completed = waiting = False
+        for pending_call in await finish_in_thread(self._store.all):
+            if pending_call.driver != driver:
                 continue
-            async with self._locks(debt.unique_name):
-                if not debt.is_due:
+            async with self._locks(pending_call.unique_name):
+                if not pending_call.is_due:
                     waiting = True
                     continue
                 try:
-                    await pay(self._debts, debt, client)
-                    paid = True
+                    await unpublish_pending(self._store, pending_call, client)
+                    completed = True
                 except (PluginError, OSError) as err:
                     failure = err
-        if paid:
-            self._paid()
+        if completed:
+            self._on_unpublished()
         if failure is not None:
             raise failure
         return not waiting

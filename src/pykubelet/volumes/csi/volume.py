@@ -24,7 +24,7 @@ DEFAULT_POLICY = "ReadWriteOnceWithFSType"
 class CsiVolume:
     """A CSI volume to mount for a pod, from an inline or a persistent source."""
 
-    wanted: VolumeToMount
+    volume_to_mount: VolumeToMount
     driver: str
     handle: str
     ephemeral: bool
@@ -38,30 +38,31 @@ class CsiVolume:
     expand_secret: SecretReference | None = None
 
     @classmethod
-    def of(cls, wanted: VolumeToMount) -> CsiVolume:
+    def parse(cls, volume_to_mount: VolumeToMount) -> CsiVolume:
         """Parse a volume's source. Raises VolumePluginError if it is not CSI or incomplete."""
-        source = wanted.source
+        source = volume_to_mount.source
         if isinstance(source, CsiInline):
             secret = source.node_publish_secret_ref
             found = cls(
-                wanted,
+                volume_to_mount,
                 source.driver,
-                inline_handle(wanted.uid, wanted.name),
+                inline_handle(volume_to_mount.uid, volume_to_mount.name),
                 ephemeral=True,
                 fs_type=source.fs_type or "",
                 read_only=source.read_only is True,
                 attributes=source.volume_attributes,
-                publish_secret=secret and SecretReference(name=secret.name, namespace=_namespace(wanted.pod)),
+                publish_secret=secret
+                and SecretReference(name=secret.name, namespace=_namespace(volume_to_mount.pod)),
             )
-        elif isinstance(source, CsiPersistent) and wanted.persistent is not None:
+        elif isinstance(source, CsiPersistent) and volume_to_mount.persistent is not None:
             found = cls(
-                wanted,
+                volume_to_mount,
                 source.driver,
                 source.volume_handle,
                 ephemeral=False,
                 fs_type=source.fs_type,
-                access_modes=tuple(wanted.persistent.spec.access_modes),
-                read_only=wanted.read_only,
+                access_modes=tuple(volume_to_mount.persistent.spec.access_modes),
+                read_only=volume_to_mount.read_only,
                 attributes=source.volume_attributes,
                 stage_secret=source.node_stage_secret_ref,
                 publish_secret=source.node_publish_secret_ref,
@@ -85,13 +86,13 @@ class CsiVolume:
         """Name of the volume in the node's status."""
         return unique_name(self.driver, self.handle)
 
-    def use(self, *, group: int | None = None, label: str = "") -> VolumeCapability:
+    def capability(self, *, group: int | None = None, label: str = "") -> VolumeCapability:
         """Return the capability to request; `group` is the volume mount group, `label` the SELinux label."""
         mode = self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
-        if self.wanted.block:
+        if self.volume_to_mount.block:
             return VolumeCapability(mode, block=True)
         # In the order of the spec, unlike `VolumeToMount.mount_options`: a driver may depend on it.
-        persistent = self.wanted.persistent
+        persistent = self.volume_to_mount.persistent
         options = tuple(persistent.spec.mount_options) if persistent is not None else ()
         if label:
             options = (*options, f'context="{label}"')
@@ -123,7 +124,7 @@ def must_attach(volume: CsiVolume, spec: CsiDriverSpec | None) -> bool:
     return not volume.ephemeral and (spec is None or spec.attach_required is not False)
 
 
-def agent_owns(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None) -> bool:
+def applies_fs_group(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None) -> bool:
     """Return whether the kubelet applies fsGroup to the files (unless the driver has VOLUME_MOUNT_GROUP)."""
     policy = (spec.fs_group_policy if spec is not None else None) or DEFAULT_POLICY
     if group is None or policy == NO_POLICY or volume.read_only:
@@ -137,7 +138,7 @@ def agent_owns(volume: CsiVolume, spec: CsiDriverSpec | None, group: int | None)
 
 def pod_info(volume: CsiVolume) -> dict[str, str]:
     """Return the pod information for drivers that require it (`podInfoOnMount`)."""
-    pod = volume.wanted.pod
+    pod = volume.volume_to_mount.pod
     return {
         "csi.storage.k8s.io/pod.name": pod.metadata.name,
         "csi.storage.k8s.io/pod.namespace": _namespace(pod),

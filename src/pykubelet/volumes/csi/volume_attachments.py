@@ -50,7 +50,7 @@ class Attachments:
     def __init__(self, api: ApiClient | None, node_name: str, wake: Callable[[str], None]) -> None:
         self._api = api
         self._node = node_name
-        self._waiting = PodWaiters(wake)
+        self._waiters = PodWaiters(wake)
 
     async def publish_context(self, driver: str, handle: str, uid: str) -> dict[str, str]:
         """Return the publish context of an attached volume.
@@ -63,7 +63,7 @@ class Attachments:
             )
         name = attachment_name(handle, driver, self._node)
         volume = unique_name(driver, handle)
-        self._waiting.note(volume, uid)
+        self._waiters.add(volume, uid)
         try:
             found = await self._api.get(ATTACHMENTS, name)
         except NotFound:
@@ -74,32 +74,32 @@ class Attachments:
             raise AttachFailed(
                 f"volume {handle} has GET error for volume attachment {name}: {err_text(err)}"
             ) from err
-        if problem := refusal(found, handle):
+        if problem := attachment_error(found, handle):
             raise problem
-        self._waiting.done(volume, uid)
+        self._waiters.remove(volume, uid)
         return found.status.attachment_metadata
 
     def forget(self, uid: str) -> None:
         """Unregister a waiting pod."""
-        self._waiting.forget(uid)
+        self._waiters.forget(uid)
 
-    def keep(self, is_known: Callable[[str], bool]) -> None:
+    def retain(self, is_known: Callable[[str], bool]) -> None:
         """Unregister all waiting pods that are no longer known."""
-        self._waiting.keep(is_known)
+        self._waiters.retain(is_known)
 
     def node_changed(self, status: bytes) -> None:
         """Wake the pods whose volumes the node's own status (JSON from the API server) lists as attached."""
-        if not self._waiting:
+        if not self._waiters:
             return
         try:
             attached = msgspec.json.decode(status, type=_Attached).volumes_attached or ()
         except msgspec.MsgspecError as err:
             log.error(err, "Failed to parse volumesAttached of the node status")
             return
-        self._waiting.there(volume.name for volume in attached)
+        self._waiters.wake_all(volume.name for volume in attached)
 
 
-def refusal(found: VolumeAttachment, handle: str) -> VolumePluginError | None:
+def attachment_error(found: VolumeAttachment, handle: str) -> VolumePluginError | None:
     """Return the error for a volume that is not attached, or None if it is."""
     if found.metadata.deletion_timestamp is not None:
         return NotAttached("volume attachment is being deleted")
