@@ -12,6 +12,7 @@ from bench.floor import measure_floor
 from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
 from bench.processes import cost_over
+from bench.proxied_streams import proxied_streams
 from bench.results import Result
 from bench.scale import scale
 from bench.streams import streams
@@ -71,7 +72,7 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
 
 
 _TERMINATED = 143
-_KINDS = ("idle", "pods", "cluster", "scale", "volumes", "streams")
+_KINDS = ("idle", "pods", "cluster", "scale", "volumes", "streams", "proxied-streams")
 
 
 def main() -> int:
@@ -104,6 +105,8 @@ def main() -> int:
         results += volumes(options.pods)
     if options.only in (None, "streams"):
         results += streams(options.seconds)
+    if options.only in (None, "proxied-streams"):
+        results += proxied_streams()
     for result in results:
         print(result)
     return 0 if all(result.kept for result in results) else 1

@@ -3,6 +3,8 @@ import base64
 import dataclasses
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -301,3 +303,32 @@ async def test_a_silent_socks_proxy(server: Server, authority: Authority, opened
             await client.get(NODES, "one")
     finally:
         silent.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "login", "words"),
+    [
+        ("api.test", "me:p%C3%A9", "password has a character that is not ASCII"),
+        ("api.test", f"me:{256 * 'x'}", "user name or password is longer than 255 bytes"),
+        (".".join(52 * ["abcd"]), "me:p", "name is longer than 255 bytes"),
+        (f"{64 * 'a'}.test", "me:p", "name cannot be sent to the proxy"),
+    ],
+)
+async def test_socks_text_that_does_not_fit_raises_unreachable(
+    opened: Opener, host: str, login: str, words: str
+) -> None:
+    async with socks() as proxy:
+        access = RestConfig(f"http://{host}:1", proxy=f"socks5://{login}@127.0.0.1:{proxy.port}")
+        with pytest.raises(Unreachable, match=words):
+            await opened(access).get(NODES, "one")
+    assert proxy.asked == []
+
+
+def test_socks_library_not_loaded_without_socks_proxy() -> None:
+    script = (
+        "import sys\n"
+        "import pykubelet.cli.kubelet, pykubelet.cli.pykubelet, pykubelet.apiserver.transport\n"
+        "print([name for name in sys.modules if name.startswith('python_socks')])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,12 +1,12 @@
-"""Proxy between the kubelet and the API server: selection, and the SOCKS5 connector.
+"""Proxy between the kubelet and the API server: selection, and the connector through a SOCKS5 proxy.
 
 A kubeconfig can set it (`proxy-url`); otherwise the environment does, interpreted as in Go: `HTTPS_PROXY` or
 `HTTP_PROXY` by the scheme of the server, and `NO_PROXY` with names, suffixes, addresses and networks, which
 Python's own implementation lacks. HTTP and HTTPS proxies are handled by aiohttp; an HTTPS proxy is verified
 with the API server's TLS context, as in client-go.
 
-aiohttp has no SOCKS support, so `SocksConnector` implements SOCKS5 (RFC 1928, passwords of RFC 1929). The
-proxy resolves the API server's name, and TLS starts after the handshake.
+aiohttp has no SOCKS support, so `SocksConnector` connects with python-socks, which is imported with the first
+such proxy. The proxy resolves the API server's name, and TLS starts after the handshake.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import aiohttp
@@ -120,10 +120,8 @@ def _split_port(entry: str) -> tuple[str, int | None]:
 
 
 _PORT = 1080
-_VERSION = 5
-_NO_LOGIN, _PASSWORD = 0, 2
-_CONNECT = 1
-_IPV4, _NAME, _IPV6 = 1, 3, 4
+_LONGEST = 255
+"""Maximum bytes of a user name, a password or a host name in SOCKS5."""
 _REFUSALS = {
     1: "it failed",
     2: "its rules forbid it",
@@ -134,6 +132,17 @@ _REFUSALS = {
     7: "it does not know how to connect",
     8: "it does not know this kind of address",
 }
+_LOGIN_NEEDED = "the proxy refused: it wants to know who asks: give user and password in the proxy's URL"
+# Errors without a reply code, by the start of python-socks' message: it has no attribute for them.
+_FAILURES = {
+    "Unexpected SOCKS version": "the proxy does not speak SOCKS5",
+    "No acceptable authentication": _LOGIN_NEEDED,
+    "Unexpected SOCKS authentication": _LOGIN_NEEDED,
+    "Invalid authentication method": _LOGIN_NEEDED,
+    "Username and password": "the proxy refused: user or password are wrong",
+    "Connection closed": "the proxy closed the connection without an answer",
+}
+_UNKNOWN_CODE = "Invalid reply code: "
 
 
 class SocksError(OSError):
@@ -147,7 +156,7 @@ class SocksConnector(aiohttp.BaseConnector):
         self,
         proxy: str,
         resolver: AbstractResolver,
-        new_socket: Callable[[tuple[Any, ...]], socket.socket],
+        set_options: Callable[[socket.socket], None],
         *,
         keepalive_timeout: float,
     ) -> None:
@@ -156,7 +165,7 @@ class SocksConnector(aiohttp.BaseConnector):
         self._host, self._port = parts.hostname or "", parts.port or _PORT
         self._login = (unquote(parts.username or ""), unquote(parts.password or ""))
         self._resolver = resolver
-        self._new_socket = new_socket
+        self._set_options = set_options
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
@@ -164,12 +173,9 @@ class SocksConnector(aiohttp.BaseConnector):
         loop = asyncio.get_running_loop()
         host = req.host
         assert host is not None
+        connection = await self._connect(req, host)
         try:
-            connection = await self._connect()
-        except OSError as err:
-            raise aiohttp.ClientProxyConnectionError(req.connection_key, err) from err
-        try:
-            await socks_handshake(connection, host, req.port or 443, self._login)
+            self._set_options(connection)
             context = req.ssl if isinstance(req.ssl, ssl.SSLContext) else None
             _, protocol = await loop.create_connection(
                 self._factory,
@@ -182,79 +188,63 @@ class SocksConnector(aiohttp.BaseConnector):
             raise
         return protocol
 
-    async def _connect(self) -> socket.socket:
-        """Connect to the first reachable address of the proxy. Raises OSError."""
-        loop = asyncio.get_running_loop()
-        failure: OSError | None = None
-        for found in await self._resolver.resolve(self._host, self._port, socket.AF_UNSPEC):
-            address = (found["host"], found["port"])
-            made = self._new_socket((found["family"], socket.SOCK_STREAM, found["proto"], "", address))
-            try:
-                made.setblocking(False)
-                await loop.sock_connect(made, address)
-                return made
-            except OSError as err:
-                made.close()
-                # asyncio's message contains the address instead of the reason.
-                failure = OSError(err.errno, os.strerror(err.errno)) if err.errno else err
-            except BaseException:
-                made.close()
-                raise
-        raise failure or OSError(f"{self._host} has no address")
+    async def _connect(self, req: ClientRequest, host: str) -> socket.socket:
+        """Connect to a host through the first reachable address of the proxy.
 
+        Raises ClientProxyConnectionError if the proxy cannot be reached, SocksError if it rejects the
+        connection.
+        """
+        # Imported lazily to save memory: few nodes have a SOCKS proxy.
+        from python_socks import ProxyConnectionError
 
-async def socks_handshake(connection: socket.socket, host: str, port: int, login: tuple[str, str]) -> None:
-    """Request a connection to a host from the SOCKS5 proxy. Raises SocksError and other OSErrors."""
-    user, password = (text.encode() for text in login)
-    methods = [_NO_LOGIN, _PASSWORD] if user or password else [_NO_LOGIN]
-    await _send(connection, bytes([_VERSION, len(methods), *methods]))
-    version, method = await _receive(connection, 2)
-    if version != _VERSION:
-        raise SocksError("the proxy does not speak SOCKS5")
-    if method not in methods:
-        raise SocksError(
-            "the proxy refused: it wants to know who asks: give user and password in the proxy's URL"
-        )
-    if method == _PASSWORD:
-        if max(len(user), len(password)) > 255:
-            raise SocksError("the proxy's user name or password is longer than 255 bytes")
-        await _send(connection, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
-        _, refused = await _receive(connection, 2)
-        if refused:
-            raise SocksError("the proxy refused: user or password are wrong")
-    await _send(connection, bytes([_VERSION, _CONNECT, 0]) + _place(host) + port.to_bytes(2))
-    _, code, _, kind = await _receive(connection, 4)
-    if code:
-        raise SocksError(f"the proxy refused: {_REFUSALS.get(code, f'code {code}')}")
-    # The bound address in the reply is not used, but must be consumed.
-    length = (await _receive(connection, 1))[0] if kind == _NAME else {_IPV4: 4, _IPV6: 16}.get(kind, 0)
-    await _receive(connection, length + 2)
-
-
-def _place(host: str) -> bytes:
-    try:
-        address = parse_ip(host)
-    except ValueError:
-        name = host.encode("idna") if not host.isascii() else host.encode()
-        if len(name) > 255:
-            raise SocksError("the API server's name is longer than 255 bytes") from None
-        return bytes([_NAME, len(name)]) + name
-    return bytes([_IPV4 if address.version == 4 else _IPV6]) + address.packed
-
-
-async def _send(connection: socket.socket, data: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(connection, data)
-
-
-async def _receive(connection: socket.socket, length: int) -> bytes:
-    """Read exactly `length` bytes: the bytes after them belong to TLS."""
-    data = b""
-    while len(data) < length:
+        failure = OSError(f"{self._host} has no address")
         try:
-            chunk = await asyncio.get_running_loop().sock_recv(connection, length - len(data))
-        except ConnectionError:
-            chunk = b""
-        if not chunk:
-            raise SocksError("the proxy closed the connection without an answer")
-        data += chunk
-    return data
+            addresses = await self._resolver.resolve(self._host, self._port, socket.AF_UNSPEC)
+        except OSError as err:
+            raise aiohttp.ClientProxyConnectionError(req.connection_key, err) from err
+        for found in addresses:
+            try:
+                return await connect_through(found["host"], found["port"], host, req.port or 443, self._login)
+            except ProxyConnectionError as err:
+                # python-socks' message contains the address as well as the reason.
+                failure = OSError(err.errno, os.strerror(err.errno)) if err.errno else err
+        raise aiohttp.ClientProxyConnectionError(req.connection_key, failure) from failure
+
+
+async def connect_through(
+    proxy_host: str, proxy_port: int, host: str, port: int, login: tuple[str, str]
+) -> socket.socket:
+    """Connect to a host through the SOCKS5 proxy at an IP address.
+
+    Raises python-socks' ProxyConnectionError if the proxy cannot be reached, SocksError if it rejects the
+    connection.
+    """
+    from python_socks import ProxyError, ProxyType
+    from python_socks.async_.asyncio import Proxy
+
+    if not "".join(login).isascii():
+        raise SocksError("the proxy's user name or password has a character that is not ASCII")
+    if max(map(len, login)) > _LONGEST:
+        raise SocksError("the proxy's user name or password is longer than 255 bytes")
+    if len(host) > _LONGEST:
+        raise SocksError("the API server's name is longer than 255 bytes")
+    user, password = login
+    proxy = Proxy(ProxyType.SOCKS5, proxy_host, proxy_port, user or None, password or None, rdns=True)
+    try:
+        return await proxy.connect(host, port)
+    except ProxyError as err:
+        raise SocksError(_explain_socks(str(err), err.error_code)) from err
+    except ConnectionError as err:
+        raise SocksError("the proxy closed the connection without an answer") from err
+    except ValueError as err:
+        raise SocksError(f"the API server's name cannot be sent to the proxy: {err}") from err
+
+
+def _explain_socks(message: str, code: int | None) -> str:
+    """Return the error message for an error of python-socks; `code` is the proxy's reply code, if any."""
+    if message.startswith(_UNKNOWN_CODE):
+        code = int(message.removeprefix(_UNKNOWN_CODE), 16)
+    if code is not None:
+        return f"the proxy refused: {_REFUSALS.get(code, f'code {code}')}"
+    known = (text for start, text in _FAILURES.items() if message.startswith(start))
+    return next(known, f"the proxy refused: {message}")

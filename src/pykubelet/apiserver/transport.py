@@ -406,7 +406,7 @@ class Transport:
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socks:
-            return SocksConnector(self._socks, self._resolver, _new_socket, keepalive_timeout=_KEEP_SECONDS)
+            return SocksConnector(self._socks, self._resolver, _set_options, keepalive_timeout=_KEEP_SECONDS)
         # Neither a limit nor a DNS cache: with both, closing the connector makes aiohttp cancel its waiters,
         # and such a task ends silently without having been cancelled by its owner.
         return aiohttp.TCPConnector(
@@ -502,9 +502,13 @@ def _new_socket(address: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, _, _ = address
     made = socket.socket(family, kind, protocol)
     try:
-        for level, option, value in _SOCKET_OPTIONS:
-            made.setsockopt(level, option, value)
+        _set_options(made)
     except OSError:
         made.close()
         raise
     return made
+
+
+def _set_options(made: socket.socket) -> None:
+    for level, option, value in _SOCKET_OPTIONS:
+        made.setsockopt(level, option, value)

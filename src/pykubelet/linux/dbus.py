@@ -1,8 +1,8 @@
 """D-Bus client: the wire format, and one connection to a bus or to a peer such as systemd.
 
-`systemd.py` makes a handful of calls per unit; an own client costs less than the event loop, threads and
-memory of a library. A connection lives as long as the `async with` block that opened it, so that there is
-nothing to reconnect between two tasks: the next task connects to a restarted peer.
+`docs/packages/transport.md` compares it with dbus-fast, which often hangs on systemd's private socket and
+accepts messages up to 128 MiB. A connection lives as long as the `async with` block that opened it, so that
+there is nothing to reconnect between two tasks: the next task connects to a restarted peer.
 
 The peer may hang, exit or send invalid data. Every wait has a timeout, a broken connection fails all calls on
 it immediately, and every failure is a `DBusError`.
