@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
-from pykubelet.agent.container_manager import make_allotment
+from pykubelet.agent.container_manager import make_resource_allocator
 from pykubelet.api.meta import to_document
 from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_object
 from pykubelet.apiserver.errors import NotFound
@@ -384,7 +384,7 @@ async def engine_with_fakes(
     own = node(cpu="64", memory="64Gi", pods="1000", ephemeral_storage="100Gi")
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
-        allotment = make_allotment(settings, registry)
+        allotment = make_resource_allocator(settings, registry)
         parts = EngineDependencies(
             config=config,
             node_name=NODE,

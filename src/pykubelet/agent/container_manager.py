@@ -1,10 +1,11 @@
 """Builds and starts the container manager: CPU, memory, topology and device managers, resource claims.
 
 The managers are built before the pod engine, which admits pods and starts containers through them:
-`make_allotment`, `NodeDevices`, `make_claims`. They are started when the engine exists: `start_allotment`,
-`NodeDevices.know`, `start_claims`. The device manager is the first hint provider, as upstream: it cannot
-choose its NUMA nodes freely, the others can. It serves plugins before the first pod is admitted and outlives
-the engine. A standalone node has no resource claims, which are objects of the API server.
+`make_resource_allocator`, `NodeDevices`, `make_dra_manager`. They are started when the engine exists:
+`start_resource_allocator`, `NodeDevices.know`, `start_dra_manager`. The device manager is the first hint
+provider, as upstream: it cannot choose its NUMA nodes freely, the others can. It serves plugins before the
+first pod is admitted and outlives the engine. A standalone node has no resource claims, which are objects of
+the API server.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-def make_allotment(
+def make_resource_allocator(
     settings: AgentSettings, registry: CollectorRegistry, devices: DeviceManager | None = None
 ) -> ResourceAllocator:
     """Return the allocator of CPUs, memory and devices. Raises StartupError.
@@ -78,7 +79,7 @@ def make_allotment(
             config.topology_manager_policy_options,
             nodes,
             (cpus, memory),
-            asking=devices,
+            plugin_provider=devices,
             metrics=TopologyMetrics(registry, alignment),
         )
     except PolicyError as err:
@@ -88,8 +89,8 @@ def make_allotment(
     return ResourceAllocator(cpus, memory, topology, devices)
 
 
-def start_allotment(
-    allotment: ResourceAllocator,
+def start_resource_allocator(
+    allocator: ResourceAllocator,
     settings: AgentSettings,
     cri: RuntimeConnection,
     engine: PodEngine,
@@ -109,9 +110,9 @@ def start_allotment(
             for container in observed.running if observed is not None else ():
                 yield RunningContainer(worker.uid, container.name, container.id)
 
-    allotment.listen_to(is_leaving)
+    allocator.listen_to(is_leaving)
     period = settings.config.cpu_manager_reconcile_period.seconds
-    tasks.start(allotment.run(cri.runtime.update_container_resources, running, period), name="cpus")
+    tasks.start(allocator.run(cri.runtime.update_container_resources, running, period), name="cpus")
 
 
 def _cpus(settings: AgentSettings, registry: CollectorRegistry, alignment: AlignmentMetrics) -> CpuManager:
@@ -143,7 +144,7 @@ def _memory(settings: AgentSettings, registry: CollectorRegistry, nodes: list[Me
 
 
 PLUGIN_TYPE = "DevicePlugin"
-ASKING_FOLDER = "pod-resources"
+POD_RESOURCES_DIR = "pod-resources"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
@@ -177,7 +178,7 @@ class NodeDevices:
         self._shows_health = gates.enabled("ResourceHealthStatus")
         self._pods: ActivePods | None = None
         self._wake: Callable[[Iterable[str]], None] = lambda uids: None
-        self._tell_node: Callable[[], None] = lambda: None
+        self._wake_node_reporter: Callable[[], None] = lambda: None
 
     async def serve(self, stack: AsyncExitStack) -> None:
         """Serve device plugins until the stack exits. Raises StartupError."""
@@ -192,13 +193,13 @@ class NodeDevices:
                 raise
             raise StartupError(f"device plugins cannot be served: {cause.strerror or cause}") from err
 
-    async def answer(
-        self, stack: AsyncExitStack, registry: CollectorRegistry, shares: ContainerCpusets
+    async def serve_pod_resources(
+        self, stack: AsyncExitStack, registry: CollectorRegistry, cpusets: ContainerCpusets
     ) -> None:
         """Serve the pod-resources API until the stack exits. Raises StartupError."""
         assert self._pods is not None
-        facts = PodResourcesProvider(self, self._pods, shares)
-        serving = serving_pod_resources(self._root / ASKING_FOLDER, facts, PodResourcesMetrics(registry))
+        facts = PodResourcesProvider(self, self._pods, cpusets)
+        serving = serving_pod_resources(self._root / POD_RESOURCES_DIR, facts, PodResourcesMetrics(registry))
         try:
             await stack.enter_async_context(serving)
         except OSError as err:
@@ -208,7 +209,7 @@ class NodeDevices:
         """Connect to the pod engine, and to the cluster whose node status reports the devices."""
         self._wake = engine.workers.wake_all
         if cluster is not None:
-            cluster.devices, self._tell_node = self._amounts, cluster.reporter.wake
+            cluster.devices, self._wake_node_reporter = self._amounts, cluster.reporter.wake
         self._pods = ActivePods(
             store=engine.store,
             workers=engine.workers,
@@ -224,7 +225,7 @@ class NodeDevices:
         return {PLUGIN_TYPE: self.manager.handler}
 
     @property
-    def side(self) -> DeviceProvider:
+    def provider(self) -> DeviceProvider:
         """Interface of the devices for the pod engine."""
         return DeviceProvider(grants=self._grants, health=self._health)
 
@@ -244,7 +245,7 @@ class NodeDevices:
         return DeviceCapacity(*self.manager.amounts())
 
     def _changed(self, uids: frozenset[str]) -> None:
-        self._tell_node()
+        self._wake_node_reporter()
         if uids and self._shows_health:
             self._wake(uids)
 
@@ -262,11 +263,15 @@ class NodeDevices:
             return {}
         found = {}
         for container in pod.spec.containers:
-            told = _shown(self.manager.health(pod.uid, container.name)) if container.resources.limits else []
+            statuses = (
+                _resource_statuses(self.manager.health(pod.uid, container.name))
+                if container.resources.limits
+                else []
+            )
             if self.claims is not None:
-                told += self.claims.health(pod, container)
-            if told:
-                found[container.name] = told
+                statuses += self.claims.health(pod, container)
+            if statuses:
+                found[container.name] = statuses
         return found
 
 
@@ -280,10 +285,10 @@ class ContainerCpusets(Protocol):
 class PodResourcesProvider:
     """Resources of containers, for the pod-resources API (`ResourceFacts`)."""
 
-    def __init__(self, devices: NodeDevices, pods: ActivePods, shares: ContainerCpusets) -> None:
+    def __init__(self, devices: NodeDevices, pods: ActivePods, cpusets: ContainerCpusets) -> None:
         self._devices = devices
         self._pods = pods
-        self._shares = shares
+        self._cpusets = cpusets
 
     def active_pods(self) -> Iterable[Pod]:
         """Return the pods that run or may still run."""
@@ -300,11 +305,11 @@ class PodResourcesProvider:
 
     def cpus(self, uid: str, container: str) -> Iterable[int]:
         """Return the exclusive CPUs of a container."""
-        return self._shares.cpus.exclusive_of(uid, container)
+        return self._cpusets.cpus.exclusive_of(uid, container)
 
     def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
         """Return the memory blocks of a container."""
-        return map(_use, self._shares.memory.blocks(uid, container))
+        return map(_memory_use, self._cpusets.memory.blocks(uid, container))
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
         """Return the resource claims of a container."""
@@ -317,31 +322,31 @@ class PodResourcesProvider:
 
     def allocatable_cpus(self) -> Iterable[int]:
         """Return all CPUs that can be allocated exclusively."""
-        return self._shares.cpus.allocatable
+        return self._cpusets.cpus.allocatable
 
     def allocatable_memory(self) -> Iterable[MemoryUse]:
         """Return all allocatable memory blocks."""
-        return map(_use, self._shares.memory.allocatable())
+        return map(_memory_use, self._cpusets.memory.allocatable())
 
 
-def _use(block: MemoryBlock) -> MemoryUse:
+def _memory_use(block: MemoryBlock) -> MemoryUse:
     return MemoryUse(block.type, block.size, frozenset(block.numa_affinity))
 
 
-def _shown(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
+def _resource_statuses(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
     return [
         ResourceStatus(
             name=resource,
             resources=[
-                ResourceHealth(resource_id=one, health=HEALTHY if healthy else UNHEALTHY)
-                for one, healthy in devices.items()
+                ResourceHealth(resource_id=device_id, health=HEALTHY if healthy else UNHEALTHY)
+                for device_id, healthy in devices.items()
             ],
         )
         for resource, devices in health.items()
     ]
 
 
-def make_claims(
+def make_dra_manager(
     settings: AgentSettings, registry: CollectorRegistry, cluster: Cluster | None, tasks: TaskScope
 ) -> DraManager | None:
     """Return the DRA manager; None on a node without claims. Raises StartupError."""
@@ -361,7 +366,7 @@ def make_claims(
         health = DeviceHealthCache(root, tasks, messages=gates.enabled("ResourceHealthStatusMessage"))
     drivers = DraPluginRegistry(tasks, metrics, health)
     slices = ResourceSliceCleaner(api, settings.node_name, tasks, cluster.reporter.informer.synced)
-    drivers.listen(slices.driver_changed)
+    drivers.add_listener(slices.driver_changed)
     slices.start()
 
     async def fetch(namespace: str, name: str) -> ResourceClaim:
@@ -374,7 +379,7 @@ def make_claims(
         raise StartupError(str(err)) from err
 
 
-def start_claims(
+def start_dra_manager(
     claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
     """Start to unprepare claims of removed pods, and to wake pods when their drivers change."""
@@ -391,10 +396,10 @@ def start_claims(
             )
 
     if not knows_cdi(runtime.runtime_name, runtime.runtime_version):
-        claims.drivers.listen(warn)
+        claims.drivers.add_listener(warn)
     tasks.start(claims.run(active), name="claims")
 
 
-def claim_plugins(claims: DraManager | None) -> Mapping[str, PluginHandler]:
+def dra_plugin_handlers(claims: DraManager | None) -> Mapping[str, PluginHandler]:
     """Return the handlers of plugins that register as DRA drivers."""
     return {"DRAPlugin": claims.drivers} if claims is not None else {}

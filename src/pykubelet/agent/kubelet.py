@@ -22,11 +22,11 @@ from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.agent.cluster import AgentSettings, Cluster, join_cluster
 from pykubelet.agent.container_manager import (
     NodeDevices,
-    claim_plugins,
-    make_allotment,
-    make_claims,
-    start_allotment,
-    start_claims,
+    dra_plugin_handlers,
+    make_dra_manager,
+    make_resource_allocator,
+    start_dra_manager,
+    start_resource_allocator,
 )
 from pykubelet.agent.host_setup import (
     StartupError,
@@ -307,11 +307,11 @@ class Kubelet:
         )
         local_objects = LocalObjects()
         settings = self._settings(identity)
-        allotment = make_allotment(settings, self.registry, devices.manager)
+        allotment = make_resource_allocator(settings, self.registry, devices.manager)
         if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
-            pod_cgroups.leave_unbound(allotment.has_exclusive)
+            pod_cgroups.exempt_from_quota(allotment.has_exclusive)
         volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks, self.registry)
-        claims = devices.claims = make_claims(settings, self.registry, cluster, tasks)
+        claims = devices.claims = make_dra_manager(settings, self.registry, cluster, tasks)
         runtime = await cri.runtime.status()
         node = dataclasses.replace(node, recursive_handlers=recursive_handlers(runtime))
         parts = EngineDependencies(
@@ -339,7 +339,7 @@ class Kubelet:
                 devices=devices.manager.allocatable_for,
             ),
             allotment=allotment,
-            devices=devices.side,
+            devices=devices.provider,
             claims=claims or NO_CLAIMS,
             books=open_books(root),
             local_objects=local_objects,
@@ -352,13 +352,13 @@ class Kubelet:
                 record("Warning", "CheckLimitsForResolvConf", problem)
         engine = PodEngine(parts, tasks)
         self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
-        start_allotment(allotment, settings, cri, engine, tasks)
+        start_resource_allocator(allotment, settings, cri, engine, tasks)
         devices.know(engine, cluster)
         if claims is not None:
-            start_claims(claims, cri, engine, devices.active, tasks)
-        rooms = (volume_plugins(volumes), devices.handlers, claim_plugins(claims))
+            start_dra_manager(claims, cri, engine, devices.active, tasks)
+        rooms = (volume_plugins(volumes), devices.handlers, dra_plugin_handlers(claims))
         start_plugins(root, self.registry, tasks, *rooms)
-        await devices.answer(stack, self.registry, allotment)
+        await devices.serve_pod_resources(stack, self.registry, allotment)
         engine.start()
         return engine
 

@@ -18,7 +18,7 @@ from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
-from pykubelet.cm.resize import AllocationState, Scope, no_books
+from pykubelet.cm.resize import AllocationState, Scope, in_memory_allocation_state
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
@@ -208,7 +208,7 @@ def others_of(
 
     return ResizeCollaborators(
         pod=to_run,
-        judge=admitting.judge_resize,
+        evaluate=admitting.judge_resize,
         make_room=admitting.make_room,
         wake=workers.wake,
         is_ready=lambda: mux.all_reported,
@@ -277,7 +277,7 @@ class EngineDependencies:
     devices: DeviceProvider = NO_DEVICES
     allotment: ResourceAllocator
     claims: PodClaims = NO_CLAIMS
-    books: AllocationState = field(default_factory=no_books)
+    books: AllocationState = field(default_factory=in_memory_allocation_state)
 
 
 class PodEngine:
@@ -575,7 +575,7 @@ class PodEngine:
         worker = self.workers.get(pod.uid)
         if worker is None and is_static_pod(pod):
             pod = self._static_readiness.restore(pod)
-        self._resizing.take(pod, worker.pod if worker is not None else None)
+        self._resizing.update_pod(pod, worker.pod if worker is not None else None)
         self.workers.sync(pod)
 
     def _shall_run(self, change: PodChange) -> bool:

@@ -30,8 +30,8 @@ from prometheus_client import CollectorRegistry, Counter
 from pykubelet.admission.handler import (
     AdmitHandlerDeps,
     AdmitRejection,
+    AdmitResult,
     Amounts,
-    Answer,
     DeferredResult,
     PodAdmitAttributes,
     PodAdmitHandler,
@@ -334,12 +334,12 @@ class PodAdmission:
 
     # Evaluation
 
-    def _ask(self, pod: Pod, node: Node) -> Answer | DeferredResult:
+    def _ask(self, pod: Pod, node: Node) -> AdmitResult | DeferredResult:
         # Running containers of an earlier pod with this uid are terminating.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
         return self._judge(self._allocated(pod), node, running=running)
 
-    def judge_resize(self, pod: Pod) -> Answer | DeferredResult:
+    def judge_resize(self, pod: Pod) -> AdmitResult | DeferredResult:
         """Evaluate the resize of an admitted pod.
 
         Exclusive CPUs, NUMA nodes and devices of its containers stay; a resize that would need new ones is
@@ -347,21 +347,21 @@ class PodAdmission:
         """
         return self._judge(pod, self._node())
 
-    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | DeferredResult:
+    def _judge(self, pod: Pod, node: Node, *, running: bool = False) -> AdmitResult | DeferredResult:
         return self.chain.admit(self._attempt(pod, node, running=running))
 
     def _attempt(self, pod: Pod, node: Node, *, running: bool) -> PodAdmitAttributes:
         return PodAdmitAttributes(
             pod=pod,
             node=node,
-            others=LazyPods(lambda: self._others(pod)),
+            other_pods=LazyPods(lambda: self._others(pod)),
             used=self._used_by_others(pod),
             running=running,
             devices=lambda: self._parts.devices(pod.uid),
             renew=lambda: self._attempt(pod, self._node(), running=running),
         )
 
-    def _settle(self, pod: Pod, answer: Answer) -> bool:
+    def _settle(self, pod: Pod, answer: AdmitResult) -> bool:
         if isinstance(answer, AdmitRejection):
             self.refuse(pod, answer)
             return False
@@ -440,7 +440,7 @@ class PodAdmission:
 
     # Waiting
 
-    def _may_be_stale(self, answer: Answer | DeferredResult) -> bool:
+    def _may_be_stale(self, answer: AdmitResult | DeferredResult) -> bool:
         return isinstance(answer, AdmitRejection) and answer.stale and self._parts.fetch is not None
 
     def _line_up(self, pod: Pod) -> None:
@@ -458,7 +458,7 @@ class PodAdmission:
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 
     async def _wait_apart(self, uid: str, later: DeferredResult) -> None:
-        answer = await later.answer()
+        answer = await later.result()
         pod = self._apart.pop(uid)
         self.mark(uid)
         if not self._is_wanted(uid):
@@ -474,13 +474,13 @@ class PodAdmission:
         """Evaluate the waiting pods, in their order."""
         while self._queue:
             uid, pod = next(iter(self._queue.items()))
-            answer: Answer = None
+            answer: AdmitResult = None
             if self._is_wanted(uid):
                 first = self._ask(pod, self._node())
                 if isinstance(first, DeferredResult) and first.apart and uid not in self._waited:
                     self._set_apart(self._queue.pop(uid), first)
                     continue
-                answer = await first.answer() if isinstance(first, DeferredResult) else first
+                answer = await first.result() if isinstance(first, DeferredResult) else first
                 if self._may_be_stale(answer):
                     answer = await self._ask_patiently(pod, await self._newest_node())
                 if isinstance(answer, Preempt):
@@ -493,9 +493,9 @@ class PodAdmission:
             elif self._settle(pod, answer):
                 self._start(pod)
 
-    async def _ask_patiently(self, pod: Pod, node: Node) -> Answer:
+    async def _ask_patiently(self, pod: Pod, node: Node) -> AdmitResult:
         answer = self._ask(pod, node)
-        return await answer.answer() if isinstance(answer, DeferredResult) else answer
+        return await answer.result() if isinstance(answer, DeferredResult) else answer
 
     def _is_wanted(self, uid: str) -> bool:
         pod = self._store.get(uid)
