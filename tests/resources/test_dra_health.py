@@ -62,9 +62,8 @@ class Book:
     def __init__(self, folder: Path, tasks: TaskScope, *, messages: bool = True) -> None:
         self.now = 1_800_000_000.0
         self.told: list[set[Device]] = []
-        self.book = DeviceHealthCache(
-            folder, tasks, lambda _, devices: self.told.append(devices), messages=messages, clock=self.clock
-        )
+        self.book = DeviceHealthCache(folder, tasks, messages=messages, clock=self.clock)
+        self.book.add_listener(lambda _, devices: self.told.append(devices))
 
     def clock(self) -> float:
         return self.now

@@ -107,7 +107,7 @@ class Here:
         )
         self.allotment = ResourceAllocator(cpus, memory, topology, dongles)
         self.leaving: set[str] = set()
-        self.allotment.listen_to(lambda uid: uid in self.leaving)
+        self.allotment.start(lambda uid: uid in self.leaving)
         self.running: list[RunningContainer] = []
 
     def come(self, pod: Pod) -> object:

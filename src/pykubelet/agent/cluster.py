@@ -86,7 +86,9 @@ class Cluster:
         health: RuntimeHealth,
         runtime_state: RuntimeState,
         startup: NodeStartup,
+        devices: Callable[[], DeviceCapacity],
     ) -> None:
+        """Initialize; `devices` returns the device capacity of the node."""
         flags, config = settings.flags, settings.config
         self._settings = settings
         self._tasks = tasks
@@ -102,7 +104,7 @@ class Cluster:
                 volumes_in_use=self._volumes_in_use,
                 volumes_reported=self._volumes_reported,
                 problems=self._problems,
-                devices=lambda: self.devices(),
+                devices=devices,
                 addressed=lambda addresses: self.addressed(addresses),
             ),
             self.node_event,
@@ -111,8 +113,6 @@ class Cluster:
         self._read: tuple[CachedNode | None, Node | None] = (None, None)
         """The cached node object and its parsed form; parsed again only when it changes."""
         self._volumes: PodVolumes | None = None
-        self.devices: Callable[[], DeviceCapacity] = DeviceCapacity
-        """Returns the device capacity of the node."""
         self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
         """Called with the node addresses of the node status."""
         self.is_crowded: Callable[[], bool] = lambda: False
@@ -250,10 +250,11 @@ async def join_cluster(
     health: RuntimeHealth,
     runtime_state: RuntimeState,
     started: datetime,
+    devices: Callable[[], DeviceCapacity],
 ) -> AsyncIterator[Cluster]:
     """Obtain the node's identity, by a TLS bootstrap if necessary, and connect. Raises KubeconfigError.
 
-    `started`: the time at which the kubelet started.
+    `started`: the time at which the kubelet started; `devices` returns the device capacity of the node.
     """
     config, metrics = settings.config, RestMetrics(registry)
     async with contextlib.AsyncExitStack() as stack:
@@ -270,7 +271,7 @@ async def join_cluster(
             metrics=metrics,
         )
         startup = NodeStartup(registry, started=started.timestamp())
-        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup)
+        cluster = Cluster(settings, clients, registry, tasks, cri, health, runtime_state, startup, devices)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
         tasks.start(cluster.recorder.run(lambda: cluster.is_crowded()), name="events")
         if not config.rotate_certificates:

@@ -2,7 +2,7 @@
 
 The managers are built before the pod engine, which admits pods and starts containers through them:
 `make_resource_allocator`, `NodeDevices`, `make_dra_manager`. They are started when the engine exists:
-`start_resource_allocator`, `NodeDevices.know`, `start_dra_manager`. The device manager is the first hint
+`start_resource_allocator`, `NodeDevices.start`, `start_dra_manager`. The device manager is the first hint
 provider, as upstream: it cannot choose its NUMA nodes freely, the others can. It serves plugins before the
 first pod is admitted and outlives the engine. A standalone node has no resource claims, which are objects of
 the API server.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -54,7 +54,6 @@ from pykubelet.util.tasks import TaskScope
 
 if TYPE_CHECKING:
     from pykubelet.api.resource_claim import ResourceClaim
-    from pykubelet.cm.devices.manager import DeviceManager
     from pykubelet.cm.dra.manager import Active, DraManager
 
 log = get_logger(__name__)
@@ -98,7 +97,7 @@ def start_resource_allocator(
 ) -> None:
     """Start to apply changes of the shared CPU pool to running containers."""
 
-    def is_leaving(uid: str) -> bool:
+    def is_terminating(uid: str) -> bool:
         worker = engine.workers.get(uid)
         if worker is None:
             return not engine.is_desired(uid) and engine.store.get(uid) is None
@@ -110,7 +109,7 @@ def start_resource_allocator(
             for container in observed.running if observed is not None else ():
                 yield RunningContainer(worker.uid, container.name, container.id)
 
-    allocator.listen_to(is_leaving)
+    allocator.start(is_terminating)
     period = settings.config.cpu_manager_reconcile_period.seconds
     tasks.start(allocator.run(cri.runtime.update_container_resources, running, period), name="cpus")
 
@@ -148,24 +147,8 @@ POD_RESOURCES_DIR = "pod-resources"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
-class Claims(Protocol):
-    """Devices that containers get through resource claims."""
-
-    def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
-        """Return the CDI names of a container's devices. Raises ClaimError."""
-        ...
-
-    def health(self, pod: Pod, container: Container) -> list[ResourceStatus]:
-        """Return the health of the devices of a container's claims."""
-        ...
-
-    def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
-        """Return the claims of a container, for the pod-resources API."""
-        ...
-
-
 class NodeDevices:
-    """The devices of one node."""
+    """The device manager of one node, and its connections to pods and the node status."""
 
     def __init__(
         self, root: Path, plugin_dir: Path, gates: FeatureGates, registry: CollectorRegistry
@@ -173,12 +156,10 @@ class NodeDevices:
         """Initialize with the root directory and the directory of kubelet.sock for device plugins."""
         numbers = [node.number for node in read_memory_nodes()]
         self.manager = DeviceManager(plugin_dir, numbers, self, DeviceMetrics(registry), self._changed)
-        self.claims: Claims | None = None
         self._root = root
-        self._shows_health = gates.enabled("ResourceHealthStatus")
+        self._reports_health = gates.enabled("ResourceHealthStatus")
         self._pods: ActivePods | None = None
-        self._wake: Callable[[Iterable[str]], None] = lambda uids: None
-        self._wake_node_reporter: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
 
     async def serve(self, stack: AsyncExitStack) -> None:
         """Serve device plugins until the stack exits. Raises StartupError."""
@@ -193,23 +174,12 @@ class NodeDevices:
                 raise
             raise StartupError(f"device plugins cannot be served: {cause.strerror or cause}") from err
 
-    async def serve_pod_resources(
-        self, stack: AsyncExitStack, registry: CollectorRegistry, cpusets: ContainerCpusets
-    ) -> None:
-        """Serve the pod-resources API until the stack exits. Raises StartupError."""
-        assert self._pods is not None
-        facts = PodResourcesProvider(self, self._pods, cpusets)
-        serving = serving_pod_resources(self._root / POD_RESOURCES_DIR, facts, PodResourcesMetrics(registry))
-        try:
-            await stack.enter_async_context(serving)
-        except OSError as err:
-            raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
+    def start(self, engine: PodEngine, cluster: Cluster | None) -> None:
+        """Start to follow the engine's pods, and to report changes to pod workers and the node status.
 
-    def know(self, engine: PodEngine, cluster: Cluster | None) -> None:
-        """Connect to the pod engine, and to the cluster whose node status reports the devices."""
-        self._wake = engine.workers.wake_all
-        if cluster is not None:
-            cluster.devices, self._wake_node_reporter = self._amounts, cluster.reporter.wake
+        The engine is built with the `provider`, so it cannot be an argument of the constructor; before the
+        start no pod is known, and changes are not reported.
+        """
         self._pods = ActivePods(
             store=engine.store,
             workers=engine.workers,
@@ -218,16 +188,42 @@ class NodeDevices:
             wanted=engine.wanted,
             all_reported=lambda: engine.all_sources_reported,
         )
+        if cluster is not None:
+            self._listeners.append(lambda uids: cluster.reporter.wake())
+        if self._reports_health:
+            self._listeners.append(engine.workers.wake_all)
+
+    async def serve_pod_resources(
+        self,
+        stack: AsyncExitStack,
+        registry: CollectorRegistry,
+        allocator: ResourceAllocator,
+        claims: DraManager | None,
+    ) -> None:
+        """Serve the pod-resources API until the stack exits, after the start. Raises StartupError."""
+        assert self._pods is not None
+        facts = PodResourcesProvider(self.manager, self._pods, allocator, claims)
+        serving = serving_pod_resources(self._root / POD_RESOURCES_DIR, facts, PodResourcesMetrics(registry))
+        try:
+            await stack.enter_async_context(serving)
+        except OSError as err:
+            raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
+
+    def provider(self, claims: DraManager | None) -> DeviceProvider:
+        """Return the interface of the devices for the pod engine, including those of resource claims."""
+        devices = ContainerDevices(self.manager, claims)
+        if not self._reports_health:
+            return DeviceProvider(grants=devices.grants)
+        return DeviceProvider(grants=devices.grants, health=devices.health)
+
+    def capacity(self) -> DeviceCapacity:
+        """Return the devices in the node's status."""
+        return DeviceCapacity(*self.manager.amounts())
 
     @property
     def handlers(self) -> Mapping[str, PluginHandler]:
         """Handlers of device plugins that register in the plugin registration directory."""
         return {PLUGIN_TYPE: self.manager.handler}
-
-    @property
-    def provider(self) -> DeviceProvider:
-        """Interface of the devices for the pod engine."""
-        return DeviceProvider(grants=self._grants, health=self._health)
 
     # PodFacts, for the device manager
 
@@ -239,60 +235,63 @@ class NodeDevices:
         """Return a pod's containers that an earlier kubelet process started; empty after its admission."""
         return self._pods.running_before(uid) if self._pods is not None else ()
 
-    # Behind it
-
-    def _amounts(self) -> DeviceCapacity:
-        return DeviceCapacity(*self.manager.amounts())
-
     def _changed(self, uids: frozenset[str]) -> None:
-        self._wake_node_reporter()
-        if uids and self._shows_health:
-            self._wake(uids)
+        for listener in self._listeners:
+            listener(uids)
 
-    async def _grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
-        grants = await self.manager.grants(pod, container)
-        if self.claims is None:
+
+class ContainerDevices:
+    """Devices of containers, of device plugins and of resource claims."""
+
+    def __init__(self, manager: DeviceManager, claims: DraManager | None) -> None:
+        self._manager = manager
+        self._claims = claims
+
+    async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
+        """Return the device run options of a container that is about to start. Raises AllocationError."""
+        grants = await self._manager.grants(pod, container)
+        if self._claims is None:
             return grants
         try:
-            return grants.and_cdi(self.claims.cdi_devices(pod, container))
+            return grants.and_cdi(self._claims.cdi_devices(pod, container))
         except ClaimError as err:
             raise AllocationError(str(err)) from err
 
-    def _health(self, pod: Pod) -> DeviceHealth:
-        if not self._shows_health:
-            return {}
+    def health(self, pod: Pod) -> DeviceHealth:
+        """Return the health of the devices of a pod's containers."""
         found = {}
         for container in pod.spec.containers:
             statuses = (
-                _resource_statuses(self.manager.health(pod.uid, container.name))
+                _resource_statuses(self._manager.health(pod.uid, container.name))
                 if container.resources.limits
                 else []
             )
-            if self.claims is not None:
-                statuses += self.claims.health(pod, container)
+            if self._claims is not None:
+                statuses += self._claims.health(pod, container)
             if statuses:
                 found[container.name] = statuses
         return found
 
 
-class ContainerCpusets(Protocol):
-    """CPU and memory managers, as the pod-resources API reads them."""
-
-    cpus: CpuManager
-    memory: MemoryManager
-
-
 class PodResourcesProvider:
     """Resources of containers, for the pod-resources API (`ResourceFacts`)."""
 
-    def __init__(self, devices: NodeDevices, pods: ActivePods, cpusets: ContainerCpusets) -> None:
+    def __init__(
+        self,
+        devices: DeviceManager,
+        pods: ActivePods,
+        allocator: ResourceAllocator,
+        claims: DraManager | None,
+    ) -> None:
         self._devices = devices
         self._pods = pods
-        self._cpusets = cpusets
+        self._cpus = allocator.cpus
+        self._memory = allocator.memory
+        self._claims = claims
 
     def active_pods(self) -> Iterable[Pod]:
         """Return the pods that run or may still run."""
-        self._devices.manager.reclaim()
+        self._devices.reclaim()
         return self._pods.pods()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -301,32 +300,31 @@ class PodResourcesProvider:
 
     def devices(self, uid: str, container: str) -> Devices:
         """Return the devices of a container."""
-        return self._devices.manager.held(uid, container)
+        return self._devices.held(uid, container)
 
     def cpus(self, uid: str, container: str) -> Iterable[int]:
         """Return the exclusive CPUs of a container."""
-        return self._cpusets.cpus.exclusive_of(uid, container)
+        return self._cpus.exclusive_of(uid, container)
 
     def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
         """Return the memory blocks of a container."""
-        return map(_memory_use, self._cpusets.memory.blocks(uid, container))
+        return map(_memory_use, self._memory.blocks(uid, container))
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
         """Return the resource claims of a container."""
-        claims = self._devices.claims
-        return claims.claims(pod, container) if claims is not None else ()
+        return self._claims.claims(pod, container) if self._claims is not None else ()
 
     def allocatable_devices(self) -> Devices:
         """Return all allocatable devices."""
-        return self._devices.manager.usable()
+        return self._devices.usable()
 
     def allocatable_cpus(self) -> Iterable[int]:
         """Return all CPUs that can be allocated exclusively."""
-        return self._cpusets.cpus.allocatable
+        return self._cpus.allocatable
 
     def allocatable_memory(self) -> Iterable[MemoryUse]:
         """Return all allocatable memory blocks."""
-        return map(_memory_use, self._cpusets.memory.allocatable())
+        return map(_memory_use, self._memory.allocatable())
 
 
 def _memory_use(block: MemoryBlock) -> MemoryUse:
@@ -383,7 +381,8 @@ def start_dra_manager(
     claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
     """Start to unprepare claims of removed pods, and to wake pods when their drivers change."""
-    claims.listen(engine.workers.wake, engine.workers.wake_all)
+    claims.drivers.add_pod_listener(engine.workers.wake)
+    claims.add_health_listener(engine.workers.wake_all)
     runtime, warned = cri.version, set[str]()
 
     def warn(driver: str, usable: bool) -> None:

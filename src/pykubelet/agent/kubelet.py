@@ -157,12 +157,12 @@ class Kubelet:
             runtime_state = RuntimeState(health.status)
             # The capacity of the node is read from its disk when it joins.
             prepare_root(Path(self.flags.root_dir), stack)
-            cluster = await self._join_cluster(stack, identity, cri, health, runtime_state)
-            if self._stop.is_set():
-                return
             devices = NodeDevices(
                 Path(self.flags.root_dir), Path(self.flags.device_plugin_dir), self.gates, self.registry
             )
+            cluster = await self._join_cluster(stack, identity, cri, health, runtime_state, devices)
+            if self._stop.is_set():
+                return
             # They outlive the engine: a pending Allocate must not become a rejection at the stop.
             await devices.serve(stack)
             tasks = await stack.enter_async_context(TaskScope())
@@ -232,11 +232,18 @@ class Kubelet:
         cri: RuntimeConnection,
         health: RuntimeHealth,
         runtime_state: RuntimeState,
+        devices: NodeDevices,
     ) -> Cluster | None:
         if self.flags.standalone:
             return None
         joining = join_cluster(
-            self._settings(identity), self.registry, cri, health, runtime_state, self._started
+            self._settings(identity),
+            self.registry,
+            cri,
+            health,
+            runtime_state,
+            self._started,
+            devices.capacity,
         )
         try:
             # A TLS bootstrap waits for the approval of its certificate signing request.
@@ -311,7 +318,7 @@ class Kubelet:
         if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
             pod_cgroups.exempt_from_quota(allotment.has_exclusive)
         volumes = await make_volumes(settings, cri, node, local_objects, cluster, tasks, self.registry)
-        claims = devices.claims = make_dra_manager(settings, self.registry, cluster, tasks)
+        claims = make_dra_manager(settings, self.registry, cluster, tasks)
         runtime = await cri.runtime.status()
         node = dataclasses.replace(node, recursive_handlers=recursive_handlers(runtime))
         parts = EngineDependencies(
@@ -339,7 +346,7 @@ class Kubelet:
                 devices=devices.manager.allocatable_for,
             ),
             allotment=allotment,
-            devices=devices.provider,
+            devices=devices.provider(claims),
             claims=claims or NO_CLAIMS,
             books=open_books(root),
             local_objects=local_objects,
@@ -353,12 +360,12 @@ class Kubelet:
         engine = PodEngine(parts, tasks)
         self.volume_usage = start_volumes(volumes, settings, engine, cluster, tasks, self.registry)
         start_resource_allocator(allotment, settings, cri, engine, tasks)
-        devices.know(engine, cluster)
+        devices.start(engine, cluster)
         if claims is not None:
             start_dra_manager(claims, cri, engine, devices.active, tasks)
         rooms = (volume_plugins(volumes), devices.handlers, dra_plugin_handlers(claims))
         start_plugins(root, self.registry, tasks, *rooms)
-        await devices.serve_pod_resources(stack, self.registry, allotment)
+        await devices.serve_pod_resources(stack, self.registry, allotment, claims)
         engine.start()
         return engine
 

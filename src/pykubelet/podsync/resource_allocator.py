@@ -81,14 +81,18 @@ class ResourceAllocator:
         self.memory = memory
         self._topology = topology
         self._devices = devices
-        self._is_leaving: Callable[[str], bool] = lambda uid: False
+        self._is_terminating: Callable[[str], bool] = lambda uid: False
         self._news = asyncio.Event()
         self._taken_back = asyncio.Event()
         """Set, and replaced by a new event, whenever resources were released."""
 
-    def listen_to(self, is_leaving: Callable[[str], bool]) -> None:
-        """Set the function that returns whether a pod is terminating; before that, none is."""
-        self._is_leaving = is_leaving
+    def start(self, is_terminating: Callable[[str], bool]) -> None:
+        """Start to wait for the resources of terminating pods.
+
+        `is_terminating` returns whether a pod terminates, by uid. It is known by the pod engine, which is
+        built with this allocator; before the start, no pod counts as terminating.
+        """
+        self._is_terminating = is_terminating
 
     # Admission
 
@@ -145,7 +149,7 @@ class ResourceAllocator:
         holders = self.cpus.holders | self.memory.holders
         if self._devices is not None:
             holders |= self._devices.holders
-        return any(self._is_leaving(uid) for uid in holders if uid != pod.uid)
+        return any(self._is_terminating(uid) for uid in holders if uid != pod.uid)
 
     # Assignments
 

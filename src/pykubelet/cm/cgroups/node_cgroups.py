@@ -9,7 +9,7 @@ not start. Both outcomes are events of the node, which explain why a daemon was 
 `keep_daemons` moves the kubelet to `kubeletCgroups`, and the processes in the root cgroup to `systemCgroups`.
 These cgroups are for accounting and for limits set by other tools. Nothing changes if a service manager has
 already put the kubelet into the named cgroup. New processes keep appearing in the root cgroup, so they are
-moved every EVERY_SECONDS; kernel threads and PID 1 stay there.
+moved every MOVE_INTERVAL_SECONDS; kernel threads and PID 1 stay there.
 """
 
 from __future__ import annotations

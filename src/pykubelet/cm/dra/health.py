@@ -1,8 +1,8 @@
 """Health of the devices of resource claims, as reported by DRA drivers.
 
-A report is valid for a limited time, HOLDS_SECONDS unless the driver specifies it; after that the health is
-unknown. Reports survive kubelet restarts in `dra_health_state`, in upstream's format, so that a restart does
-not make all devices unknown; an unreadable file is logged and ignored.
+A report is valid for a limited time, DEFAULT_VALIDITY_SECONDS unless the driver specifies it; after that the
+health is unknown. Reports survive kubelet restarts in `dra_health_state`, in upstream's format, so that a
+restart does not make all devices unknown; an unreadable file is logged and ignored.
 """
 
 from __future__ import annotations
@@ -74,16 +74,12 @@ class _Driver(msgspec.Struct):
 
 
 class DeviceHealthCache:
-    """Cache of device health (a `DeviceHealthListener` of `plugins`).
-
-    `changed` is called with a driver and its devices whose health changed.
-    """
+    """Cache of device health; `DraPluginRegistry` calls it with the reports of its plugins."""
 
     def __init__(
         self,
         directory: Path,
         tasks: TaskScope,
-        changed: Callable[[str, set[Device]], None] = lambda driver, devices: None,
         *,
         messages: bool = True,
         clock: Callable[[], float] = time,
@@ -91,12 +87,16 @@ class DeviceHealthCache:
         """Initialize; `messages` shows drivers' messages, `clock` returns Unix time in seconds."""
         self._path = directory / FILE_NAME
         self._tasks = tasks
-        self.changed = changed
         self._messages = messages
         self._clock = clock
         self._known: dict[str, dict[Device, Health]] = _read(self._path)
         self._saving: asyncio.Task[None] | None = None
         self._unsaved = False
+        self._listeners: list[Callable[[str, set[Device]], None]] = []
+
+    def add_listener(self, listener: Callable[[str, set[Device]], None]) -> None:
+        """Call `listener` with a driver and its devices whose health changed; it must not block."""
+        self._listeners.append(listener)
 
     def on_report(self, driver: str, response: pb.NodeWatchResourcesResponse) -> None:
         """Handle a new list of a driver."""
@@ -111,7 +111,8 @@ class DeviceHealthCache:
         self._known[driver] = after
         if different:
             self._save_soon()
-            self.changed(driver, different)
+            for listener in self._listeners:
+                listener(driver, different)
 
     def on_reports_ended(self, driver: str) -> None:
         """Drop the health of a driver whose reports have ended."""

@@ -112,14 +112,8 @@ SWEEP_SECONDS = 60.0
 Key = tuple[str, str]
 Active = Callable[[], Collection[str] | None]
 """Callback that returns the UIDs of the pods that may use claims, or None while unknown."""
-
-
-class Fetch(Protocol):
-    """Callback that fetches a claim."""
-
-    def __call__(self, namespace: str, name: str) -> Awaitable[ResourceClaim]:
-        """Return the current claim. Raises KubeError."""
-        ...
+FetchClaim = Callable[[str, str], Awaitable[ResourceClaim]]
+"""Callback that returns the current claim of a namespace and a name. Raises KubeError."""
 
 
 class DraManager:
@@ -128,7 +122,7 @@ class DraManager:
     def __init__(
         self,
         directory: Path,
-        fetch: Fetch,
+        fetch: FetchClaim,
         drivers: DraPluginRegistry,
         *,
         extended: bool = True,
@@ -151,11 +145,10 @@ class DraManager:
         self._metrics.count(self._in_use)
         drivers.add_listener(self._driver_changed)
 
-    def listen(self, wake: Callable[[str], None], wake_all: Callable[[Iterable[str]], None]) -> None:
-        """Set the callbacks that wake pod workers when a driver registers or device health changes."""
-        self.drivers.wake = wake
+    def add_health_listener(self, listener: Callable[[Iterable[str]], None]) -> None:
+        """Call `listener` with the UIDs of the pods that use devices whose health changed."""
         if self._health is not None:
-            self._health.changed = lambda driver, devices: wake_all(self.users(driver, devices))
+            self._health.add_listener(lambda driver, devices: listener(self.users(driver, devices)))
 
     async def prepare(self, pod: Pod) -> None:
         """Prepare all claims of a pod. Raises ClaimError. Idempotent, and may be cancelled at any point."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
 from pykubelet.cm.dra import dra_health_pb2 as health_pb
 from pykubelet.cm.dra import dra_pb2 as pb
 from pykubelet.cm.dra.claims import ClaimError, ClaimInfo
+from pykubelet.cm.dra.health import DeviceHealthCache
 from pykubelet.cm.dra.metrics import DraMetrics
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import call_plugin
@@ -41,16 +42,6 @@ _SERVICES = {
 }
 """gRPC path of each service that plugins can announce; the messages are the same."""
 _HEALTH = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
-
-
-class DeviceHealthListener(Protocol):
-    """Receiver of device health reports."""
-
-    def on_report(self, driver: str, response: health_pb.NodeWatchResourcesResponse) -> None:
-        """Handle a new list of a driver."""
-
-    def on_reports_ended(self, driver: str) -> None:
-        """Handle the end of a driver's reports."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,22 +88,25 @@ class DraPluginRegistry:
         self,
         tasks: TaskScope,
         metrics: DraMetrics | None = None,
-        health: DeviceHealthListener | None = None,
-        wake: Callable[[str], None] = lambda uid: None,
+        health: DeviceHealthCache | None = None,
     ) -> None:
-        """Initialize; without `health` no reports are requested; `wake` wakes a pod's worker."""
+        """Initialize; without `health` no reports are requested."""
         self._tasks = tasks
         self._metrics = metrics or DraMetrics()
         self._health = health
-        self.wake = wake
         self._plugins: dict[str, list[DriverPlugin]] = {}
         self._watches: dict[DriverPlugin, asyncio.Task[None]] = {}
         self._waiting: dict[str, set[str]] = {}
         self._listeners: list[Callable[[str, bool], None]] = []
+        self._pod_listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str, bool], None]) -> None:
         """Call `listener` with a driver's name and whether it is usable, when that may have changed."""
         self._listeners.append(listener)
+
+    def add_pod_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the UID of each pod whose missing driver has registered."""
+        self._pod_listeners.append(listener)
 
     def get(self, driver: str) -> DriverPlugin:
         """Return the plugin to call. Raises ClaimError when the driver is not registered."""
@@ -168,7 +162,8 @@ class DraPluginRegistry:
         log.info("Registered DRA driver plugin", driver=plugin.name, endpoint=plugin.endpoint)
         self._changed(plugin.name)
         for uid in sorted(self._waiting.pop(plugin.name, ())):
-            self.wake(uid)
+            for listener in self._pod_listeners:
+                listener(uid)
 
     async def deregister(self, plugin: Plugin) -> None:
         """Remove a plugin; other plugins of its driver stay, including older ones."""
