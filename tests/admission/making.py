@@ -65,7 +65,7 @@ def surroundings(gates: dict[str, bool] | None = None, **facts: Any) -> AdmitHan
 
 
 def attempt(one: Pod, *others: Pod, at: Node | None = None, running: bool = False) -> PodAdmitAttributes:
-    return PodAdmitAttributes(pod=one, node=at or node(), others=others, running=running)
+    return PodAdmitAttributes(pod=one, node=at or node(), other_pods=others, running=running)
 
 
 def _name(key: str) -> str:

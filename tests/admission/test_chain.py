@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 from pykubelet.admission.handler import (
     AdmitHandlerDeps,
     AdmitRejection,
-    Answer,
+    AdmitResult,
     DeferredResult,
     PodAdmitAttributes,
     PodAdmitHandler,
     Preempt,
 )
-from pykubelet.admission.handler_chain import AdmitHandlerChain, make_chain, others_links
+from pykubelet.admission.handler_chain import AdmitHandlerChain, installed_handlers, make_chain
 from pykubelet.podworkers.pod_admission import AdmissionMetrics
 from tests.admission.making import attempt, pod, surroundings
 
@@ -26,12 +26,12 @@ from tests.admission.making import attempt, pod, surroundings
 class Saying:
     """A link with one answer."""
 
-    def __init__(self, answer: Answer, *, for_running: bool = False) -> None:
+    def __init__(self, answer: AdmitResult, *, for_running: bool = False) -> None:
         self.for_running = for_running
         self.asked = 0
         self._answer = answer
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
         self.asked += 1
         return self._answer
 
@@ -39,7 +39,7 @@ class Saying:
 class Failing:
     for_running = False
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
         raise RuntimeError("lost")
 
 
@@ -76,7 +76,7 @@ class Waiting:
 
     for_running = True
 
-    def __init__(self, answer: Answer, err: Exception | None = None) -> None:
+    def __init__(self, answer: AdmitResult, err: Exception | None = None) -> None:
         self.waited = 0
         self._answer = answer
         self._err = err
@@ -84,7 +84,7 @@ class Waiting:
     def admit(self, attempt: PodAdmitAttributes) -> DeferredResult:
         return DeferredResult(self._wait)
 
-    async def _wait(self) -> Answer:
+    async def _wait(self) -> AdmitResult:
         self.waited += 1
         await asyncio.sleep(0)
         if self._err is not None:
@@ -98,7 +98,7 @@ async def test_links_that_wait_are_waited_for_in_their_order() -> None:
     assert isinstance(answer, DeferredResult)
     # Nothing was given out, and nobody behind was asked.
     assert (first.waited, second.waited, last.asked) == (0, 0, 0)
-    assert await answer.answer() == AdmitRejection("Last", "told last")
+    assert await answer.result() == AdmitRejection("Last", "told last")
     assert (first.waited, second.waited, last.asked) == (1, 1, 1)
 
 
@@ -114,7 +114,7 @@ async def test_what_was_waited_for_may_be_a_refusal_or_fail() -> None:
     ):
         answer = AdmitHandlerChain([Saying(room), link, behind]).admit(attempt(pod()))
         assert isinstance(answer, DeferredResult)
-        assert await answer.answer() == expected
+        assert await answer.result() == expected
     assert behind.waited == 1
 
 
@@ -126,7 +126,7 @@ def test_nobody_is_waited_for_when_the_pod_is_refused_before() -> None:
 def test_the_order_of_the_links() -> None:
     pressure, allocation, shutdown = (Saying(None) for _ in range(3))
     chain = make_chain(surroundings(pressure=pressure, allocation=allocation, shutdown=shutdown))
-    names = [type(link).__name__ for link in chain.links]
+    names = [type(link).__name__ for link in chain.handlers]
     assert names == [
         "Saying",
         "Sysctls",
@@ -139,7 +139,7 @@ def test_the_order_of_the_links() -> None:
         "DeclaredFeatures",
         "Saying",
     ]
-    assert (chain.links[0], chain.links[2], chain.links[-1]) == (pressure, allocation, shutdown)
+    assert (chain.handlers[0], chain.handlers[2], chain.handlers[-1]) == (pressure, allocation, shutdown)
     assert chain.admit(attempt(pod())) is None
     assert [one.asked for one in (pressure, allocation, shutdown)] == [1, 1, 1]
 
@@ -157,7 +157,7 @@ class Entry:
 def test_links_of_others_are_asked_in_the_order_of_their_names() -> None:
     first, second = Saying(None), Saying(None)
     entries = [Entry("b", lambda _: second), Entry("a", lambda _: first)]
-    assert others_links(surroundings(), entries) == [first, second]
+    assert installed_handlers(surroundings(), entries) == [first, second]
 
 
 def broken(_: AdmitHandlerDeps) -> PodAdmitHandler:
@@ -171,7 +171,7 @@ def broken(_: AdmitHandlerDeps) -> PodAdmitHandler:
 def test_a_link_of_others_that_cannot_be_used_keeps_pods_away(
     made: Callable[[AdmitHandlerDeps], PodAdmitHandler], problem: str
 ) -> None:
-    chain = AdmitHandlerChain(others_links(surroundings(), [Entry("mine", made)]))
+    chain = AdmitHandlerChain(installed_handlers(surroundings(), [Entry("mine", made)]))
     refusal = chain.admit(attempt(pod()))
     assert isinstance(refusal, AdmitRejection)
     assert refusal.reason == "UnexpectedAdmissionError"

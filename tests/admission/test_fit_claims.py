@@ -3,7 +3,7 @@
 import pytest
 
 from pykubelet.admission.handler import Usage
-from pykubelet.admission.predicates import as_amounts, shortages
+from pykubelet.admission.predicates import as_amounts, insufficient_resources
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 
@@ -20,7 +20,7 @@ def pod_of(*resources: str, claimed: tuple[str, ...] = ()) -> Pod:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_claim_serves_does_not_have_to_be_there(name: str) -> None:
     def short(pod: Pod, has: dict[str, int]) -> list[str]:
-        found = shortages(
+        found = insufficient_resources(
             pod,
             Usage(0, {}),
             {"pods": 10, **has},

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.admission.handler import AdmitRejection, Answer, Preempt, Usage
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, Preempt, Usage
 from pykubelet.admission.predicates import (
     NoPreemptionVictims,
     Predicates,
     choose_victims,
+    failed_predicates,
+    insufficient_resources,
     may_preempt,
-    misplacements,
-    shortages,
     tolerates,
 )
 from pykubelet.api.node import Taint
@@ -24,7 +24,7 @@ from tests.admission.making import asking, attempt, node, pod, requests_of, surr
 SYSTEM = 2_000_000_000
 
 
-def ask(one: Pod, *others: Pod, **at: Any) -> Answer:
+def ask(one: Pod, *others: Pod, **at: Any) -> AdmitResult:
     return Predicates(surroundings()).admit(attempt(one, *others, **at))
 
 
@@ -84,7 +84,7 @@ def test_extended_resources_that_the_node_has(there: str, held: int, refused: bo
 def test_init_containers_and_overhead_count() -> None:
     big = {"name": "first", "resources": {"requests": {"cpu": "1900m"}}}
     asked = pod(initContainers=[big], overhead={"cpu": "200m"})
-    found = shortages(asked, Usage(0, {}), {"cpu": 2000, "pods": 9}, requests_of)
+    found = insufficient_resources(asked, Usage(0, {}), {"cpu": 2000, "pods": 9}, requests_of)
     assert [one.requested for one in found] == [2100]
 
 
@@ -133,14 +133,16 @@ BY_NAME = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": 
 )
 def test_place(spec: dict[str, Any], reason: str | None) -> None:
     other = pod("other", **ports({"hostPort": 80}, {"hostPort": 81, "hostIP": "10.0.0.1"}))
-    found = [one.reason for one in misplacements(pod(**spec), node({"zone": "a"}), [other])]
+    found = [one.reason for one in failed_predicates(pod(**spec), node({"zone": "a"}), [other])]
     assert found == ([reason] if reason else [])
 
 
 def test_ports_of_init_containers_count_only_where_they_stay() -> None:
     for policy, taken in ((None, False), ("Always", True)):
         init = {"name": "first", "restartPolicy": policy, "ports": [{"hostPort": 80}]}
-        found = misplacements(pod(**ports({"hostPort": 80})), node(), [pod("other", initContainers=[init])])
+        found = failed_predicates(
+            pod(**ports({"hostPort": 80})), node(), [pod("other", initContainers=[init])]
+        )
         assert bool(found) is taken
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cm.capacity import allocatable, machine_amounts, read_capacity
+from pykubelet.cm.capacity import allocatable, node_capacity, read_capacity
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.devcluster.reference_kubelet import reference_traces
 from pykubelet.linux.cgroupfs import detect_cgroups
@@ -364,7 +364,7 @@ def test_the_node(replay: Replay) -> None:
     ours, theirs = own_object(replay, "node"), golden("node.json")
     # The machine's own, and what is on it; how they are found is compared with the recording in tests/node.
     machine, config = read_machine(), KubeletConfiguration(eviction_hard=EVICTION)
-    capacity = machine_amounts(config, replay.node.root)
+    capacity = node_capacity(config, replay.node.root)
     theirs["status"]["capacity"] = {name: str(amount) for name, amount in capacity.items()}
     theirs["status"]["allocatable"] = {
         name: str(amount) for name, amount in allocatable(capacity, config).items()

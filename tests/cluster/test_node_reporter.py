@@ -16,7 +16,7 @@ from pykubelet.apiserver.client import Clients, Limits, make_clients
 from pykubelet.apiserver.errors import Forbidden
 from pykubelet.apiserver.events import EventRecorder, node_reference
 from pykubelet.apiserver.transport import Transport
-from pykubelet.cm.capacity import machine_amounts
+from pykubelet.cm.capacity import node_capacity
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.network import IPAddress, is_global_unicast, read_interfaces
 from pykubelet.node.addresses import PROVIDED_IP
@@ -48,7 +48,7 @@ class Reported:
         """Whether the runtime's status can be had; the node is not registered without."""
         self.answers.set()
         self.config = KubeletConfiguration(eviction_hard={"memory.available": "100Mi"})
-        self.capacity = machine_amounts(self.config, tmp_path)
+        self.capacity = node_capacity(self.config, tmp_path)
 
     def settings(self, **changes: Any) -> NodeSettings:
         given: dict[str, Any] = {"name": self.name, "hostname": self.name, "config": self.config}

@@ -5,7 +5,7 @@ import pytest
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import is_extended_resource
-from pykubelet.cm.capacity import allocatable, machine_amounts, pod_capacity
+from pykubelet.cm.capacity import allocatable, node_capacity, pod_capacity
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.node.status import DeviceCapacity, next_amounts
 from tests.node.making import amounts, settings
@@ -95,10 +95,10 @@ def test_pods(per_core: int, pods: int) -> None:
 
 def test_this_machine(tmp_path: Path) -> None:
     config = KubeletConfiguration()
-    found = machine_amounts(config, tmp_path)
+    found = node_capacity(config, tmp_path)
     stat = os.statvfs(tmp_path)
     assert int(found["ephemeral-storage"]) == stat.f_blocks * stat.f_frsize
     assert {"cpu", "memory", "pods"} <= set(found)
     assert "pid" not in found
     config.local_storage_capacity_isolation = False
-    assert "ephemeral-storage" not in machine_amounts(config, tmp_path)
+    assert "ephemeral-storage" not in node_capacity(config, tmp_path)

@@ -36,10 +36,10 @@ class Node:
         self.objects: dict[str, ResourceClaim] = {}
         self.registry = CollectorRegistry()
         metrics = DraMetrics(self.registry)
-        self.health = DeviceHealthCache(
-            folder, tasks, lambda driver, devices: self.unwell.append((driver, devices))
-        )
-        self.drivers = DraPluginRegistry(tasks, metrics, self.health, self.woken.append)
+        self.health = DeviceHealthCache(folder, tasks)
+        self.health.add_listener(lambda driver, devices: self.unwell.append((driver, devices)))
+        self.drivers = DraPluginRegistry(tasks, metrics, self.health)
+        self.drivers.add_pod_listener(self.woken.append)
         self.claims = DraManager(folder, self.fetch, self.drivers, metrics=metrics, health=self.health)
 
     async def fetch(self, namespace: str, name: str) -> ResourceClaim:

@@ -12,7 +12,7 @@ from pykubelet.cm.cgroups.driver import (
     CgroupError,
     SystemdSlices,
     cpu_bits,
-    in_whole_percent,
+    round_up_to_percent,
     start_properties,
     unit_of,
     value_properties,
@@ -111,16 +111,16 @@ def test_what_an_old_systemd_does_not_know_is_not_said() -> None:
     ],
 )
 def test_quotas_are_rounded_up(quota: int, period: int, rounded: int) -> None:
-    assert in_whole_percent(CgroupValues(quota=quota, period=period)).quota == rounded
+    assert round_up_to_percent(CgroupValues(quota=quota, period=period)).quota == rounded
 
 
 @given(st.integers(1000, 10**8), st.sampled_from([1000, 5000, 20_000, 100_000, 1_000_000]))
 def test_rounding_never_takes_and_is_at_most_one_percent(quota: int, period: int) -> None:
-    rounded = in_whole_percent(CgroupValues(quota=quota, period=period)).quota
+    rounded = round_up_to_percent(CgroupValues(quota=quota, period=period)).quota
     assert rounded is not None
     # A period that is no multiple of a hundred loses less than a microsecond in the division.
     assert quota - 1 <= rounded <= quota + period // 100
-    again = in_whole_percent(CgroupValues(quota=rounded, period=period)).quota
+    again = round_up_to_percent(CgroupValues(quota=rounded, period=period)).quota
     assert again == rounded
 
 

@@ -20,7 +20,7 @@ OPTIONS = {
     "spread": CpuOptions(spread=True),
     "cache": CpuOptions(by_cache=True),
     "across": CpuOptions(across_nodes=True),
-    "across whole": CpuOptions(across_nodes=True, whole_cores=True),
+    "across whole": CpuOptions(across_nodes=True, full_cores=True),
 }
 
 

@@ -84,10 +84,10 @@ def test_what_is_gone_is_taken_back(bench: Bench) -> None:
     for pod in (stays, goes):
         for container in pod.spec.containers:
             cpus.allocate(pod, container, ANYWHERE)
-    cpus.keep_only({stays.uid, goes.uid})
+    cpus.retain({stays.uid, goes.uid})
     assert len(cpus.shared) == 10
     again = bench.start()
-    again.keep_only({stays.uid})
+    again.retain({stays.uid})
     assert len(again.shared) == 12
     assert again.holders == {stays.uid}
     assert len(bench.start().shared) == 12
@@ -131,12 +131,12 @@ class TestReconcile:
     def test_only_what_changed(self, bench: Bench) -> None:
         cpus = bench.start()
         all_running = running(("web", "c0", "id-web"), ("db", "c0", "id-db"))
-        cpus.told(CpusetUpdate("id-web", cpus.cpuset_of("web", "c0")))
+        cpus.record_applied(CpusetUpdate("id-web", cpus.cpuset_of("web", "c0")))
         updates = cpus.reconcile(all_running)
         assert updates == [CpusetUpdate("id-db", "0-15")]
         # Until the runtime has taken it, it is told again.
         assert cpus.reconcile(all_running) == updates
-        cpus.told(updates[0])
+        cpus.record_applied(updates[0])
         assert cpus.reconcile(all_running) == []
 
     def test_when_the_pool_changes(self, bench: Bench) -> None:
@@ -144,7 +144,7 @@ class TestReconcile:
         pod = pod_of(ask("2"))
         shared = running(("web", "c0", "id-web"))
         for update in cpus.reconcile(shared):
-            cpus.told(update)
+            cpus.record_applied(update)
         cpus.allocate(pod, pod.spec.containers[0], ANYWHERE)
         everything = shared + running((pod.uid, "c0", "id-own"))
         assert cpus.reconcile(everything) == [
@@ -157,7 +157,7 @@ class TestReconcile:
     def test_a_container_that_was_restarted(self, bench: Bench) -> None:
         cpus = bench.start()
         for update in cpus.reconcile(running(("web", "c0", "first"))):
-            cpus.told(update)
+            cpus.record_applied(update)
         assert cpus.reconcile(running(("web", "c0", "second"))) == [CpusetUpdate("second", "0-15")]
 
     def test_nothing_to_share(self, bench: Bench) -> None:

@@ -60,7 +60,7 @@ def near(*nodes: int, preferred: bool = True) -> TopologyHint:
 )
 def test_who_gets_cpus(resources: dict[str, Any], spec: dict[str, Any], count: int) -> None:
     pod = pod_of(resources, **spec)
-    assert policy().wanted(pod, pod.spec.containers[0]) == count
+    assert policy().exclusive_count(pod, pod.spec.containers[0]) == count
     state = admit(policy(), CpuState(DUAL.all), pod)
     assert len(state.exclusive) == count
     assert len(state.shared) == 12 - count
@@ -69,8 +69,8 @@ def test_who_gets_cpus(resources: dict[str, Any], spec: dict[str, Any], count: i
 def test_a_pod_with_a_container_that_has_none() -> None:
     pod = pod_of(ask("2"), ask("1500m"))
     state = admit(policy(), policy().start(None), pod)
-    assert state.of(pod.uid, "c0") == frozenset({2, 8})
-    assert state.of(pod.uid, "c1") is None
+    assert state.cpus_of(pod.uid, "c0") == frozenset({2, 8})
+    assert state.cpus_of(pod.uid, "c1") is None
 
 
 def test_reserved_ones_are_shared_but_not_given() -> None:
@@ -113,9 +113,10 @@ def test_from_the_chosen_sockets_first() -> None:
     topology = machine(sockets=2, nodes=2, cores=2)
     pod = pod_of(ask("6"))
     state = CpuState(topology.all).with_assigned("other", "c", frozenset({1, 2, 9, 10}))
-    by_node = admit(policy(topology, "0"), state, pod, near(2)).of(pod.uid, "c0") or frozenset()
+    by_node = admit(policy(topology, "0"), state, pod, near(2)).cpus_of(pod.uid, "c0") or frozenset()
     by_socket = (
-        admit(policy(topology, "0", by_socket=True), state, pod, near(2)).of(pod.uid, "c0") or frozenset()
+        admit(policy(topology, "0", by_socket=True), state, pod, near(2)).cpus_of(pod.uid, "c0")
+        or frozenset()
     )
     assert topology.sockets_of(topology.groups("node", by_socket)) == {1}
     assert by_node >= topology.groups("node")[2]
@@ -127,12 +128,12 @@ class TestWholeCores:
 
     def test_odd_requests(self) -> None:
         with pytest.raises(AllocationError) as err:
-            admit(policy(whole_cores=True), CpuState(DUAL.all), pod_of(ask("3")))
+            admit(policy(full_cores=True), CpuState(DUAL.all), pod_of(ask("3")))
         assert err.value.reason == "SMTAlignmentError"
         assert str(err.value) == "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"
 
     def test_siblings_of_reserved_ones(self) -> None:
-        own = policy(reserved="0,1", whole_cores=True)
+        own = policy(reserved="0,1", full_cores=True)
         with pytest.raises(AllocationError) as err:
             admit(own, CpuState(DUAL.all), pod_of(ask("10")))
         assert err.value.reason == "SMTAlignmentError"
@@ -145,14 +146,14 @@ class TestWholeCores:
 
     def test_a_single_thread_near_by(self) -> None:
         """The chosen node has three CPUs left, one of them next to a reserved one."""
-        own = policy(reserved="0", whole_cores=True)
+        own = policy(reserved="0", full_cores=True)
         state = CpuState(DUAL.all).with_assigned("other", "c", frozenset({4, 10}))
-        taken = admit(own, state, pod := pod_of(ask("4")), near(0)).of(pod.uid, "c0") or frozenset()
+        taken = admit(own, state, pod := pod_of(ask("4")), near(0)).cpus_of(pod.uid, "c0") or frozenset()
         assert taken == {2, 8, 1, 7}
 
     def test_a_full_machine_keeps_its_pods_over_a_restart(self) -> None:
         pod = pod_of(ask("10"), init=[ask("10")])
-        own = policy(whole_cores=True)
+        own = policy(full_cores=True)
         state = admit(own, CpuState(DUAL.all), pod)
         assert admit(own, state, pod) is state
 
@@ -164,23 +165,23 @@ class TestInitContainers:
         topology = machine(cores=4)
         pod = pod_of(ask("4"), ask("2"), init=[ask("2"), ask("6")])
         state = admit(policy(topology, "0,4"), CpuState(topology.all), pod)
-        given = {c.name: state.of(pod.uid, c.name) or frozenset() for c in containers(pod)}
+        given = {c.name: state.cpus_of(pod.uid, c.name) or frozenset() for c in containers(pod)}
         assert len(state.exclusive) == 6
         assert given["i0"] < given["i1"]
         assert given["c0"] | given["c1"] == given["i1"]
         assert not given["c0"] & given["c1"]
-        assert policy().wanted_by_pod(pod) == 6
+        assert policy().peak_exclusive_count(pod) == 6
 
     def test_sidecars_stay(self) -> None:
         pod = pod_of(ask("2"), init=[ask("2"), ask("2"), ask("4")])
         pod.spec.init_containers[1].restart_policy = "Always"
         state = admit(policy(), CpuState(DUAL.all), pod)
-        given = {c.name: state.of(pod.uid, c.name) or frozenset() for c in containers(pod)}
+        given = {c.name: state.cpus_of(pod.uid, c.name) or frozenset() for c in containers(pod)}
         assert given["i1"] == given["i0"]
         assert not given["i2"] & given["i1"]
         assert not given["c0"] & given["i1"]
         assert given["c0"] < given["i2"]
-        assert policy().wanted_by_pod(pod) == 6
+        assert policy().peak_exclusive_count(pod) == 6
         assert len(state.exclusive) == 6
 
 
@@ -312,7 +313,7 @@ def test_states_that_do_not_fit(state: CpuState, options: dict[str, bool], words
 
 
 def test_options() -> None:
-    assert read_options({"full-pcpus-only": "true", "align-by-socket": "0"}) == CpuOptions(whole_cores=True)
+    assert read_options({"full-pcpus-only": "true", "align-by-socket": "0"}) == CpuOptions(full_cores=True)
     every = {
         "distribute-cpus-across-numa": "1",
         "align-by-socket": "t",
@@ -334,13 +335,13 @@ def test_sockets_that_share_a_node() -> None:
 
 OPTIONS = [
     {},
-    {"whole_cores": True},
+    {"full_cores": True},
     {"across_nodes": True},
     {"spread": True},
     {"strict_reservation": True},
     {"by_cache": True},
     {"by_socket": True},
-    {"across_nodes": True, "whole_cores": True},
+    {"across_nodes": True, "full_cores": True},
 ]
 MACHINES = [
     DUAL,
@@ -392,12 +393,12 @@ def check(own: StaticPolicy, state: CpuState, start: CpuState, pods: list[Pod]) 
     assert not state.exclusive & own.reserved
     assert state.shared | state.exclusive == start.shared
     for pod in pods:
-        given = {c.name: state.of(pod.uid, c.name) or frozenset() for c in containers(pod)}
-        assert all(len(given[c.name]) == own.wanted(pod, c) for c in containers(pod))
+        given = {c.name: state.cpus_of(pod.uid, c.name) or frozenset() for c in containers(pod)}
+        assert all(len(given[c.name]) == own.exclusive_count(pod, c) for c in containers(pod))
         together = [given[c.name] for c in pod.spec.containers]
         for container in reversed(pod.spec.init_containers):
             assert all(not given[container.name] & other for other in together if container.restart_policy)
             if container.restart_policy:
                 together.append(given[container.name])
-        if own.options.whole_cores:
+        if own.options.full_cores:
             assert all(own.topology.cores_of(cpus) == cpus for cpus in given.values())

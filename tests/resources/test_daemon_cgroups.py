@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.cm.cgroups import node_cgroups as daemon_cgroups
 from pykubelet.cm.cgroups.driver import CgroupFiles
-from pykubelet.cm.cgroups.node_cgroups import cgroup_of, join, strays
+from pykubelet.cm.cgroups.node_cgroups import cgroup_of, join, root_cgroup_processes
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.resources.test_cgroup_tree import needs_v1, process_in, root
@@ -42,12 +42,12 @@ def test_who_is_nowhere(root: str) -> None:
     found = detect_cgroups()
     CgroupFiles(found).make(parse_path(root), CgroupValues())
     with process_in(root) as process:
-        assert strays(found, root) == {process.pid}
-        join(found, f"{root}/system", strays(found, root))
-        assert strays(found, root) == set()
+        assert root_cgroup_processes(found, root) == {process.pid}
+        join(found, f"{root}/system", root_cgroup_processes(found, root))
+        assert root_cgroup_processes(found, root) == set()
         assert cgroup_of(found, process.pid) == f"{root}/system"
     # The first process stays, and so do the kernel's own, of which the second is the parent.
-    assert not strays(found) & {1, 2}
+    assert not root_cgroup_processes(found) & {1, 2}
 
 
 @pytest.mark.skipif(

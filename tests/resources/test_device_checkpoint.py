@@ -32,7 +32,7 @@ def test_the_references_files_are_understood(text: str) -> None:
 
 def test_what_is_in_it() -> None:
     table = decode(FROM_GO[3].encode())
-    held = table.holdings[DeviceOwner("uid-1", "c", "example.com/gpu")]
+    held = table.allocations[DeviceOwner("uid-1", "c", "example.com/gpu")]
     assert held == DeviceAllocation({-1: ("d<&>3",), 0: ("d1", "dé2\n"), 10: ("x",), 2: ()}, b"\x01\x02\xff")
     assert held.ids == {"d<&>3", "d1", "dé2\n", "x"}
     assert set(decode(FROM_GO[2].encode()).resources) == {"example.com/a", "example.com/b", "example.com/n"}
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path, content: str, p
 
 
 def test_no_file_is_no_devices(tmp_path: Path) -> None:
-    assert read_checkpoint(tmp_path / "none").holdings == {}
+    assert read_checkpoint(tmp_path / "none").allocations == {}
 
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -88,9 +88,9 @@ def test_what_is_written_is_read_again(
 ) -> None:
     table = DeviceRegistry(held)
     for resource, ids in offered.items():
-        table.list(resource, map(Device, ids))
+        table.set_devices(resource, map(Device, ids))
     found = decode(encode(table))
-    assert found.holdings == held
+    assert found.allocations == held
     assert set(found.resources) == set(offered)
 
 
@@ -98,6 +98,6 @@ def test_writing_replaces_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "f"
     write_checkpoint(path, b"old")
     write_checkpoint(path, encode(DeviceRegistry()))
-    assert read_checkpoint(path).holdings == {}
+    assert read_checkpoint(path).allocations == {}
     assert [one.name for one in tmp_path.iterdir()] == ["f"]
     assert path.stat().st_mode & 0o777 == 0o600

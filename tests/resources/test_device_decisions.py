@@ -51,8 +51,8 @@ def test_choices(
     available = frozenset("abcde") - frozenset(left)
     nodes = frozenset(near) if near is not None else None
     choice = choose(R, size, PLACED, available, frozenset(left), nodes)
-    question = choice.question
-    settled = choice.settled(wish)
+    question = choice.plugin_request
+    settled = choice.complete(wish)
     assert settled == frozenset(given)
     if question is None:
         assert asked is None or len(asked) == size
@@ -64,7 +64,7 @@ def test_choices(
 
 def test_devices_without_a_place_come_last() -> None:
     devices = table_of(a=[], b=[0], c=[1])
-    assert choose(R, 2, devices, frozenset("abc"), near=frozenset({1})).settled() == {"b", "c"}
+    assert choose(R, 2, devices, frozenset("abc"), near=frozenset({1})).complete() == {"b", "c"}
 
 
 def test_too_few_devices() -> None:
@@ -101,7 +101,7 @@ def test_whatever_the_plugin_wishes(
     except ChoiceError:
         assert len(available) < size - min(size, len(left))
         return
-    given = choice.settled(wish)
+    given = choice.complete(wish)
     assert len(given) == size
     assert given <= available | left
     assert given.isdisjoint(held - left)
@@ -199,7 +199,7 @@ def test_a_hint_can_be_followed(placed: dict[str, frozenset[int]], size: int, fr
     available = free & devices.keys()
     for hint in device_hints(size, devices, available, range(4)) or ():
         assert hint.nodes is not None
-        given = choose(R, size, devices, available, near=hint.nodes).settled()
+        given = choose(R, size, devices, available, near=hint.nodes).complete()
         assert all(placed[one] & hint.nodes for one in given)
 
 
@@ -245,32 +245,32 @@ class TestTable:
     def test_a_life_of_devices(self) -> None:
         table = DeviceRegistry()
         assert not table.knows(R)
-        table.list(R, [Device("a"), Device("b", nodes=frozenset({0, 1})), Device("c", healthy=False)])
+        table.set_devices(R, [Device("a"), Device("b", nodes=frozenset({0, 1})), Device("c", healthy=False)])
         assert table.counts() == ({R: 3}, {R: 2})
         holder = DeviceOwner("u", "c", R)
-        table.promise(holder, "b")
+        table.reserve(holder, "b")
         assert table.available(R) == {"a"}
-        assert not table.keep_only([])
-        table.give(holder, "b", b"x")
+        assert not table.retain([])
+        table.record_allocation(holder, "b", b"x")
         table.release(holder)
-        assert table.holdings[holder].devices == {0: ("b",), 1: ("b",)}
-        assert table.holdings[holder].near() == {"b": {0, 1}}
+        assert table.allocations[holder].devices == {0: ("b",), 1: ("b",)}
+        assert table.allocations[holder].numa_nodes() == {"b": {0, 1}}
         assert table.available(R) == {"a"}
-        assert table.list(R, [Device("a"), Device("b", healthy=False)]) == {"u"}
-        assert table.list(R, [Device("a", healthy=False), Device("b", healthy=False)]) == frozenset()
-        assert table.list(R, [Device("a")]) == {"u"}
+        assert table.set_devices(R, [Device("a"), Device("b", healthy=False)]) == {"u"}
+        assert table.set_devices(R, [Device("a", healthy=False), Device("b", healthy=False)]) == frozenset()
+        assert table.set_devices(R, [Device("a")]) == {"u"}
         table.withdraw(R)
         assert table.counts() == ({R: 1}, {R: 0})
         table.forget(R)
-        assert (table.counts(), table.gone) == (({}, {}), {R})
+        assert (table.counts(), table.removed) == (({}, {}), {R})
         assert table.knows(R)  # the container has it still
-        assert table.keep_only(["other"])
+        assert table.retain(["other"])
         assert not table.knows(R)
-        table.list(R, [Device("a")])
-        assert not table.gone
+        table.set_devices(R, [Device("a")])
+        assert not table.removed
 
     def test_a_resource_that_is_offered_is_not_forgotten(self) -> None:
         table = DeviceRegistry(known=[R])
-        table.list(R, [Device("a")])
+        table.set_devices(R, [Device("a")])
         table.forget(R)
         assert table.usable(R) == {"a"}

@@ -154,10 +154,10 @@ async def test_allocations_outlive_the_agent(tmp_path: Path) -> None:
             node.pods.uids = None  # its sources have not been heard
             node.pods.running = {(pod.metadata.uid, "c0"), (staged.metadata.uid, "c0")}
             assert node.numbers() == (0, 0)
-            assert {name: int(one) for name, one in node.manager.at_least(pod.metadata.uid).items()} == {
-                RESOURCE: 3
-            }
-            assert node.manager.at_least(late.metadata.uid) == {}
+            assert {
+                name: int(one) for name, one in node.manager.minimum_amounts(pod.metadata.uid).items()
+            } == {RESOURCE: 3}
+            assert node.manager.minimum_amounts(late.metadata.uid) == {}
             await node.admit(pod)  # it runs, so it has all that it needs
             await node.admit(staged)  # so does this, although one of its containers has ended long ago
             with pytest.raises(AllocationError, match="no healthy devices present"):

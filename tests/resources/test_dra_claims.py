@@ -16,9 +16,9 @@ from pykubelet.cm.dra.claims import (
     PodClaim,
     PreparedDevice,
     drivers_of,
+    pod_claims,
     requests_of,
     serves,
-    wanted_claims,
 )
 from pykubelet.cm.dra.manager import by_driver, check_unprepared, read_prepared
 
@@ -67,7 +67,7 @@ MADE = {"name": "nic", "resourceClaimTemplateName": "t"}
         (
             [NAMED, MADE],
             {"resourceClaimStatuses": [{"name": "nic", "resourceClaimName": "p-nic-x7"}]},
-            [PodClaim("shared"), PodClaim("p-nic-x7", made=True)],
+            [PodClaim("shared"), PodClaim("p-nic-x7", created_for_pod=True)],
         ),
         ([MADE], {"resourceClaimStatuses": [{"name": "nic"}]}, []),
         ([NAMED, {"name": "again", "resourceClaimName": "shared"}], {}, [PodClaim("shared")]),
@@ -86,15 +86,15 @@ def test_the_claims_of_a_pod(
     pod = pod_with(claims, status)
     if isinstance(wanted, str):
         with pytest.raises(ClaimError) as caught:
-            wanted_claims(pod)
+            pod_claims(pod)
         assert str(caught.value) == wanted
     else:
-        assert wanted_claims(pod) == wanted
+        assert pod_claims(pod) == wanted
 
 
 def test_claims_for_extended_resources_can_be_off() -> None:
     pod = pod_with([], {"extendedResourceClaimStatus": EXTENDED})
-    assert wanted_claims(pod, extended=False) == []
+    assert pod_claims(pod, extended=False) == []
 
 
 def claim(owner: str = "pod-1", reserved: str = "pod-1", drivers: tuple[str, ...] | None = ("b", "a")) -> Any:
@@ -123,7 +123,7 @@ def claim(owner: str = "pod-1", reserved: str = "pod-1", drivers: tuple[str, ...
     ],
 )
 def test_who_may_use_a_claim(found: ResourceClaim, made: bool, said: list[str] | str) -> None:
-    pod, wanted = pod_with([NAMED]), PodClaim("c", made=made)
+    pod, wanted = pod_with([NAMED]), PodClaim("c", created_for_pod=made)
     if isinstance(said, str):
         with pytest.raises(ClaimError) as caught:
             drivers_of(pod, wanted, found)

@@ -62,16 +62,15 @@ class Book:
     def __init__(self, folder: Path, tasks: TaskScope, *, messages: bool = True) -> None:
         self.now = 1_800_000_000.0
         self.told: list[set[Device]] = []
-        self.book = DeviceHealthCache(
-            folder, tasks, lambda _, devices: self.told.append(devices), messages=messages, clock=self.clock
-        )
+        self.book = DeviceHealthCache(folder, tasks, messages=messages, clock=self.clock)
+        self.book.add_listener(lambda _, devices: self.told.append(devices))
 
     def clock(self) -> float:
         return self.now
 
     @property
     def health(self) -> ResourceHealth:
-        return self.book.of("d", DEVICE)
+        return self.book.health_of("d", DEVICE)
 
 
 async def test_words_hold_for_a_while(tmp_path: Path) -> None:
@@ -79,29 +78,29 @@ async def test_words_hold_for_a_while(tmp_path: Path) -> None:
         found = Book(tmp_path, tasks)
         unknown = ResourceHealth(resource_id="v/c=dev", health="Unknown")
         assert found.health == unknown
-        found.book.told("d", answer(("dev", pb.UNHEALTHY, "on fire", 0)))
+        found.book.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 0)))
         unhealthy = ResourceHealth(resource_id="v/c=dev", health="Unhealthy", message="on fire")
         assert found.health == unhealthy
         found.now += 30
         assert found.health == unhealthy
         found.now += 0.5
         assert found.health == unknown
-        found.book.told("d", answer(("dev", pb.UNHEALTHY, "on fire", 100)))
+        found.book.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 100)))
         found.now += 90
         assert found.health == unhealthy
-        assert found.book.of("e", DEVICE) == unknown
-        found.book.ended("d")
+        assert found.book.health_of("e", DEVICE) == unknown
+        found.book.on_reports_ended("d")
         assert found.health == unknown
 
 
 async def test_only_changes_are_told(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
         found = Book(tmp_path, tasks, messages=False)
-        found.book.told("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
-        found.book.told("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
-        found.book.told("d", answer(("dev", pb.HEALTHY, "well", 0), ("other", pb.HEALTHY, "", 0)))
+        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.book.on_report("d", answer(("dev", pb.HEALTHY, "well", 0), ("other", pb.HEALTHY, "", 0)))
         found.now += 31
-        found.book.told("d", answer(("dev", pb.HEALTHY, "well", 0)))
+        found.book.on_report("d", answer(("dev", pb.HEALTHY, "well", 0)))
         assert found.health == ResourceHealth(resource_id="v/c=dev", health="Healthy")
     assert found.told == [
         {("pool", "dev"), ("pool", "other")},
@@ -112,7 +111,7 @@ async def test_only_changes_are_told(tmp_path: Path) -> None:
 
 async def test_a_device_without_a_cdi_name(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
-        health = Book(tmp_path, tasks).book.of("d", PreparedDevice("pool", "dev"))
+        health = Book(tmp_path, tasks).book.health_of("d", PreparedDevice("pool", "dev"))
     assert health.resource_id == "d/pool/dev"
 
 
@@ -132,7 +131,7 @@ async def test_what_the_reference_wrote(tmp_path: Path) -> None:
         assert found.health.health == "Unhealthy"
         found.now += 31
         assert found.health.health == "Unknown"
-        found.book.told("d", answer(("dev", pb.HEALTHY, "", 60)))
+        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 60)))
         async with asyncio.timeout(30):
             while "Unhealthy" in path.read_text():
                 await asyncio.sleep(0.01)
@@ -166,7 +165,7 @@ async def test_a_driver_that_never_stops_talking_does_not_pile_up_writes(
     async with TaskScope() as tasks:
         found = Book(tmp_path, tasks)
         for number in range(100):
-            found.book.told("d", answer(("dev", pb.HEALTHY, f"{number} degrees", 0)))
+            found.book.on_report("d", answer(("dev", pb.HEALTHY, f"{number} degrees", 0)))
             await asyncio.sleep(0)
         writers = [task for task in asyncio.all_tasks() if task.get_name() == "dra-health"]
         assert len(writers) == 1
@@ -180,4 +179,4 @@ async def test_a_driver_that_never_stops_talking_does_not_pile_up_writes(
 def test_words_that_hold_for_ever_are_words_that_other_agents_can_read() -> None:
     found = updated({}, answer(("dev", pb.HEALTHY, "", 2**62)), 100)["pool", "dev"]
     assert found.at(100 + 86400.0) == found
-    assert found.holds * 1e9 < 2**63
+    assert found.validity * 1e9 < 2**63

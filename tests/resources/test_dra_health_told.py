@@ -34,7 +34,7 @@ async def test_how_devices_are(node: Node) -> None:
         async with TaskScope() as tasks:
             later = DeviceHealthCache(node.folder, tasks)
             (record,) = node.claims.records(pod.uid)
-            assert later.of(DRIVER, record.devices[DRIVER][0]).health == "Unhealthy"
+            assert later.health_of(DRIVER, record.devices[DRIVER][0]).health == "Unhealthy"
         driver.kill()
         await node.until(lambda: _health(node, pod) == ("Unknown", None))
     assert node.claims.health(pod, pod.spec.containers[1]) == []

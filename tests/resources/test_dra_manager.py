@@ -141,7 +141,7 @@ async def test_the_next_agent_goes_on(node: Node) -> None:
                 assert len(driver.calls(PREPARE)) == 2, "what runs is left alone"
                 assert later.state().keys() == {"c", "d"}, "nobody is gone before all sources were heard"
                 active = {pod.uid}
-                later.claims._look.set()
+                later.claims._resync.set()
                 await later.until(lambda: later.state().keys() == {"c"})
                 assert driver.claims(UNPREPARE) == [["d"]]
             # After a boot nothing of what drivers made may be left: a new sandbox asks again.

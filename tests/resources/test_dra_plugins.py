@@ -104,7 +104,7 @@ async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
     told: list[tuple[str, bool]] = []
     async with TaskScope() as tasks:
         drivers = DraPluginRegistry(tasks)
-        drivers.listen(lambda driver, usable: told.append((driver, usable)))
+        drivers.add_listener(lambda driver, usable: told.append((driver, usable)))
         await drivers.register(first)
         with pytest.raises(RegistrationRefused, match="already registered for DRA driver plugin d"):
             await drivers.register(again)
@@ -119,7 +119,7 @@ async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
 
 async def test_a_lost_connection_is_noticed(node: Node) -> None:
     told: list[bool] = []
-    node.drivers.listen(lambda driver, usable: told.append(usable))
+    node.drivers.add_listener(lambda driver, usable: told.append(usable))
     with driver_of(node) as driver:
         await node.registered()
         driver.kill()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.cm.topology.hints import meets
+from pykubelet.cm.topology.hints import intersections
 
 _SETS = st.integers(0, 2**6 - 1)
 _FEW_OR_MANY = st.sets(_SETS) | st.sets(_SETS, min_size=40)
@@ -13,12 +13,12 @@ _FEW_OR_MANY = st.sets(_SETS) | st.sets(_SETS, min_size=40)
 @given(_FEW_OR_MANY, _FEW_OR_MANY, st.sampled_from([0, 1, 5, 40]))
 def test_as_if_each_pair_were_tried(some: set[int], others: set[int], shift: int) -> None:
     some, others = {one << shift for one in some}, {one << shift for one in others}
-    assert meets(some, others) == {one & other for one in some for other in others}
+    assert intersections(some, others) == {one & other for one in some for other in others}
 
 
 def test_empty_sets_meet_in_the_empty_set() -> None:
-    assert meets({0}, {0}) == {0}
-    assert meets({0}, set()) == meets(set(), set()) == set()
+    assert intersections({0}, {0}) == {0}
+    assert intersections({0}, set()) == intersections(set(), set()) == set()
 
 
 @given(st.sets(_SETS, max_size=12), st.sets(_SETS, max_size=12))
@@ -27,14 +27,16 @@ def test_gaps_between_numbers_do_not_matter(some: set[int], others: set[int]) ->
         return sum(1 << 7 * bit for bit in range(6) if one >> bit & 1)
 
     everything = set(range(2**6))
-    wide = meets(set(map(spread, some | everything)), set(map(spread, others | everything)))
+    wide = intersections(set(map(spread, some | everything)), set(map(spread, others | everything)))
     assert wide == set(map(spread, everything))
-    assert meets(set(map(spread, some)), set(map(spread, others))) == set(map(spread, meets(some, others)))
+    assert intersections(set(map(spread, some)), set(map(spread, others))) == set(
+        map(spread, intersections(some, others))
+    )
 
 
 def test_all_sets_of_sixteen_nodes_meet_in_a_moment() -> None:
     """Four billion pairs: by trying them this test would not end."""
     all_of_them = range(1, 2**16)
-    found = meets(all_of_them, {one for one in all_of_them if one % 3})
+    found = intersections(all_of_them, {one for one in all_of_them if one % 3})
     assert 0 in found
     assert len(found) > 2**15

@@ -76,7 +76,7 @@ def test_memory_is_given_out_as_by_the_reference(file: Path) -> None:
         for step in scenario["steps"]:
             if gone := step.get("remove"):
                 del pods[gone]
-                manager.keep_only({pod.uid for pod in pods.values()})
+                manager.retain({pod.uid for pod in pods.values()})
             else:
                 pod = pods[step["add"]] = pod_from(step["add"], step["init"], step["app"])
                 assert manager.pod_hints(pod) == parsed(step["pod_hints"])
@@ -144,14 +144,14 @@ def test_memory_is_nobodys_twice_and_comes_back_whole(steps: list[Any]) -> None:
                         break
             elif what == "remove" and pods:
                 pods.pop(which % len(pods))
-                manager.keep_only({pod.uid for pod in pods})
+                manager.retain({pod.uid for pod in pods})
             elif what == "start" and pods:
                 pod = pods[which % len(pods)]
                 manager.container_starts(pod, pod.spec.containers[0])
             elif what == "restart":
                 manager = static(file, sizes)
             check_account(state_of(file))
-        manager.keep_only(set())
+        manager.retain(set())
         ended = state_of(file)
         assert ended.entries == {}
         assert ended.machine_state == start
@@ -202,7 +202,7 @@ def test_the_policy_none_gives_out_nothing(file: Path) -> None:
     assert manager.hints(pod, pod.spec.containers[0]) == {}
     manager.allocate(pod, pod.spec.containers[0], ANYWHERE)
     manager.container_starts(pod, pod.spec.containers[0])
-    manager.keep_only(set())
+    manager.retain(set())
     assert manager.allocatable() == ()
 
 
@@ -216,7 +216,7 @@ def test_a_request_may_span_nodes_which_then_serve_only_such(file: Path) -> None
     # A single node of a group is not given to anybody alone, also when that is asked for.
     manager.allocate(small, small.spec.containers[0], hint("1"))
     assert manager.memory_nodes("small", "c") == {0, 1}
-    manager.keep_only(set())
+    manager.retain(set())
     assert manager.hints(small, small.spec.containers[0]) == {"memory": hints("0! 1! 0.1")}
 
 
@@ -277,6 +277,6 @@ def test_a_full_disk_loses_nothing_while_the_agent_lives(file: Path) -> None:
     file.unlink()
     manager.catch_up()
     assert not file.exists(), "once is enough"
-    manager.keep_only(set())
+    manager.retain(set())
     manager.allocate(other, other.spec.containers[0], ANYWHERE)
     assert set(state_of(file).entries) == {"other"}

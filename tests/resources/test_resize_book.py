@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.agent.host_setup import StartupError, open_allocation_state
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm import resize as resize_book
@@ -21,7 +21,7 @@ from pykubelet.cm.resize import (
     ResourceCheckpoint,
     decode,
     encode,
-    read_books,
+    open_allocation_state,
 )
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.podconfig.static_pods import write_atomically
@@ -101,17 +101,17 @@ class TestFormat:
     ) -> None:
         (tmp_path / ACTUATED).write_bytes(content)
         with pytest.raises(PolicyError, match=problem):
-            read_books(tmp_path)
-        with pytest.raises(StartupError) as caught:
             open_allocation_state(tmp_path)
+        with pytest.raises(StartupError) as caught:
+            read_allocation_state(tmp_path)
         assert str(tmp_path / ACTUATED) in str(caught.value)
         assert "delete that file" in str(caught.value)
 
 
 class TestBook:
     def test_nothing_there(self, tmp_path: Path) -> None:
-        books = read_books(tmp_path)
-        assert books.allocated.of("a") is None
+        books = open_allocation_state(tmp_path)
+        assert books.allocated.get("a") is None
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.looptime
@@ -120,7 +120,7 @@ class TestBook:
     ) -> None:
         written = []
         monkeypatch.setattr(resize_book, "write_atomically", lambda file, *_: written.append(file.name))
-        books = read_books(tmp_path)
+        books = open_allocation_state(tmp_path)
         task = asyncio.create_task(books.write_behind())
         for number in range(40):
             books.allocated.put(f"u{number}", A)
@@ -138,27 +138,27 @@ class TestBook:
 
     @pytest.mark.looptime
     async def test_what_is_new_is_written_at_the_end(self, tmp_path: Path) -> None:
-        books = read_books(tmp_path)
+        books = open_allocation_state(tmp_path)
         task = asyncio.create_task(books.write_behind())
         await asyncio.sleep(0)
         books.actuated.put("a", A)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert read_books(tmp_path).actuated.of("a") == A
+        assert open_allocation_state(tmp_path).actuated.get("a") == A
         assert (tmp_path / ACTUATED).stat().st_mode & 0o777 == 0o600
 
     def test_for_good_means_on_the_disk(self, tmp_path: Path) -> None:
-        book = read_books(tmp_path).allocated
+        book = open_allocation_state(tmp_path).allocated
         book.put("b", B)
-        book.put_for_good("a", A)
-        again = read_books(tmp_path).allocated
-        assert (again.of("a"), again.of("b")) == (A, B)
+        book.put_durable("a", A)
+        again = open_allocation_state(tmp_path).allocated
+        assert (again.get("a"), again.get("b")) == (A, B)
 
     def test_what_cannot_be_written_was_not_promised(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        book = read_books(tmp_path).allocated
+        book = open_allocation_state(tmp_path).allocated
         book.put("a", B)
 
         def full(*_: object) -> None:
@@ -167,8 +167,8 @@ class TestBook:
         monkeypatch.setattr(resize_book, "write_atomically", full)
         for uid, before in (("a", B), ("new", None)):
             with pytest.raises(OSError, match="No space"):
-                book.put_for_good(uid, A)
-            assert book.of(uid) == before
+                book.put_durable(uid, A)
+            assert book.get(uid) == before
             assert book.changed.is_set()  # what others had put before is still to be written
         book.close()  # says so, and goes on
 
@@ -188,7 +188,7 @@ class TestBook:
         await asyncio.sleep(2 * WRITE_SECONDS)
         assert not (tmp_path / ALLOCATED).exists()
         room = True
-        await asyncio.sleep(resize_book.AGAIN_SECONDS + 2 * WRITE_SECONDS)
+        await asyncio.sleep(resize_book.RETRY_SECONDS + 2 * WRITE_SECONDS)
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
         task.cancel()
 
@@ -196,17 +196,17 @@ class TestBook:
         book = ResourceCheckpoint(tmp_path / ALLOCATED)
         book.put("a", B)
         old = book._version()
-        book.put_for_good("a", A)
+        book.put_durable("a", A)
         book._save(*old)
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
 
     def test_gone_pods_go_from_the_file_with_the_next_change(self, tmp_path: Path) -> None:
-        book = read_books(tmp_path).allocated
-        book.put_for_good("a", A)
-        book.put_for_good("b", B)
+        book = open_allocation_state(tmp_path).allocated
+        book.put_durable("a", A)
+        book.put_durable("b", B)
         book.put("c", B)
         book.forget("a")
-        book.keep_only({"b"})
+        book.retain({"b"})
         assert len(book) == 1
         book.write()
         assert re.findall('"[abc]"', json.loads((tmp_path / ALLOCATED).read_text())["data"]) == ['"b"']

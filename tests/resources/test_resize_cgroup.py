@@ -50,13 +50,13 @@ class TestV2:
         group = self.group(tmp_path, shares=1024, quota=50_000, memory=64 * MI)
         now = group.now()
         assert (now.memory, now.quota, weight_of_shares(now.shares)) == (NO_BOUND, -1, 10)
-        wanted = group.wanted(now)
+        wanted = group.desired(now)
         assert (wanted.memory, wanted.quota) == (64 * MI, 50_000)
         for part in ("memory", "quota", "shares"):
             await group.set(part)
         assert (folder / "memory.max").read_text().split()[0] == str(64 * MI)
         assert (folder / "cpu.max").read_text().split()[:2] == ["50000", "100000"]
-        assert group.now() == group.wanted(group.now()) == wanted
+        assert group.now() == group.desired(group.now()) == wanted
         assert group.memory_usage() == 4096
 
     def test_what_the_pod_does_not_say_stays(self, tmp_path: Path, folder: Path) -> None:
@@ -64,13 +64,13 @@ class TestV2:
         (folder / "memory.max").write_text(f"{MI}\n")
         group = self.group(tmp_path, shares=2)
         now = group.now()
-        assert group.wanted(now) == PodLimits(MI, 20_000, 2)
+        assert group.desired(now) == PodLimits(MI, 20_000, 2)
         assert group.memory_limit is None
 
     def test_a_change_below_the_kernels_grain_is_none(self, tmp_path: Path, folder: Path) -> None:
         (folder / "cpu.weight").write_text(f"{weight_of_shares(102)}\n")
         group = self.group(tmp_path, shares=103)
-        assert group.wanted(group.now()) == group.now()
+        assert group.desired(group.now()) == group.now()
 
     def test_a_cgroup_that_is_gone(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
@@ -109,11 +109,11 @@ async def test_on_this_machine(cgroups: PodCgroups) -> None:
     await cgroups.ensure(pod)
     group = cgroups.group(pod)
     assert group is not None
-    assert group.now() == group.wanted(group.now())
+    assert group.now() == group.desired(group.now())
     more = resized(pod, LARGE)
     group = cgroups.group(more)
     assert group is not None
-    wanted = group.wanted(group.now())
+    wanted = group.desired(group.now())
     assert (wanted.memory, wanted.quota) == (128 * MI, 50_000)
     # While it is not done yet, the status tells what the kernel has.
     found = cgroups.in_force(more, group.settings())

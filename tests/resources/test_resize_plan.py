@@ -11,20 +11,20 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod, ResourceRequirements
 from pykubelet.cm.cgroups.values import shares_of_weight, weight_of_shares
 from pykubelet.cm.resize import (
-    NOTHING,
+    NO_RESIZE,
     ContainerResize,
     ContainerSizes,
     PodLimits,
     PodResources,
     Scope,
-    at_most,
-    in_effect,
-    in_order,
+    effective_resources,
+    order_resizes,
     plan_resize,
     pod_steps,
     resources_of,
     shrink_problem,
     sizes_of,
+    with_larger_requests,
     with_resources,
     with_sizes,
 )
@@ -38,7 +38,7 @@ MI = 1024**2
 
 
 def pod(
-    main: dict[str, Any], *, policy: Any = (), beside: Any = None, init: Any = None, whole: Any = None
+    main: dict[str, Any], *, policy: Any = (), beside: Any = None, init: Any = None, pod_level: Any = None
 ) -> Pod:
     initial = [("beside", beside, {"restartPolicy": "Always"}), ("init", init, {})]
     document = {
@@ -50,7 +50,7 @@ def pod(
                 for name, parts, more in initial
                 if parts is not None
             ],
-            **({"resources": whole} if whole is not None else {}),
+            **({"resources": pod_level} if pod_level is not None else {}),
         },
     }
     return from_document(Pod, document)
@@ -68,7 +68,7 @@ class TestViews:
         assert with_resources(equal, resources_of(wished, ALL), ALL) is equal
 
     def test_what_was_promised_and_nothing_else_of_the_old_pod(self) -> None:
-        before, after = pod(SMALL, beside=SMALL, whole=SMALL), pod(MORE, beside=MORE, whole=MORE)
+        before, after = pod(SMALL, beside=SMALL, pod_level=SMALL), pod(MORE, beside=MORE, pod_level=MORE)
         after.metadata.labels["new"] = "label"
         seen = with_resources(after, resources_of(before, ALL), ALL)
         assert seen.spec.containers[0].resources == needs(SMALL)
@@ -78,29 +78,29 @@ class TestViews:
         assert after.spec.containers[0].resources == needs(MORE)  # others hold that object
 
     def test_what_the_gates_leave_out(self) -> None:
-        before, after = pod(SMALL, init=SMALL, whole=SMALL), pod(SMALL, init=MORE, whole=MORE)
-        none = Scope(whole=False, init=False)
+        before, after = pod(SMALL, init=SMALL, pod_level=SMALL), pod(SMALL, init=MORE, pod_level=MORE)
+        none = Scope(pod_level=False, init=False)
         assert resources_of(before, none).containers.keys() == {"main"}
         assert with_resources(after, resources_of(before, none), none) is after
 
     def test_limits_of_the_whole_pod_bound_its_containers(self) -> None:
         whole = {"limits": {"cpu": "1", "memory": "256Mi"}}
-        made = pod({"limits": {"cpu": "200m"}}, whole=whole)
+        made = pod({"limits": {"cpu": "200m"}}, pod_level=whole)
         main = made.spec.containers[0]
-        assert in_effect(main, made, ALL) == needs({"limits": {"cpu": "200m", "memory": "256Mi"}})
-        assert in_effect(main, made, Scope(whole=False)) is main.resources
+        assert effective_resources(main, made, ALL) == needs({"limits": {"cpu": "200m", "memory": "256Mi"}})
+        assert effective_resources(main, made, Scope(pod_level=False)) is main.resources
         assert sizes_of(main.resources, made.spec.resources) == ContainerSizes(256 * MI, 0, 200, 0)
 
     def test_what_a_pod_still_has_is_not_free(self) -> None:
         promised, had = pod(SMALL, beside=MORE), pod(MORE, beside=SMALL)
-        counted = at_most(promised, resources_of(had, ALL), ALL)
+        counted = with_larger_requests(promised, resources_of(had, ALL), ALL)
         assert [
             one.resources.requests for one in (*counted.spec.containers, *counted.spec.init_containers)
         ] == [
             needs(MORE).requests,
             needs(MORE).requests,
         ]
-        assert at_most(promised, resources_of(promised, ALL), ALL) is promised
+        assert with_larger_requests(promised, resources_of(promised, ALL), ALL) is promised
 
     @given(st.tuples(*(st.integers(0, 2**20) for _ in range(4))))
     def test_sizes_there_and_back(self, numbers: tuple[int, int, int, int]) -> None:
@@ -144,22 +144,22 @@ class TestPlan:
         plan = plan_resize(pod(MORE, policy=RESTART), {"main"}, None, ALL)
         assert plan.containers["main"].current is None
         assert not plan.containers["main"].restart
-        assert in_order([*plan.containers.values()], "memory") == []
-        assert in_order([*plan.containers.values()], "cpu") == [*plan.containers.values()]
+        assert order_resizes([*plan.containers.values()], "memory") == []
+        assert order_resizes([*plan.containers.values()], "cpu") == [*plan.containers.values()]
 
     def test_the_whole_pod(self) -> None:
-        before, after = pod({}, whole=SMALL), pod({}, whole=MORE)
+        before, after = pod({}, pod_level=SMALL), pod({}, pod_level=MORE)
         plan = plan_resize(after, {"main"}, resources_of(before, ALL), ALL)
-        assert plan.whole
-        assert plan.containers["main"].wanted.memory_limit == 128 * MI
-        assert plan_resize(before, {"main"}, resources_of(before, ALL), ALL) == NOTHING
+        assert plan.pod_level
+        assert plan.containers["main"].desired.memory_limit == 128 * MI
+        assert plan_resize(before, {"main"}, resources_of(before, ALL), ALL) == NO_RESIZE
         assert not plan_resize(after, {"main"}, resources_of(before, Scope(False)), Scope(False))
 
     def test_the_round_of_memory_leaves_the_cpus(self) -> None:
         plan = plan_resize(pod(MORE), {"main"}, resources_of(pod(SMALL), ALL), ALL)
         one = plan.containers["main"]
         assert one.after("memory") == ContainerSizes(128 * MI, 64 * MI, 200, 100)
-        assert one.after("cpu") == one.wanted == ContainerSizes(128 * MI, 64 * MI, 300, 150)
+        assert one.after("cpu") == one.desired == ContainerSizes(128 * MI, 64 * MI, 300, 150)
 
 
 sizes = st.builds(ContainerSizes, *(st.integers(0, 5) for _ in range(4)))
@@ -171,7 +171,7 @@ class TestOrder:
     @given(resizes)
     def test_who_shrinks_comes_before_who_grows(self, many: list[ContainerResize]) -> None:
         for resource in ("memory", "cpu"):
-            order = [one.change(resource) > 0 for one in in_order(many, resource)]
+            order = [one.change(resource) > 0 for one in order_resizes(many, resource)]
             assert order == sorted(order)
             assert len(order) == sum(bool(one.change(resource)) for one in many)
 
@@ -240,4 +240,4 @@ def test_memory_in_use(
 
 
 def test_a_pod_that_was_never_seen_has_no_differences_but_its_own() -> None:
-    assert plan_resize(pod({}), {"main"}, PodResources({"main": ResourceRequirements()}), ALL) == NOTHING
+    assert plan_resize(pod({}), {"main"}, PodResources({"main": ResourceRequirements()}), ALL) == NO_RESIZE

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cm.capacity import allocatable, machine_amounts
+from pykubelet.cm.capacity import allocatable, node_capacity
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts
@@ -34,7 +34,7 @@ def facts(
 
 @pytest.mark.parametrize("ignore", [False, True])
 def test_allocatable(tmp_path: Path, ignore: bool) -> None:
-    amounts = machine_amounts(CONFIG, tmp_path)
+    amounts = node_capacity(CONFIG, tmp_path)
     node = facts(tmp_path, ignore_eviction=ignore)
     assert node.allocatable == allocatable(amounts, CONFIG, ignore_eviction=ignore)
     assert {"cpu", "memory", "pods", "ephemeral-storage"} <= node.allocatable.keys()

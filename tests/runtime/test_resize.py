@@ -164,7 +164,7 @@ class Machine:
     def now(self) -> PodLimits:
         return self.limits
 
-    def wanted(self, now: PodLimits) -> PodLimits:
+    def desired(self, now: PodLimits) -> PodLimits:
         return self.wish
 
     def memory_usage(self) -> int:
@@ -208,7 +208,7 @@ class Machine:
     def resized(self, pod: Pod, container: Container, resources: ResourceRequirements) -> None:
         self.noted.append((container.name, str(resources.limits["memory"])))
 
-    def resized_whole(self, pod: Pod, resource: Resource) -> None:
+    def resized_pod_level(self, pod: Pod, resource: Resource) -> None:
         self.noted.append(("whole", resource))
 
     def _do(self, what: str) -> None:

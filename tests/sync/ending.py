@@ -59,8 +59,8 @@ class EndingNode:
         self.prober = Prober(self.exec_sync, lambda *_: None, CollectorRegistry(), host_ip=lambda: "")
         self.probes: list[tuple[float, str]] = []
         self._resizing = AllocationManager(self.journal)
-        self._resizing.take(pod, None)
-        self._resizing.made(pod)
+        self._resizing.update_pod(pod, None)
+        self._resizing.on_cgroup_created(pod)
         for container in pod.spec.containers:
             self._resizing.starting(pod, container)
         self.life = self.new_life()

@@ -20,7 +20,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
-from pykubelet.agent.container_manager import build_allocator
+from pykubelet.agent.container_manager import build_resource_allocator
 from pykubelet.agent.images import build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.api.meta import to_document
@@ -28,7 +28,7 @@ from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.apiserver.events import EventRecorder
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
-from pykubelet.cm.resize import no_books
+from pykubelet.cm.resize import in_memory_allocation_state
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -393,7 +393,7 @@ async def engine_with_fakes(
     own = node(cpu="64", memory="64Gi", pods="1000", ephemeral_storage="100Gi")
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
-        allotment = build_allocator(settings, registry)
+        allotment = build_resource_allocator(settings, registry)
         churn, records = PodChurn(), PodRecords.create()
         state: Any = SimpleNamespace(errors=list, network_errors=network_errors)
         engine, start = build_pod_engine(
@@ -423,7 +423,7 @@ async def engine_with_fakes(
                     PodDirs(root), UserNamespaceRange(65536, 65536 * 1000, 65536), supported=False
                 ),
                 allocator=allotment,
-                allocation_state=no_books(),
+                allocation_state=in_memory_allocation_state(),
                 devices=NO_DEVICES,
                 claims=NO_CLAIMS,
             ),

@@ -71,7 +71,7 @@ class Scenario:
         self.waiting: set[str] = set()
 
     async def do(self, what: str, uid: str, cpu: str) -> None:
-        desk, books, pod = self.desk, self.resizing.books, named(uid, cpu)
+        desk, books, pod = self.desk, self.resizing.state, named(uid, cpu)
         resources = PodResources({"main": ResourceRequirements(requests={"cpu": Quantity.parse(cpu)})})
         match what:
             case "add":
@@ -103,11 +103,11 @@ class Scenario:
             case "actuate":
                 books.actuated.put(uid, resources)
             case "progress":
-                self.resizing.conditions.begin(pod)
+                self.resizing.conditions.set_in_progress(pod)
             case "done":
-                self.resizing.conditions.end(uid)
+                self.resizing.conditions.clear_in_progress(uid)
             case "gone":
-                self.resizing.gone(uid)
+                self.resizing.on_pod_removed(uid)
             case "tidy":
                 self.resizing.tidy({uid})
             case "wait":

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pykubelet.admission.handler import AdmitRejection, Answer, PodAdmitAttributes, PodAdmitHandler
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, PodAdmitAttributes, PodAdmitHandler
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podworkers.pod_admission import present_node
@@ -94,7 +94,7 @@ async def test_a_pod_that_runs_is_stopped_when_somebody_refuses_it_all_the_same(
     class Never:
         for_running = True
 
-        def admit(self, attempt: PodAdmitAttributes) -> Answer:
+        def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
             assert attempt.running
             return AdmitRejection("Never", "not this one")
 
@@ -116,7 +116,7 @@ async def test_links_of_the_rooms_above_have_their_place() -> None:
         def __init__(self, reason: str) -> None:
             self.reason = reason
 
-        def admit(self, attempt: PodAdmitAttributes) -> Answer:
+        def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
             wanted = attempt.pod.metadata.labels.get("refuse")
             return AdmitRejection(self.reason, "so it is") if wanted == self.reason else None
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, PodAdmitAttributes
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, DeferredResult, PodAdmitAttributes
 from pykubelet.api.node import Node
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.podconfig.mux import PodChange
@@ -125,13 +125,13 @@ class Slow:
         self.given: list[str] = []
         self.released: list[str] = []
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
         one = attempt.pod
         if not any("dongle" in name for name in one.spec.containers[0].resources.requests):
             return None
         return DeferredResult(lambda: self._give(one.uid), apart=self.apart)
 
-    async def _give(self, uid: str) -> Answer:
+    async def _give(self, uid: str) -> AdmitResult:
         await asyncio.sleep(1)
         self.given.append(uid)
         return AdmitRejection("UnexpectedAdmissionError", "no dongle left") if uid == "greedy" else None
@@ -191,7 +191,7 @@ class Booting:
         self.registered = asyncio.Event()
         self.late = False
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
         if not any("dongle" in name for name in attempt.pod.spec.containers[0].resources.requests):
             return None
         if self.registered.is_set():
@@ -288,7 +288,7 @@ async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: 
 
 async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_end() -> None:
     class Never(Slow):
-        def admit(self, attempt: PodAdmitAttributes) -> Answer:
+        def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
             return AdmitRejection("Never", "not this one")
 
     never = Never()

@@ -102,12 +102,12 @@ class Here:
             {},
             (),
             (cpus, memory),
-            asking=dongles,
+            plugin_provider=dongles,
             metrics=TopologyMetrics(self.registry, AlignmentMetrics(self.registry)),
         )
         self.allotment = ResourceAllocator(cpus, memory, topology, dongles)
         self.leaving: set[str] = set()
-        self.allotment.listen_to(lambda uid: uid in self.leaving)
+        self.allotment.start(lambda uid: uid in self.leaving)
         self.running: list[RunningContainer] = []
 
     def come(self, pod: Pod) -> object:
@@ -205,7 +205,7 @@ async def test_nobody_waits_for_ever(here: Here) -> None:
     answer = here.come(new)
     assert isinstance(answer, DeferredResult)
     began = asyncio.get_running_loop().time()
-    assert await answer.answer() == NOT_ENOUGH
+    assert await answer.result() == NOT_ENOUGH
     assert asyncio.get_running_loop().time() - began == pytest.approx(LEAVING_SECONDS)
 
 
@@ -224,7 +224,7 @@ async def test_only_who_wants_devices_waits_for_who_gives_them(tmp_path: Path) -
     answer = here.come(wanting)
     assert isinstance(answer, DeferredResult)
     assert not here.allotment.has_exclusive(wanting.uid)
-    assert await answer.answer() is None
+    assert await answer.result() is None
     assert dongles.holders == {wanting.uid}
     assert here.allotment.has_exclusive(wanting.uid)
     # After a restart of the agent what runs does not wait.
@@ -280,7 +280,7 @@ async def test_a_runtime_that_does_not_listen_is_told_again(here: Here) -> None:
 
 
 async def _answer(later: DeferredResult) -> object:
-    return await later.answer()
+    return await later.result()
 
 
 @pytest.mark.looptime
@@ -295,10 +295,10 @@ async def test_admit_device_plugin_not_registered_waits_apart_and_again(tmp_path
     # A pod that runs since before the kubelet started has its devices.
     running = here.allotment.admit(PodAdmitAttributes(pod=pod, node=Node(), running=True))
     assert not isinstance(running, DeferredResult) or not running.again
-    assert await later.answer() is None
+    assert await later.result() is None
     assert not dongles.having
     given = here.come(pod)
     assert isinstance(given, DeferredResult)
     assert not given.again
-    assert await given.answer() is None
+    assert await given.result() is None
     assert dongles.having == {pod.uid}

@@ -131,12 +131,12 @@ async def test_what_had_ended_before_waits_for_its_time() -> None:
 @pytest.mark.parametrize("resized", [False, True])
 async def test_a_pod_that_lost_its_cgroup_is_stopped_also_while_it_is_resized(resized: bool) -> None:
     pod, resizing, stopped = make_pod(), AllocationManager(PodHistory()), list[str]()
-    resizing.take(pod, None)
-    resizing.made(pod)
+    resizing.update_pod(pod, None)
+    resizing.on_cgroup_created(pod)
     resizing.starting(pod, pod.spec.containers[0])
     if resized:
         promised = ResourceRequirements(requests={"cpu": Quantity.parse("1")})
-        resizing.books.allocated.put(pod.uid, PodResources({"main": promised}))
+        resizing.state.allocated.put(pod.uid, PodResources({"main": promised}))
     running = seen(("main", "running"))
     subject = life(running, stopped=stopped, resizing=resizing)
     assert bool(resizing.plan(pod, running)) == resized

@@ -9,7 +9,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.resize import Scope
 from pykubelet.kuberuntime.observed import ActualResources, ContainerPhase, ObservedContainer
-from pykubelet.resize.feasibility import ResizeRules, infeasible, summary, urgency, wishes
+from pykubelet.resize.feasibility import ResizeRules, infeasible, requested_changes, summary, urgency
 from pykubelet.status.containers import actual_resources
 
 EARLY, LATE = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
@@ -75,7 +75,7 @@ WHOLE: dict[str, Any] = {"resources": {"requests": {"cpu": "1"}}}
         (
             pod(**WHOLE),
             pod(),
-            ResizeRules(scope=Scope(whole=False)),
+            ResizeRules(scope=Scope(pod_level=False)),
             "plr_feature_gate_off",
             "InPlacePodLevelResourcesVerticalScaling is disabled",
         ),
@@ -115,7 +115,7 @@ def test_who_comes_first() -> None:
     ],
 )
 def test_wishes_are_counted(before: Pod, after: Pod, expected: list[tuple[str, str, str]]) -> None:
-    assert list(wishes(before, after, Scope())) == expected
+    assert list(requested_changes(before, after, Scope())) == expected
 
 
 def test_events_say_what_the_reference_says() -> None:

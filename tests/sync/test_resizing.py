@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, Preempt
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, DeferredResult, Preempt
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.cm.resize import read_books
+from pykubelet.cm.resize import open_allocation_state
 from pykubelet.kuberuntime.decide import Actions, Resize
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.resize import ResizeError, Resizer
@@ -50,7 +50,7 @@ class World:
 
     folder: Path
     scope: TaskScope | None = None
-    room: Callable[[Pod], Answer | DeferredResult] = lambda pod: None
+    room: Callable[[Pod], AdmitResult | DeferredResult] = lambda pod: None
     ready: bool = True
     rules: ResizeRules = field(default_factory=ResizeRules)
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class World:
         self.journal = PodHistory()
         self.resizing = AllocationManager(
             self.journal,
-            read_books(self.folder),
+            open_allocation_state(self.folder),
             self.rules,
             others=ResizeCollaborators(
                 pod=self.pods.get,
-                judge=self._judge,
-                make_room=self._make_room,
+                evaluate=self._judge,
+                preempt=self._preempt,
                 wake=self.woken.append,
                 is_ready=lambda: self.ready,
                 later=self.queue.append,
@@ -82,11 +82,11 @@ class World:
             metrics=ResizeMetrics(self.registry),
         )
 
-    def _judge(self, pod: Pod) -> Answer | DeferredResult:
+    def _judge(self, pod: Pod) -> AdmitResult | DeferredResult:
         self.judged.append(pod.uid)
         return self.room(pod)
 
-    async def _make_room(self, pod: Pod, room: Preempt) -> None:
+    async def _preempt(self, pod: Pod, room: Preempt) -> None:
         await asyncio.sleep(1)
         self.ended += [victim.uid for victim in room.victims]
 
@@ -98,7 +98,7 @@ class World:
 
     def add(self, pod: Pod) -> None:
         """A pod comes and its container starts."""
-        self.resizing.take(pod, None)
+        self.resizing.update_pod(pod, None)
         self.pods[pod.uid] = pod
         shown = self.resizing.allocated(pod)
         self.resizing.starting(shown, shown.spec.containers[0])
@@ -110,7 +110,7 @@ class World:
             uid, cpu, before.metadata.generation + 1, **({"priority": priority} if priority else {})
         )
         self.pods[uid] = after
-        self.resizing.take(after, before)
+        self.resizing.update_pod(after, before)
         self.turn()
         return after
 
@@ -127,7 +127,7 @@ class World:
         self.resizing.observe(pod, running(uid))
 
     def shown(self, uid: str) -> dict[str, object]:
-        return {one.type: one.reason or "" for one in self.resizing.shown(uid)}
+        return {one.type: one.reason or "" for one in self.resizing.status_conditions(uid)}
 
     def events(self, uid: str) -> list[str]:
         return [event.reason for event in self.journal.events(uid)]
@@ -147,7 +147,7 @@ async def test_a_wish_that_fits(world: World) -> None:
     assert world.cpu("a") == "200m"
     assert world.resizing.allocated(wished) is wished
     assert world.shown("a") == {IN_PROGRESS: ""}
-    assert world.resizing.shown("a")[0].observed_generation == 2
+    assert world.resizing.status_conditions("a")[0].observed_generation == 2
     assert (world.woken, world.events("a")) == (["a"], ["ResizeStarted"])
     assert world.sample("pod_in_progress_resizes") == 1
     requested = {"resource": "cpu", "requirement": "requests", "operation": "increase"}
@@ -167,11 +167,11 @@ async def test_no_room_and_then_room(world: World) -> None:
     assert world.events("a") == ["ResizeDeferred"]
     assert world.journal.events("a")[0].message.startswith('Pod resize OutOfcpu: {"containers"')
     assert world.sample("pod_pending_resizes", reason="deferred") == 1
-    world.resizing.ended("b")
+    world.resizing.on_pod_terminated("b")
     world.turn()
     assert world.events("a") == ["ResizeDeferred"]  # said once
     world.room = lambda pod: None
-    world.resizing.gone("b")
+    world.resizing.on_pod_removed("b")
     world.turn()
     assert (world.cpu("a"), world.shown("a")) == ("200m", {IN_PROGRESS: ""})
     assert world.sample("pod_deferred_accepted_resizes_total", retry_trigger="pods_removed") == 1
@@ -187,11 +187,11 @@ async def test_what_is_infeasible_is_left_alone(world: World) -> None:
     after = make_pod("a", "100m", 2)
     after.spec.containers[0].resources.requests["memory"] = after.spec.containers[0].resources.requests["cpu"]
     world.pods["a"] = after
-    world.resizing.take(after, before)
+    world.resizing.update_pod(after, before)
     world.turn()
     assert world.shown("a") == {PENDING: "Infeasible"}
     assert world.events("a") == ["ResizeInfeasible"]
-    world.resizing.ended("b")
+    world.resizing.on_pod_terminated("b")
     world.turn()
     assert world.judged == []
     assert world.sample("pod_infeasible_resizes_total", reason_detail="swap_limitation") == 1
@@ -204,7 +204,7 @@ async def test_who_is_looked_at_first(world: World) -> None:
     for uid, cpu in (("low", "200m"), ("high", "200m"), ("less", "50m")):
         world.wish(uid, cpu)
     world.judged.clear()
-    world.resizing.ended("other")
+    world.resizing.on_pod_terminated("other")
     world.turn()
     assert world.judged == ["less", "high", "low"]
 
@@ -231,7 +231,7 @@ async def test_a_wish_that_is_taken_back(world: World) -> None:
     world.wish("a", "100m")
     assert world.shown("a") == {}
     world.room = lambda pod: None
-    world.resizing.ended("b")
+    world.resizing.on_pod_terminated("b")
     world.turn()
     assert world.cpu("a") == "100m"
     assert "ResizeStarted" not in world.events("a")
@@ -279,15 +279,17 @@ async def test_another_agent_goes_on(world: World) -> None:
     world.room = lambda pod: None if pod.uid == "works" else FULL
     world.wish("works", "200m")
     for uid in ("waits", "works"):
-        status = msgspec.structs.replace(world.pods[uid].status, conditions=world.resizing.shown(uid))
+        status = msgspec.structs.replace(
+            world.pods[uid].status, conditions=world.resizing.status_conditions(uid)
+        )
         world.pods[uid] = msgspec.structs.replace(world.pods[uid], status=status)
     since = world.resizing.conditions.waiting_since("waits")
     world.room = lambda pod: FULL
-    world.resizing.books.actuated.write()
+    world.resizing.state.actuated.write()
     world.ready = False
     world.start()
     for pod in list(world.pods.values()):
-        world.resizing.take(pod, None)
+        world.resizing.update_pod(pod, None)
     world.turn()
     # As long as not all pods are known nobody is given anything.
     assert world.shown("waits") == {PENDING: "Deferred"}
@@ -303,16 +305,18 @@ async def test_another_agent_goes_on(world: World) -> None:
 
 async def test_the_pods_cgroup_also_for_containers_that_do_not_run(world: World) -> None:
     nothing = ObservedPod(uid="a")
-    world.resizing.take(pod := make_pod("a", "100m"), None)
+    world.resizing.update_pod(pod := make_pod("a", "100m"), None)
     world.pods["a"] = pod
-    world.resizing.made(pod)
+    world.resizing.on_cgroup_created(pod)
     assert not world.resizing.plan(pod, nothing)
     larger = world.wish("a", "200m")
-    world.resizing.made(larger)  # as with each container that is started: the cgroup stays as it is
+    world.resizing.on_cgroup_created(
+        larger
+    )  # as with each container that is started: the cgroup stays as it is
     world.resizing.observe(larger, nothing)
     assert world.resizing.plan(larger, nothing).pod
     assert world.shown("a") == {IN_PROGRESS: ""}
-    world.resizing.settled(larger)
+    world.resizing.on_cgroup_set(larger)
     world.resizing.observe(larger, nothing)
     assert not world.resizing.plan(larger, nothing)
     assert world.shown("a") == {}
@@ -335,7 +339,7 @@ class Hands:
 @pytest.mark.parametrize("renewed", [False, True])
 async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool) -> None:
     world.add(pod := make_pod("a", "100m"))
-    world.resizing.made(pod)
+    world.resizing.on_cgroup_created(pod)
     larger, hands = world.wish("a", "200m"), Hands("busy")
     doing = PodResizeStep(world.resizing, cast(Resizer, hands))
     actions = Actions(create_sandbox=renewed, sandbox_id="box", resize=Resize(pod=True))
@@ -356,10 +360,10 @@ async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool)
 
 async def test_a_new_cgroup_has_what_the_pod_says(world: World) -> None:
     world.add(pod := make_pod("a", "100m"))
-    world.resizing.made(pod)
-    world.resizing.ended("a")
+    world.resizing.on_cgroup_created(pod)
+    world.resizing.on_pod_terminated("a")
     larger = world.wish("a", "200m")
-    world.resizing.made(larger)
+    world.resizing.on_cgroup_created(larger)
     assert not world.resizing.plan(larger, ObservedPod(uid="a"))
 
 
@@ -371,11 +375,11 @@ async def test_a_promise_that_cannot_be_written_is_none(
     def full() -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(world.resizing.books.allocated, "write", full)
+    monkeypatch.setattr(world.resizing.state.allocated, "write", full)
     world.wish("a", "200m")
     assert (world.cpu("a"), world.shown("a")) == ("100m", {})
     monkeypatch.undo()
-    world.resizing.ended("b")
+    world.resizing.on_pod_terminated("b")
     world.turn()
     assert world.cpu("a") == "200m"
 
@@ -387,7 +391,7 @@ async def test_room_is_made_for_critical_pods(tmp_path: Path) -> None:
         victim = make_pod("v", "1")
         world.room = lambda pod: None if "v" in world.ended else Preempt([victim], "cpu")
         world.wish("a", "200m")
-        world.resizing.ended("other")
+        world.resizing.on_pod_terminated("other")
         world.turn()  # it is not made twice
         assert world.cpu("a") == "100m"
         await asyncio.sleep(2)
@@ -397,8 +401,8 @@ async def test_room_is_made_for_critical_pods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, FULL])
-async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: Answer) -> None:
-    async def late() -> Answer:
+async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: AdmitResult) -> None:
+    async def late() -> AdmitResult:
         await asyncio.sleep(1)
         return answer
 
@@ -416,13 +420,13 @@ async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: Answer) -> 
 async def test_starting_containers_writes_nothing_and_setting_them_anew_does(world: World) -> None:
     two = make_pod("a", "100m")
     two.spec.containers.append(msgspec.structs.replace(two.spec.containers[0], name="second"))
-    world.resizing.take(two, None)
+    world.resizing.update_pod(two, None)
     for container in two.spec.containers:
         world.resizing.starting(two, container)
         world.resizing.starting(two, container)  # a crash later
     assert list(world.folder.iterdir()) == []
     other = make_pod("a", "300m").spec.containers[0]
     world.resizing.starting(two, other)
-    found = read_books(world.folder).actuated.of("a")
+    found = open_allocation_state(world.folder).actuated.get("a")
     assert found is not None
     assert found.containers["main"] == other.resources

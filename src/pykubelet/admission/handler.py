@@ -38,10 +38,10 @@ class PodAdmitAttributes:
     pod: Pod
     node: Node
     """This node: its name, labels and taints, and in its status the allocatable resources and features."""
-    others: Sequence[Pod] = ()
+    other_pods: Sequence[Pod] = ()
     """Pods that were admitted and have not terminated."""
     used: Usage | None = None
-    """Sum of the requests of `others`; None if it has not been computed."""
+    """Sum of the requests of `other_pods`; None if it has not been computed."""
     running: bool = False
     """Whether a previous kubelet process admitted the pod, and it runs."""
     devices: Callable[[], Resources] = dict
@@ -69,7 +69,7 @@ class Preempt:
     """First resource that is insufficient."""
 
 
-Answer = AdmitRejection | Preempt | None
+AdmitResult = AdmitRejection | Preempt | None
 """Result for a pod; None to admit it."""
 
 
@@ -77,12 +77,12 @@ Answer = AdmitRejection | Preempt | None
 class DeferredResult:
     """The result of a handler that cannot decide without waiting."""
 
-    answer: Callable[[], Awaitable[Answer]]
+    result: Callable[[], Awaitable[AdmitResult]]
     """Waits for the result; no work is done for the pod before this is called."""
     apart: bool = False
     """Whether other pods need not wait: resources allocated to them do not change this result."""
     again: bool = False
-    """Whether `answer` only waits, and the handler has to be called again after it."""
+    """Whether `result` only waits, and the handler has to be called again after it."""
     why: str = ""
     """Condition waited for, shown to users because it may take minutes."""
 
@@ -93,7 +93,7 @@ class PodAdmitHandler(Protocol):
     for_running: bool
     """Whether it is also called for running pods: an allocator must know which pods hold its resources."""
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
         """Return the rejection or the pods to preempt, or None to admit the pod."""
         ...
 

@@ -15,7 +15,7 @@ from pykubelet.admission.handler import (
     UNEXPECTED,
     AdmitHandlerDeps,
     AdmitRejection,
-    Answer,
+    AdmitResult,
     DeferredResult,
     PodAdmitAttributes,
     PodAdmitHandler,
@@ -35,59 +35,59 @@ from pykubelet.util.entry_points import EntryPoint, installed
 
 log = get_logger(__name__)
 GROUP = "pykubelet.admission"
-Maker = Callable[[AdmitHandlerDeps], PodAdmitHandler]
+HandlerFactory = Callable[[AdmitHandlerDeps], PodAdmitHandler]
 
 
 class AdmitHandlerChain:
     """A chain of admission handlers, called in order."""
 
-    def __init__(self, links: Sequence[PodAdmitHandler]) -> None:
-        self.links = tuple(links)
+    def __init__(self, handlers: Sequence[PodAdmitHandler]) -> None:
+        self.handlers = tuple(handlers)
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
         """Return the first rejection, else the pods to preempt; None to admit the pod.
 
         No pod is preempted for a pod that a later handler rejects. Returns `DeferredResult` when a handler
         has to be waited for before the handlers after it are called.
         """
-        found = self._ask(attempt, {})
+        found = self._evaluate(attempt, {})
         if not isinstance(found, _Stop):
             return found
         return DeferredResult(
-            lambda: self._finish(attempt, found), apart=found.later.apart, why=found.later.why
+            lambda: self._finish(attempt, found), apart=found.deferred.apart, why=found.deferred.why
         )
 
-    def _ask(self, attempt: PodAdmitAttributes, known: Mapping[int, Answer]) -> Answer | _Stop:
+    def _evaluate(self, attempt: PodAdmitAttributes, known: Mapping[int, AdmitResult]) -> AdmitResult | _Stop:
         """Call all handlers except those whose results are known, by index."""
-        room: Preempt | None = None
-        for place, link in enumerate(self.links):
-            if attempt.running and not link.for_running:
+        preempt: Preempt | None = None
+        for index, handler in enumerate(self.handlers):
+            if attempt.running and not handler.for_running:
                 continue
             try:
-                answer = known[place] if place in known else link.admit(attempt)
+                result = known[index] if index in known else handler.admit(attempt)
             except Exception as err:  # third-party code; a bug must not admit the pod
-                return _failed(link, attempt, err)
-            match answer:
+                return _failed(handler, attempt, err)
+            match result:
                 case DeferredResult():
-                    return _Stop(place, answer)
+                    return _Stop(index, result)
                 case AdmitRejection():
-                    return answer
-            room = room or answer
-        return room
+                    return result
+            preempt = preempt or result
+        return preempt
 
-    async def _finish(self, attempt: PodAdmitAttributes, stop: _Stop) -> Answer:
-        known: dict[int, Answer] = {}
-        found: Answer | _Stop = stop
+    async def _finish(self, attempt: PodAdmitAttributes, stop: _Stop) -> AdmitResult:
+        known: dict[int, AdmitResult] = {}
+        found: AdmitResult | _Stop = stop
         while isinstance(found, _Stop):
             try:
-                answer = await found.later.answer()
+                result = await found.deferred.result()
             except Exception as err:  # as in _ask
-                return _failed(self.links[found.place], attempt, err)
-            if not found.later.again:
-                known[found.place] = answer
+                return _failed(self.handlers[found.index], attempt, err)
+            if not found.deferred.again:
+                known[found.index] = result
             elif attempt.renew is not None:
                 attempt = attempt.renew()
-            found = self._ask(attempt, known)
+            found = self._evaluate(attempt, known)
         return found
 
 
@@ -95,53 +95,55 @@ class AdmitHandlerChain:
 class _Stop:
     """A handler that has to be waited for, by its index."""
 
-    place: int
-    later: DeferredResult
+    index: int
+    deferred: DeferredResult
 
 
-def _failed(link: PodAdmitHandler, attempt: PodAdmitAttributes, err: Exception) -> AdmitRejection:
-    name, pod = type(link).__name__, attempt.pod
+def _failed(handler: PodAdmitHandler, attempt: PodAdmitAttributes, err: Exception) -> AdmitRejection:
+    name, pod = type(handler).__name__, attempt.pod
     log.exception(err, "Admission handler failed", link=name, pod=pod.full_name, podUID=pod.uid)
     return AdmitRejection(UNEXPECTED, f"{name} failed: {err}")
 
 
-def make_chain(given: AdmitHandlerDeps) -> AdmitHandlerChain:
+def make_chain(deps: AdmitHandlerDeps) -> AdmitHandlerChain:
     """Build the chain of the built-in and the installed handlers."""
     ours: list[PodAdmitHandler | None] = [
-        given.pressure,
-        Sysctls(given),
-        given.allocation,
+        deps.pressure,
+        Sysctls(deps),
+        deps.allocation,
         OperatingSystem(),
         SupplementalGroups(),
-        Predicates(given),
-        AppArmor(given),
-        PodLevelResources(given),
-        DeclaredFeatures(given),
-        given.shutdown,
+        Predicates(deps),
+        AppArmor(deps),
+        PodLevelResources(deps),
+        DeclaredFeatures(deps),
+        deps.shutdown,
     ]
-    return AdmitHandlerChain([*filter(None, ours), *others_links(given, installed(GROUP))])
+    return AdmitHandlerChain([*filter(None, ours), *installed_handlers(deps, installed(GROUP))])
 
 
-def others_links(given: AdmitHandlerDeps, found: Iterable[EntryPoint[Maker]]) -> list[PodAdmitHandler]:
+def installed_handlers(
+    deps: AdmitHandlerDeps, found: Iterable[EntryPoint[HandlerFactory]]
+) -> list[PodAdmitHandler]:
     """Return the installed third-party handlers, ordered by name.
 
     A handler that cannot be loaded rejects all new pods with the error: admission must not silently continue
     without a handler that an administrator has installed.
     """
-    links: list[PodAdmitHandler] = []
+    handlers: list[PodAdmitHandler] = []
     for entry in sorted(found, key=lambda entry: entry.name):
         where = {"link": entry.name, "entryPoint": entry.value}
         try:
-            link = entry.load()(given)
-            if missing := [part for part in ("for_running", "admit") if not hasattr(link, part)]:
+            handler = entry.load()(deps)
+            if missing := [part for part in ("for_running", "admit") if not hasattr(handler, part)]:
                 raise TypeError(f"{entry.value} is no link: it has no {' and no '.join(missing)}")
         except Exception as err:  # third-party code; the kubelet must start anyway
             log.error(err, "Failed to load admission handler, no pod is admitted", **where)
-            links.append(_Broken(f"the admission link {entry.name} ({entry.value}) cannot be used: {err}"))
+            handlers.append(_Broken(f"the admission link {entry.name} ({entry.value}) cannot be used: {err}"))
             continue
         log.info("Loaded admission handler", **where)
-        links.append(link)
-    return links
+        handlers.append(handler)
+    return handlers
 
 
 class _Broken:

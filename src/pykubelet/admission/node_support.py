@@ -34,13 +34,17 @@ class PodLevelResources:
 
     for_running = False
 
-    def __init__(self, given: AdmitHandlerDeps) -> None:
-        self._enabled = given.gates.enabled("PodLevelResources")
+    def __init__(self, deps: AdmitHandlerDeps) -> None:
+        self._enabled = deps.gates.enabled("PodLevelResources")
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Reject a pod with pod-level requests or limits."""
-        whole = attempt.pod.spec.resources
-        if self._enabled or whole is None or not (_counts(whole.requests) or _counts(whole.limits)):
+        pod_resources = attempt.pod.spec.resources
+        if (
+            self._enabled
+            or pod_resources is None
+            or not (_counts(pod_resources.requests) or _counts(pod_resources.limits))
+        ):
             return None
         return AdmitRejection(POD_LEVEL_REASON, "PodLevelResources feature gate is disabled")
 
@@ -50,8 +54,8 @@ class DeclaredFeatures:
 
     for_running = False
 
-    def __init__(self, given: AdmitHandlerDeps) -> None:
-        self._enabled = given.gates.enabled("NodeDeclaredFeatures")
+    def __init__(self, deps: AdmitHandlerDeps) -> None:
+        self._enabled = deps.gates.enabled("NodeDeclaredFeatures")
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Reject a pod that needs a feature missing from the node's `declaredFeatures`."""
@@ -78,11 +82,11 @@ def features_of_update(before: Pod, after: Pod) -> set[str]:
     found = set()
     if before.spec.resources != after.spec.resources:
         found.add("InPlacePodLevelResourcesVerticalScaling")
-    old = {one.name: one.resources for one in before.spec.init_containers}
+    old = {container.name: container.resources for container in before.spec.init_containers}
     if any(
-        one.resources != old.get(one.name, one.resources)
-        for one in after.spec.init_containers
-        if not is_sidecar(one)
+        container.resources != old.get(container.name, container.resources)
+        for container in after.spec.init_containers
+        if not is_sidecar(container)
     ):
         found.add("InPlacePodVerticalScalingInitContainers")
     return found
@@ -91,7 +95,9 @@ def features_of_update(before: Pod, after: Pod) -> set[str]:
 def _restarts_all(pod: Pod) -> bool:
     containers = (*pod.spec.init_containers, *pod.spec.containers)
     return any(
-        rule.action == "RestartAllContainers" for one in containers for rule in one.restart_policy_rules
+        rule.action == "RestartAllContainers"
+        for container in containers
+        for rule in container.restart_policy_rules
     )
 
 
@@ -115,8 +121,8 @@ class AppArmor:
 
     for_running = False
 
-    def __init__(self, given: AdmitHandlerDeps) -> None:
-        self._enabled = given.apparmor
+    def __init__(self, deps: AdmitHandlerDeps) -> None:
+        self._enabled = deps.apparmor
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Check the profiles of a pod whose phase is still Pending."""
@@ -124,13 +130,13 @@ class AppArmor:
         if pod.status.phase != "Pending" or not _wants_confinement(pod):
             return None
         if not self._enabled:
-            return _refusal("AppArmor is not enabled on the host")
+            return _rejection("AppArmor is not enabled on the host")
         for profile in _profiles(pod):
             if profile.type == "Localhost" and not (profile.localhost_profile or "").strip():
                 # Formatted as upstream formats the object.
                 name = "nil" if profile.localhost_profile is None else f"*{profile.localhost_profile}"
                 written = f"&AppArmorProfile{{Type:Localhost,LocalhostProfile:{name},}}"
-                return _refusal(f'invalid empty AppArmor profile name: "{written}"')
+                return _rejection(f'invalid empty AppArmor profile name: "{written}"')
         return None
 
 
@@ -144,7 +150,7 @@ def apparmor_is_enabled(sys: Path = Path("/sys")) -> bool:
         return False
 
 
-def _refusal(problem: str) -> AdmitRejection:
+def _rejection(problem: str) -> AdmitRejection:
     return AdmitRejection(APPARMOR_REASON, f"Cannot enforce AppArmor: {problem}")
 
 
@@ -231,21 +237,21 @@ class Sysctls:
 
     for_running = False
 
-    def __init__(self, given: AdmitHandlerDeps) -> None:
-        patterns = [normal_name(one) for one in (*safe_sysctls(given.kernel), *given.allowed_sysctls)]
-        self._names = frozenset(one for one in patterns if not one.endswith("*"))
-        self._beginnings = tuple(one.removesuffix("*") for one in patterns if one.endswith("*"))
+    def __init__(self, deps: AdmitHandlerDeps) -> None:
+        patterns = [normal_name(pattern) for pattern in (*safe_sysctls(deps.kernel), *deps.allowed_sysctls)]
+        self._names = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
+        self._prefixes = tuple(pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*"))
 
     def admit(self, attempt: PodAdmitAttributes) -> AdmitRejection | None:
         """Reject the pod for its first sysctl that is not allowed."""
         spec = attempt.pod.spec
-        problems = (self._problem(wish.name, spec) for wish in spec.security_context.sysctls)
+        problems = (self._problem(sysctl.name, spec) for sysctl in spec.security_context.sysctls)
         first = next((problem for problem in problems if problem is not None), None)
         return AdmitRejection(SYSCTL_FORBIDDEN, f"forbidden sysctl: {first}") if first is not None else None
 
     def _problem(self, written: str, spec: PodSpec) -> str | None:
         name = normal_name(written)
-        if name not in self._names and not name.startswith(self._beginnings):
+        if name not in self._names and not name.startswith(self._prefixes):
             return f'"{name}" not allowlisted'
         shared = {"IPC": spec.host_ipc, "Net": spec.host_network}
         namespace = namespace_of(name) or ""
@@ -275,8 +281,8 @@ class OperatingSystem:
                 "PodOSSelectorNodeLabelDoesNotMatch",
                 "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label",
             )
-        wanted = attempt.pod.spec.os
-        if wanted is not None and wanted.name != OURS:
+        pod_os = attempt.pod.spec.os
+        if pod_os is not None and pod_os.name != OURS:
             return AdmitRejection(
                 "PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"
             )

@@ -22,8 +22,8 @@ from pykubelet.admission.handler import (
     UNEXPECTED,
     AdmitHandlerDeps,
     AdmitRejection,
+    AdmitResult,
     Amounts,
-    Answer,
     PodAdmitAttributes,
     Preempt,
     Usage,
@@ -81,7 +81,7 @@ def usage_of(pods: Iterable[Pod], requests_of: Callable[[Pod], Amounts]) -> Usag
     return Usage(count, amounts)
 
 
-def shortages(
+def insufficient_resources(
     pod: Pod, used: Usage, allocatable: Amounts, requests_of: Callable[[Pod], Amounts]
 ) -> list[InsufficientResource]:
     """Return the insufficient resources for the pod, in the order in which they are reported.
@@ -89,16 +89,18 @@ def shortages(
     `used` is the usage of the other pods.
     """
     found = []
-    most = allocatable.get("pods", 0)
-    if used.pods + 1 > most:
-        found.append(InsufficientResource("pods", 1, used.pods, most))
+    limit = allocatable.get("pods", 0)
+    if used.pods + 1 > limit:
+        found.append(InsufficientResource("pods", 1, used.pods, limit))
     claimed = _claimed(pod)
-    wanted = {name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed}
-    scalars = sorted(name for name in wanted if name not in _BASIC and _is_counted(name, allocatable))
-    for name in (*(name for name in _BASIC if name in wanted), *scalars):
+    requests = {
+        name: amount for name, amount in requests_of(pod).items() if amount > 0 and name not in claimed
+    }
+    scalars = sorted(name for name in requests if name not in _BASIC and _is_counted(name, allocatable))
+    for name in (*(name for name in _BASIC if name in requests), *scalars):
         taken, capacity = used.amounts.get(name, 0), allocatable.get(name, 0)
-        if wanted[name] > capacity - taken:
-            found.append(InsufficientResource(name, wanted[name], taken, capacity))
+        if requests[name] > capacity - taken:
+            found.append(InsufficientResource(name, requests[name], taken, capacity))
     return found
 
 
@@ -138,19 +140,19 @@ NODE_PORTS = PredicateFailure("NodePorts", "node(s) didn't have free ports for t
 TAINTS = PredicateFailure("TaintToleration", "node(s) had taints that the pod didn't tolerate")
 
 
-def misplacements(
-    pod: Pod, node: Node, others: Sequence[Pod], *, comparing: bool = False
+def failed_predicates(
+    pod: Pod, node: Node, other_pods: Sequence[Pod], *, comparing: bool = False
 ) -> list[PredicateFailure]:
     """Return the failed predicates other than resources, in the order in which they are reported.
 
     `comparing`: whether tolerations may compare numbers (feature gate `TaintTolerationComparisonOperators`).
     """
     found = []
-    if not wants_node(pod, node):
+    if not matches_node(pod, node):
         found.append(NODE_AFFINITY)
     if pod.spec.node_name not in ("", node.metadata.name):
         found.append(NODE_NAME)
-    if (wanted := list(_host_ports(pod))) and _conflict(wanted, _taken(others)):
+    if (ports := list(_host_ports(pod))) and _conflict(ports, _taken(other_pods)):
         found.append(NODE_PORTS)
     # A static pod cannot run on any other node.
     if not is_static_pod(pod) and not all(
@@ -162,7 +164,7 @@ def misplacements(
     return found
 
 
-def wants_node(pod: Pod, node: Node) -> bool:
+def matches_node(pod: Pod, node: Node) -> bool:
     """Return whether the node matches the pod's node selector and required node affinity."""
     labels = node.metadata.labels
     if not all(labels.get(key) == value for key, value in pod.spec.node_selector.items()):
@@ -214,8 +216,8 @@ def _host_ports(pod: Pod) -> Iterator[_Port]:
                 yield port.host_ip or _EVERYWHERE, port.protocol or "TCP", port.host_port
 
 
-def _taken(others: Iterable[Pod]) -> Callable[[_Port], bool]:
-    ports = {port for other in others for port in _host_ports(other)}
+def _taken(other_pods: Iterable[Pod]) -> Callable[[_Port], bool]:
+    ports = {port for other in other_pods for port in _host_ports(other)}
     numbers = {port[1:] for port in ports}
 
     def is_taken(port: _Port) -> bool:
@@ -227,8 +229,8 @@ def _taken(others: Iterable[Pod]) -> Callable[[_Port], bool]:
     return is_taken
 
 
-def _conflict(wanted: Iterable[_Port], is_taken: Callable[[_Port], bool]) -> bool:
-    return any(map(is_taken, wanted))
+def _conflict(ports: Iterable[_Port], is_taken: Callable[[_Port], bool]) -> bool:
+    return any(map(is_taken, ports))
 
 
 class NoPreemptionVictims(Exception):
@@ -245,7 +247,7 @@ def may_preempt(pod: Pod, victim: Pod) -> bool:
 
 def choose_victims(
     pod: Pod,
-    others: Sequence[Pod],
+    other_pods: Sequence[Pod],
     missing: Amounts,
     *,
     requests_of: Callable[[Pod], Amounts],
@@ -253,28 +255,28 @@ def choose_victims(
 ) -> list[Pod]:
     """Return the pods to preempt to free what is `missing` for the pod. Raises NoPreemptionVictims."""
 
-    def given(victim: Pod) -> Amounts:
+    def freed_by(victim: Pod) -> Amounts:
         return {**requests_of(victim), "pods": 1}
 
-    preemptable = [other for other in others if may_preempt(pod, other)]
+    preemptable = [other for other in other_pods if may_preempt(pod, other)]
     by_class: dict[str, list[Pod]] = {"BestEffort": [], "Burstable": [], "Guaranteed": []}
     for other in preemptable:
         by_class[class_of(other)].append(other)
     best_effort, burstable, guaranteed = by_class.values()
-    if rest := _without(missing, preemptable, given):
-        raise NoPreemptionVictims(_told(rest))
-    first = _nearest(guaranteed, _without(missing, [*best_effort, *burstable], given), given)
-    second = _nearest(burstable, _without(missing, [*best_effort, *first], given), given)
-    third = _nearest(best_effort, _without(missing, [*second, *first], given), given)
+    if rest := _without(missing, preemptable, freed_by):
+        raise NoPreemptionVictims(_format_missing(rest))
+    first = _choose_nearest(guaranteed, _without(missing, [*best_effort, *burstable], freed_by), freed_by)
+    second = _choose_nearest(burstable, _without(missing, [*best_effort, *first], freed_by), freed_by)
+    third = _choose_nearest(best_effort, _without(missing, [*second, *first], freed_by), freed_by)
     return [*third, *second, *first]
 
 
-def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amounts]) -> list[Pod]:
+def _choose_nearest(pods: Sequence[Pod], missing: Amounts, freed_by: Callable[[Pod], Amounts]) -> list[Pod]:
     """Choose pods until nothing is missing; the caller ensures that all of them together suffice."""
     left, chosen = list(pods), []
 
     def rank(pod: Pod) -> tuple[float, int, int]:
-        amounts = given(pod)
+        amounts = freed_by(pod)
         return _distance(missing, amounts), amounts.get("memory", 0), amounts.get("cpu", 0)
 
     while missing:
@@ -282,7 +284,7 @@ def _nearest(pods: Sequence[Pod], missing: Amounts, given: Callable[[Pod], Amoun
         best = min(reversed(left), key=rank)
         left = [pod for pod in left if pod is not best]
         chosen.append(best)
-        missing = _without(missing, [best], given)
+        missing = _without(missing, [best], freed_by)
     return chosen
 
 
@@ -293,15 +295,15 @@ def _distance(missing: Amounts, amounts: Amounts) -> float:
     )
 
 
-def _without(missing: Amounts, pods: Iterable[Pod], given: Callable[[Pod], Amounts]) -> Mapping[str, int]:
+def _without(missing: Amounts, pods: Iterable[Pod], freed_by: Callable[[Pod], Amounts]) -> Mapping[str, int]:
     left = dict(missing)
     for pod in pods:
-        amounts = given(pod)
+        amounts = freed_by(pod)
         left = {name: amount - amounts.get(name, 0) for name, amount in left.items()}
     return {name: amount for name, amount in left.items() if amount > 0}
 
 
-def _told(missing: Amounts) -> str:
+def _format_missing(missing: Amounts) -> str:
     """Format the missing resources as upstream does, including the trailing comma."""
     return f"[{''.join(f'(res: {name}, q: {amount}), ' for name, amount in missing.items())}]"
 
@@ -311,17 +313,17 @@ class Predicates:
 
     for_running = False
 
-    def __init__(self, given: AdmitHandlerDeps) -> None:
-        self._given = given
-        self._comparing = given.gates.enabled("TaintTolerationComparisonOperators")
+    def __init__(self, deps: AdmitHandlerDeps) -> None:
+        self._deps = deps
+        self._comparing = deps.gates.enabled("TaintTolerationComparisonOperators")
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
         """Return the first failed predicate, or the pods to preempt for a critical pod."""
-        given, pod, others = self._given, attempt.pod, attempt.others
+        deps, pod, other_pods = self._deps, attempt.pod, attempt.other_pods
         allocatable = as_amounts({**attempt.node.status.allocatable, **attempt.devices()})
-        used = attempt.used if attempt.used is not None else usage_of(others, given.requests_of)
-        short = shortages(pod, used, allocatable, given.requests_of)
-        wrong = misplacements(pod, attempt.node, others, comparing=self._comparing)
+        used = attempt.used if attempt.used is not None else usage_of(other_pods, deps.requests_of)
+        short = insufficient_resources(pod, used, allocatable, deps.requests_of)
+        wrong = failed_predicates(pod, attempt.node, other_pods, comparing=self._comparing)
         critical = is_critical_pod(pod)
         if short and not critical:
             return AdmitRejection(short[0].reason, short[0].message)
@@ -330,10 +332,10 @@ class Predicates:
             return AdmitRejection(wrong[0].reason, wrong[0].message, stale=stale)
         if not short:
             return None
-        missing = {one.resource: one.missing for one in short}
+        missing = {shortage.resource: shortage.missing for shortage in short}
         try:
             victims = choose_victims(
-                pod, others, missing, requests_of=given.requests_of, class_of=given.class_of
+                pod, other_pods, missing, requests_of=deps.requests_of, class_of=deps.class_of
             )
         except NoPreemptionVictims as err:
             return AdmitRejection(

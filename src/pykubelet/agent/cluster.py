@@ -79,6 +79,7 @@ class Cluster:
         registry: CollectorRegistry,
         tasks: TaskScope,
     ) -> None:
+        """Initialize; `devices` returns the device capacity of the node."""
         flags, config = settings.flags, settings.config
         self._settings = settings
         self._tasks = tasks

@@ -1,10 +1,11 @@
 """Builds and starts the container manager: CPU, memory, topology and device managers, resource claims.
 
 The managers are built before the pod engine, which admits pods and starts containers through them:
-`build_allocator`, `NodeDevices`, `build_claims`. They are started when the engine exists: `start_allocator`,
-`NodeDevices.know`, `start_claims`. The device manager is the first hint provider, as upstream: it cannot
-choose its NUMA nodes freely, the others can. It serves plugins before the first pod is admitted and outlives
-the engine. A standalone node has no resource claims, which are objects of the API server.
+`build_resource_allocator`, `NodeDevices`, `build_dra_manager`. They are started when the engine exists:
+`start_resource_allocator`, `NodeDevices.start`, `start_dra_manager`. The device manager is the first hint
+provider, as upstream: it cannot choose its NUMA nodes freely, the others can. It serves plugins before the
+first pod is admitted and outlives the engine. A standalone node has no resource claims, which are objects of
+the API server.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from prometheus_client import CollectorRegistry
 
@@ -42,7 +43,6 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import knows_cdi
 from pykubelet.logs import get_logger
-from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.status import DeviceCapacity
 from pykubelet.objects.fetch import retry_until_observed
 from pykubelet.pluginmanager.registration import PluginHandler
@@ -54,13 +54,12 @@ from pykubelet.util.tasks import TaskScope
 
 if TYPE_CHECKING:
     from pykubelet.api.resource_claim import ResourceClaim
-    from pykubelet.cm.devices.manager import DeviceManager
     from pykubelet.cm.dra.manager import Active, DraManager
 
 log = get_logger(__name__)
 
 
-def build_allocator(
+def build_resource_allocator(
     settings: AgentSettings, registry: CollectorRegistry, devices: DeviceManager | None = None
 ) -> ResourceAllocator:
     """Return the allocator of CPUs, memory and devices. Raises StartupError.
@@ -79,7 +78,7 @@ def build_allocator(
             config.topology_manager_policy_options,
             nodes,
             (cpus, memory),
-            asking=devices,
+            plugin_provider=devices,
             metrics=TopologyMetrics(registry, alignment),
         )
     except PolicyError as err:
@@ -89,8 +88,8 @@ def build_allocator(
     return ResourceAllocator(cpus, memory, topology, devices)
 
 
-def start_allocator(
-    allotment: ResourceAllocator,
+def start_resource_allocator(
+    allocator: ResourceAllocator,
     settings: AgentSettings,
     cri: RuntimeConnection,
     engine: PodEngine,
@@ -98,7 +97,7 @@ def start_allocator(
 ) -> None:
     """Start to apply changes of the shared CPU pool to running containers."""
 
-    def is_leaving(uid: str) -> bool:
+    def is_terminating(uid: str) -> bool:
         worker = engine.workers.get(uid)
         if worker is None:
             return not engine.records.is_desired(uid)
@@ -110,9 +109,9 @@ def start_allocator(
             for container in observed.running if observed is not None else ():
                 yield RunningContainer(worker.uid, container.name, container.id)
 
-    allotment.listen_to(is_leaving)
+    allocator.start(is_terminating)
     period = settings.config.cpu_manager_reconcile_period.seconds
-    tasks.start(allotment.run(cri.runtime.update_container_resources, running, period), name="cpus")
+    tasks.start(allocator.run(cri.runtime.update_container_resources, running, period), name="cpus")
 
 
 def _cpus(settings: AgentSettings, registry: CollectorRegistry, alignment: AlignmentMetrics) -> CpuManager:
@@ -144,28 +143,12 @@ def _memory(settings: AgentSettings, registry: CollectorRegistry, nodes: list[Me
 
 
 PLUGIN_TYPE = "DevicePlugin"
-ASKING_FOLDER = "pod-resources"
+POD_RESOURCES_DIR = "pod-resources"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 
-class Claims(Protocol):
-    """Devices that containers get through resource claims."""
-
-    def cdi_devices(self, pod: Pod, container: Container) -> tuple[str, ...]:
-        """Return the CDI names of a container's devices. Raises ClaimError."""
-        ...
-
-    def health(self, pod: Pod, container: Container) -> list[ResourceStatus]:
-        """Return the health of the devices of a container's claims."""
-        ...
-
-    def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
-        """Return the claims of a container, for the pod-resources API."""
-        ...
-
-
 class NodeDevices:
-    """The devices of one node."""
+    """The device manager of one node, and its connections to pods and the node status."""
 
     def __init__(
         self, root: Path, plugin_dir: Path, gates: FeatureGates, registry: CollectorRegistry
@@ -173,12 +156,10 @@ class NodeDevices:
         """Initialize with the root directory and the directory of kubelet.sock for device plugins."""
         numbers = [node.number for node in read_memory_nodes()]
         self.manager = DeviceManager(plugin_dir, numbers, self, DeviceMetrics(registry), self._changed)
-        self.claims: Claims | None = None
         self._root = root
-        self._shows_health = gates.enabled("ResourceHealthStatus")
+        self._reports_health = gates.enabled("ResourceHealthStatus")
         self._pods: ActivePods | None = None
-        self._wake: Callable[[Iterable[str]], None] = lambda uids: None
-        self._tell_node: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
 
     async def serve(self, stack: AsyncExitStack) -> None:
         """Serve device plugins until the stack exits. Raises StartupError."""
@@ -193,35 +174,49 @@ class NodeDevices:
                 raise
             raise StartupError(f"device plugins cannot be served: {cause.strerror or cause}") from err
 
-    async def answer(
-        self, stack: AsyncExitStack, registry: CollectorRegistry, shares: ContainerCpusets
+    def start(self, engine: PodEngine, cluster: Cluster | None) -> None:
+        """Start to follow the engine's pods, and to report changes to pod workers and the node status.
+
+        The engine is built with the `provider`, so it cannot be an argument of the constructor; before the
+        start no pod is known, and changes are not reported.
+        """
+        self._pods = ActivePods(engine.records, engine.workers, lambda: engine.pleg.pods)
+        if cluster is not None:
+            self._listeners.append(lambda uids: cluster.request_node_status())
+        if self._reports_health:
+            self._listeners.append(engine.workers.wake_all)
+
+    async def serve_pod_resources(
+        self,
+        stack: AsyncExitStack,
+        registry: CollectorRegistry,
+        allocator: ResourceAllocator,
+        claims: DraManager | None,
     ) -> None:
-        """Serve the pod-resources API until the stack exits. Raises StartupError."""
+        """Serve the pod-resources API until the stack exits, after the start. Raises StartupError."""
         assert self._pods is not None
-        facts = PodResourcesProvider(self, self._pods, shares)
-        serving = serving_pod_resources(self._root / ASKING_FOLDER, facts, PodResourcesMetrics(registry))
+        facts = PodResourcesProvider(self.manager, self._pods, allocator, claims)
+        serving = serving_pod_resources(self._root / POD_RESOURCES_DIR, facts, PodResourcesMetrics(registry))
         try:
             await stack.enter_async_context(serving)
         except OSError as err:
             raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
 
-    def know(self, engine: PodEngine, reporter: NodeReporter | None, claims: Claims | None) -> None:
-        """Connect to the pod engine, and to the reporter of the node status."""
-        self._wake = engine.workers.wake_all
-        self.claims = claims
-        if reporter is not None:
-            self._tell_node = reporter.wake
-        self._pods = ActivePods(engine.records, engine.workers, lambda: engine.pleg.pods)
+    def provider(self, claims: DraManager | None) -> DeviceProvider:
+        """Return the interface of the devices for the pod engine, including those of resource claims."""
+        devices = ContainerDevices(self.manager, claims)
+        if not self._reports_health:
+            return DeviceProvider(grants=devices.grants)
+        return DeviceProvider(grants=devices.grants, health=devices.health)
+
+    def capacity(self) -> DeviceCapacity:
+        """Return the devices in the node's status."""
+        return DeviceCapacity(*self.manager.amounts())
 
     @property
     def handlers(self) -> Mapping[str, PluginHandler]:
         """Handlers of device plugins that register in the plugin registration directory."""
         return {PLUGIN_TYPE: self.manager.handler}
-
-    @property
-    def side(self) -> DeviceProvider:
-        """Interface of the devices for the pod engine."""
-        return DeviceProvider(grants=self._grants, health=self._health)
 
     # PodFacts, for the device manager
 
@@ -233,57 +228,63 @@ class NodeDevices:
         """Return a pod's containers that an earlier kubelet process started; empty after its admission."""
         return self._pods.running_before(uid) if self._pods is not None else ()
 
-    # Behind it
-
-    def capacity(self) -> DeviceCapacity:
-        """Return the devices of the node status."""
-        return DeviceCapacity(*self.manager.amounts())
-
     def _changed(self, uids: frozenset[str]) -> None:
-        self._tell_node()
-        if uids and self._shows_health:
-            self._wake(uids)
+        for listener in self._listeners:
+            listener(uids)
 
-    async def _grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
-        grants = await self.manager.grants(pod, container)
-        if self.claims is None:
+
+class ContainerDevices:
+    """Devices of containers, of device plugins and of resource claims."""
+
+    def __init__(self, manager: DeviceManager, claims: DraManager | None) -> None:
+        self._manager = manager
+        self._claims = claims
+
+    async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
+        """Return the device run options of a container that is about to start. Raises AllocationError."""
+        grants = await self._manager.grants(pod, container)
+        if self._claims is None:
             return grants
         try:
-            return grants.and_cdi(self.claims.cdi_devices(pod, container))
+            return grants.and_cdi(self._claims.cdi_devices(pod, container))
         except ClaimError as err:
             raise AllocationError(str(err)) from err
 
-    def _health(self, pod: Pod) -> DeviceHealth:
-        if not self._shows_health:
-            return {}
+    def health(self, pod: Pod) -> DeviceHealth:
+        """Return the health of the devices of a pod's containers."""
         found = {}
         for container in pod.spec.containers:
-            told = _shown(self.manager.health(pod.uid, container.name)) if container.resources.limits else []
-            if self.claims is not None:
-                told += self.claims.health(pod, container)
-            if told:
-                found[container.name] = told
+            statuses = (
+                _resource_statuses(self._manager.health(pod.uid, container.name))
+                if container.resources.limits
+                else []
+            )
+            if self._claims is not None:
+                statuses += self._claims.health(pod, container)
+            if statuses:
+                found[container.name] = statuses
         return found
-
-
-class ContainerCpusets(Protocol):
-    """CPU and memory managers, as the pod-resources API reads them."""
-
-    cpus: CpuManager
-    memory: MemoryManager
 
 
 class PodResourcesProvider:
     """Resources of containers, for the pod-resources API (`ResourceFacts`)."""
 
-    def __init__(self, devices: NodeDevices, pods: ActivePods, shares: ContainerCpusets) -> None:
+    def __init__(
+        self,
+        devices: DeviceManager,
+        pods: ActivePods,
+        allocator: ResourceAllocator,
+        claims: DraManager | None,
+    ) -> None:
         self._devices = devices
         self._pods = pods
-        self._shares = shares
+        self._cpus = allocator.cpus
+        self._memory = allocator.memory
+        self._claims = claims
 
     def active_pods(self) -> Iterable[Pod]:
         """Return the pods that run or may still run."""
-        self._devices.manager.reclaim()
+        self._devices.reclaim()
         return self._pods.pods()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
@@ -292,52 +293,51 @@ class PodResourcesProvider:
 
     def devices(self, uid: str, container: str) -> Devices:
         """Return the devices of a container."""
-        return self._devices.manager.held(uid, container)
+        return self._devices.held(uid, container)
 
     def cpus(self, uid: str, container: str) -> Iterable[int]:
         """Return the exclusive CPUs of a container."""
-        return self._shares.cpus.exclusive_of(uid, container)
+        return self._cpus.exclusive_of(uid, container)
 
     def memory(self, uid: str, container: str) -> Iterable[MemoryUse]:
         """Return the memory blocks of a container."""
-        return map(_use, self._shares.memory.blocks(uid, container))
+        return map(_memory_use, self._memory.blocks(uid, container))
 
     def claims(self, pod: Pod, container: Container) -> Iterable[ClaimUse]:
         """Return the resource claims of a container."""
-        claims = self._devices.claims
-        return claims.claims(pod, container) if claims is not None else ()
+        return self._claims.claims(pod, container) if self._claims is not None else ()
 
     def allocatable_devices(self) -> Devices:
         """Return all allocatable devices."""
-        return self._devices.manager.usable()
+        return self._devices.usable()
 
     def allocatable_cpus(self) -> Iterable[int]:
         """Return all CPUs that can be allocated exclusively."""
-        return self._shares.cpus.allocatable
+        return self._cpus.allocatable
 
     def allocatable_memory(self) -> Iterable[MemoryUse]:
         """Return all allocatable memory blocks."""
-        return map(_use, self._shares.memory.allocatable())
+        return map(_memory_use, self._memory.allocatable())
 
 
-def _use(block: MemoryBlock) -> MemoryUse:
+def _memory_use(block: MemoryBlock) -> MemoryUse:
     return MemoryUse(block.type, block.size, frozenset(block.numa_affinity))
 
 
-def _shown(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
+def _resource_statuses(health: Mapping[str, Mapping[str, bool]]) -> list[ResourceStatus]:
     return [
         ResourceStatus(
             name=resource,
             resources=[
-                ResourceHealth(resource_id=one, health=HEALTHY if healthy else UNHEALTHY)
-                for one, healthy in devices.items()
+                ResourceHealth(resource_id=device_id, health=HEALTHY if healthy else UNHEALTHY)
+                for device_id, healthy in devices.items()
             ],
         )
         for resource, devices in health.items()
     ]
 
 
-def build_claims(
+def build_dra_manager(
     settings: AgentSettings, registry: CollectorRegistry, cluster: Cluster | None, tasks: TaskScope
 ) -> DraManager | None:
     """Return the DRA manager; None on a node without claims. Raises StartupError."""
@@ -357,7 +357,7 @@ def build_claims(
         health = DeviceHealthCache(root, tasks, messages=gates.enabled("ResourceHealthStatusMessage"))
     drivers = DraPluginRegistry(tasks, metrics, health)
     slices = ResourceSliceCleaner(api, settings.node_name, tasks, cluster.informer.synced)
-    drivers.listen(slices.driver_changed)
+    drivers.add_listener(slices.driver_changed)
     slices.start()
 
     async def fetch(namespace: str, name: str) -> ResourceClaim:
@@ -370,11 +370,12 @@ def build_claims(
         raise StartupError(str(err)) from err
 
 
-def start_claims(
+def start_dra_manager(
     claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
     """Start to unprepare claims of removed pods, and to wake pods when their drivers change."""
-    claims.listen(engine.workers.wake, engine.workers.wake_all)
+    claims.drivers.add_pod_listener(engine.workers.wake)
+    claims.add_health_listener(engine.workers.wake_all)
     runtime, warned = cri.version, set[str]()
 
     def warn(driver: str, usable: bool) -> None:
@@ -387,10 +388,10 @@ def start_claims(
             )
 
     if not knows_cdi(runtime.runtime_name, runtime.runtime_version):
-        claims.drivers.listen(warn)
+        claims.drivers.add_listener(warn)
     tasks.start(claims.run(active), name="claims")
 
 
-def claim_plugins(claims: DraManager | None) -> Mapping[str, PluginHandler]:
+def dra_plugin_handlers(claims: DraManager | None) -> Mapping[str, PluginHandler]:
     """Return the handlers of plugins that register as DRA drivers."""
     return {"DRAPlugin": claims.drivers} if claims is not None else {}

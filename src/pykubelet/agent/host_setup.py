@@ -23,7 +23,7 @@ from pykubelet.cm.capacity import read_capacity, read_page_sizes, storage_capaci
 from pykubelet.cm.cgroups.driver import CgroupError, CgroupMetrics
 from pykubelet.cm.cgroups.node_cgroups import Record, keep_daemons, no_record
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
-from pykubelet.cm.resize import AllocationState, read_books
+from pykubelet.cm.resize import AllocationState, open_allocation_state
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.feature_gates import FeatureGates
@@ -197,10 +197,10 @@ def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
         )
 
 
-def open_allocation_state(root: Path) -> AllocationState:
+def read_allocation_state(root: Path) -> AllocationState:
     """Open the checkpoints of allocated and actuated resources. Raises StartupError when they are invalid."""
     try:
-        return read_books(root)
+        return open_allocation_state(root)
     except PolicyError as err:
         raise StartupError(str(err)) from err
 

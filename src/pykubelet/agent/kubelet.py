@@ -23,20 +23,20 @@ from pykubelet import KUBERNETES_VERSION, __version__
 from pykubelet.agent.cluster import AgentSettings, Cluster, build_node_reporter, join_cluster
 from pykubelet.agent.container_manager import (
     NodeDevices,
-    build_allocator,
-    build_claims,
-    claim_plugins,
-    start_allocator,
-    start_claims,
+    build_dra_manager,
+    build_resource_allocator,
+    dra_plugin_handlers,
+    start_dra_manager,
+    start_resource_allocator,
 )
 from pykubelet.agent.host_setup import (
     StartupError,
     adjust_process,
     check_machine,
     find_id_space,
-    open_allocation_state,
     prepare_cgroups,
     prepare_root,
+    read_allocation_state,
     record_oom_kills,
     set_kernel_defaults,
     start_daemon_cgroups,
@@ -322,11 +322,11 @@ class Kubelet:
             recursive_handlers=recursive_handlers(runtime),
         )
         local_objects = LocalObjects()
-        allocator = build_allocator(settings, self.registry, devices.manager)
+        allocator = build_resource_allocator(settings, self.registry, devices.manager)
         if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
-            pod_cgroups.leave_unbound(allocator.has_exclusive)
+            pod_cgroups.exempt_from_quota(allocator.has_exclusive)
         volumes = await build_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
-        claims = build_claims(settings, self.registry, cluster, tasks)
+        claims = build_dra_manager(settings, self.registry, cluster, tasks)
         records = PodRecords.create()
         images = await build_image_manager(
             settings,
@@ -360,8 +360,8 @@ class Kubelet:
                     PodDirs(root), find_id_space(self.config), supported=_has_user_namespaces(runtime)
                 ),
                 allocator=allocator,
-                allocation_state=open_allocation_state(root),
-                devices=devices.side,
+                allocation_state=read_allocation_state(root),
+                devices=devices.provider(claims),
                 claims=claims or NO_CLAIMS,
             ),
             records,
@@ -412,13 +412,13 @@ class Kubelet:
         start_util_chains(self.config, tasks)
         start_daemon_cgroups(self.config, tasks)
         self.volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
-        start_allocator(node.allocator, host.settings, host.cri, engine, tasks)
-        devices.know(engine, node.reporter, node.claims)
+        start_resource_allocator(node.allocator, host.settings, host.cri, engine, tasks)
+        devices.start(engine, cluster)
         if node.claims is not None:
-            start_claims(node.claims, host.cri, engine, devices.active, tasks)
-        handlers = (volume_plugins(node.volumes), devices.handlers, claim_plugins(node.claims))
+            start_dra_manager(node.claims, host.cri, engine, devices.active, tasks)
+        handlers = (volume_plugins(node.volumes), devices.handlers, dra_plugin_handlers(node.claims))
         start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
-        await devices.answer(stack, self.registry, node.allocator)
+        await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
         node.start_engine()
         host.runtime_state.add_listener(engine.workers.wake_all)
         host.identity.addresses.on_change = engine.workers.wake_all

@@ -380,8 +380,8 @@ def _resize_collaborators(
 
     return ResizeCollaborators(
         pod=pod_to_run,
-        judge=admission.evaluate_resize,
-        make_room=admission.preempt,
+        evaluate=admission.evaluate_resize,
+        preempt=admission.preempt,
         wake=workers.wake,
         is_ready=lambda: records.all_reported,
         later=loop.after,

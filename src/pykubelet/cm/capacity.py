@@ -25,7 +25,7 @@ from pykubelet.linux.kernel import read_sysctl
 
 UNBOUNDED = 1 << 62
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
-_FOLDERS = Path("/sys/kernel/mm/hugepages")
+_HUGE_PAGES_DIR = Path("/sys/kernel/mm/hugepages")
 
 
 def kernel_size(size: int) -> str | None:
@@ -57,31 +57,31 @@ def page_limits(amounts: Resources, sizes: tuple[str, ...]) -> dict[str, int]:
     return limits
 
 
-def read_page_sizes(folders: Path = _FOLDERS) -> tuple[str, ...]:
+def read_page_sizes(directory: Path = _HUGE_PAGES_DIR) -> tuple[str, ...]:
     """Return the huge page sizes of the host as spelled in cgroup file names, smallest first."""
-    return tuple(name for size, _ in _read(folders) if (name := kernel_size(size)) is not None)
+    return tuple(name for size, _ in _read(directory) if (name := kernel_size(size)) is not None)
 
 
-def read_huge_pages(folders: Path = _FOLDERS) -> Resources:
+def read_huge_pages(directory: Path = _HUGE_PAGES_DIR) -> Resources:
     """Return the bytes set aside for huge pages, by resource."""
     return {
         f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}": Quantity.of(size * pages, "binary")
-        for size, pages in _read(folders)
+        for size, pages in _read(directory)
     }
 
 
-def _read(folders: Path) -> list[tuple[int, int]]:
+def _read(directory: Path) -> list[tuple[int, int]]:
     found = []
-    for folder in folders.glob("hugepages-*kB"):
+    for page_dir in directory.glob("hugepages-*kB"):
         try:
-            kilobytes = int(folder.name.removeprefix("hugepages-").removesuffix("kB"))
-            found.append((kilobytes * 1024, int((folder / "nr_hugepages").read_text())))
+            kilobytes = int(page_dir.name.removeprefix("hugepages-").removesuffix("kB"))
+            found.append((kilobytes * 1024, int((page_dir / "nr_hugepages").read_text())))
         except (OSError, ValueError):
             continue
     return sorted(found)
 
 
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 _EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemeral-storage"}
 
 
@@ -97,7 +97,7 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
     return capacity | read_huge_pages()
 
 
-def machine_amounts(config: KubeletConfiguration, root_dir: Path) -> Resources:
+def node_capacity(config: KubeletConfiguration, root_dir: Path) -> Resources:
     """Return the node's capacity for its status, without process IDs. Raises OSError."""
     capacity = read_capacity()
     # Process IDs are limited, but pods cannot request them.
@@ -119,10 +119,10 @@ def storage_capacity(root_dir: Path) -> Resources:
 
 def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
     """Return the number of `pods` that may run: `maxPods`, or less if `podsPerCore` limits it."""
-    most = config.max_pods
+    limit = config.max_pods
     if config.pods_per_core > 0:
-        most = min(cores * config.pods_per_core, most)
-    return {"pods": Quantity.of(most)}
+        limit = min(cores * config.pods_per_core, limit)
+    return {"pods": Quantity.of(limit)}
 
 
 def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
@@ -148,8 +148,8 @@ def allocatable(
     Memory is also reduced by all huge pages, which are set aside from it. `ignore_eviction` is
     `--experimental-allocatable-ignore-eviction`.
     """
-    kept = _kept(capacity, config, {} if ignore_eviction else config.eviction_hard)
-    left = _without(capacity, kept)
+    reserved = _unavailable(capacity, config, {} if ignore_eviction else config.eviction_hard)
+    left = _without(capacity, reserved)
     pages = sum(
         amount.nanos for resource, amount in capacity.items() if resource.startswith(HUGE_PAGES_PREFIX)
     )
@@ -161,18 +161,18 @@ def reserved_amounts(capacity: Resources, config: KubeletConfiguration) -> Resou
 
     Resources without a reservation, and resources that the node does not have, are omitted.
     """
-    kept = _kept(capacity, config, config.eviction_hard)
+    reserved = _unavailable(capacity, config, config.eviction_hard)
     return {
-        resource: Quantity(kept[resource], amount.notation)
+        resource: Quantity(reserved[resource], amount.notation)
         for resource, amount in capacity.items()
-        if kept.get(resource)
+        if reserved.get(resource)
     }
 
 
 def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | None:
     """Return an error message if more is reserved than the capacity, else None."""
-    kept = _kept(capacity, config, config.eviction_hard)
-    for resource, nanos in kept.items():
+    reserved = _unavailable(capacity, config, config.eviction_hard)
+    for resource, nanos in reserved.items():
         if resource in capacity and nanos > capacity[resource].nanos:
             return (
                 f"{Quantity(nanos, capacity[resource].notation)} of {resource} is reserved but the machine "
@@ -181,26 +181,28 @@ def overcommitment(capacity: Resources, config: KubeletConfiguration) -> str | N
     return None
 
 
-def _kept(capacity: Resources, config: KubeletConfiguration, thresholds: Mapping[str, str]) -> dict[str, int]:
-    kept = _reserved(config)
-    for resource, amount in _kept_free(capacity, thresholds).items():
-        kept[resource] = kept.get(resource, 0) + amount
-    return kept
+def _unavailable(
+    capacity: Resources, config: KubeletConfiguration, thresholds: Mapping[str, str]
+) -> dict[str, int]:
+    reserved = _reserved(config)
+    for resource, amount in _eviction_reserve(capacity, thresholds).items():
+        reserved[resource] = reserved.get(resource, 0) + amount
+    return reserved
 
 
 def _reserved(config: KubeletConfiguration) -> dict[str, int]:
-    kept: dict[str, int] = {}
+    reserved: dict[str, int] = {}
     for amounts in (config.kube_reserved, config.system_reserved):
         for resource, text in amounts.items():
-            kept[resource] = kept.get(resource, 0) + Quantity.parse(text).nanos
+            reserved[resource] = reserved.get(resource, 0) + Quantity.parse(text).nanos
     if cpus := cpuset.parse(config.reserved_system_cpus):
         # CPUs reserved by number replace the amounts of kubeReserved and systemReserved.
-        kept["cpu"] = Quantity.of(len(cpus)).nanos
-    return kept
+        reserved["cpu"] = Quantity.of(len(cpus)).nanos
+    return reserved
 
 
-def _kept_free(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, int]:
-    kept = {}
+def _eviction_reserve(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, int]:
+    reserved = {}
     for signal, resource in _EVICTION_SIGNALS.items():
         text = thresholds.get(signal, "0%")
         if text in IGNORED_THRESHOLDS:
@@ -208,15 +210,15 @@ def _kept_free(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, 
         if text.endswith("%"):
             # Single precision like upstream, so that both compute the same number of bytes.
             share = _single(_single(float(text.removesuffix("%"))) / 100)
-            kept[resource] = Quantity.of(int(int(capacity.get(resource, _NOTHING)) * share)).nanos
+            reserved[resource] = Quantity.of(int(int(capacity.get(resource, _ZERO)) * share)).nanos
         else:
-            kept[resource] = Quantity.parse(text).nanos
-    return kept
+            reserved[resource] = Quantity.parse(text).nanos
+    return reserved
 
 
-def _without(capacity: Resources, kept: Mapping[str, int]) -> Resources:
+def _without(capacity: Resources, reserved: Mapping[str, int]) -> Resources:
     return {
-        resource: Quantity(max(0, amount.nanos - kept.get(resource, 0)), amount.notation)
+        resource: Quantity(max(0, amount.nanos - reserved.get(resource, 0)), amount.notation)
         for resource, amount in capacity.items()
     }
 

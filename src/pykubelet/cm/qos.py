@@ -33,7 +33,7 @@ BEST_EFFORT_OOM_SCORE_ADJ = 1000
 # A Burstable container never scores below a Guaranteed one that uses all memory of the host.
 _LOWEST_BURSTABLE = 1000 + GUARANTEED_OOM_SCORE_ADJ
 _COMPUTE = ("cpu", "memory")
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 
 
 def qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
@@ -50,11 +50,11 @@ def compute_qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
     Ephemeral containers do not count: they have no resources.
     """
     if pod_level and pod.spec.resources is not None:
-        parts = [pod.spec.resources]
+        resources = [pod.spec.resources]
     else:
-        parts = [container.resources for container in (*pod.spec.containers, *pod.spec.init_containers)]
-    requests = [_positive(part.requests) for part in parts]
-    limits = [_positive(part.limits) for part in parts]
+        resources = [container.resources for container in (*pod.spec.containers, *pod.spec.init_containers)]
+    requests = [_positive(requirements.requests) for requirements in resources]
+    limits = [_positive(requirements.limits) for requirements in resources]
     if not any(requests) and not any(limits):
         return "BestEffort"
     bounded = all(len(limit) == len(_COMPUTE) for limit in limits)
@@ -68,7 +68,7 @@ def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> 
         total |= _pod_level(pod.spec.resources.requests)
     if overhead:
         for name, amount in pod.spec.overhead.items():
-            total[name] = _plus(total.get(name, _NOTHING), amount)
+            total[name] = _plus(total.get(name, _ZERO), amount)
     return total
 
 
@@ -83,7 +83,7 @@ def pod_limits(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Re
         total |= _pod_level(pod.spec.resources.limits)
     if overhead:
         for name, amount in pod.spec.overhead.items():
-            if total.get(name, _NOTHING).nanos:
+            if total.get(name, _ZERO).nanos:
                 total[name] = _plus(total[name], amount)
     return total
 
@@ -141,8 +141,8 @@ def _positive(amounts: Resources) -> dict[str, int]:
     return {name: amounts[name].nanos for name in _COMPUTE if name in amounts and amounts[name].nanos > 0}
 
 
-def _totals(parts: list[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(part.get(name, 0) for part in parts) for name in _COMPUTE}
+def _totals(amounts: list[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(entry.get(name, 0) for entry in amounts) for name in _COMPUTE}
 
 
 def _pod_level(amounts: Resources) -> Resources:
@@ -154,8 +154,8 @@ def _pod_level(amounts: Resources) -> Resources:
     }
 
 
-def _plus(one: Quantity, other: Quantity) -> Quantity:
-    return Quantity(one.nanos + other.nanos, one.notation if one.nanos else other.notation)
+def _plus(left: Quantity, right: Quantity) -> Quantity:
+    return Quantity(left.nanos + right.nanos, left.notation if left.nanos else right.notation)
 
 
 def _is_sidecar_of(pod: Pod, container: Container) -> bool:
@@ -165,14 +165,14 @@ def _is_sidecar_of(pod: Pod, container: Container) -> bool:
 
 
 def _memory(container: Container) -> int:
-    return int(container.resources.requests.get("memory", _NOTHING))
+    return int(container.resources.requests.get("memory", _ZERO))
 
 
 def _unassigned_memory(pod: Pod) -> int:
     """Return each container's equal part, in bytes, of the pod-level request that exceeds the containers'."""
     resources = pod.spec.resources
-    whole = int(resources.requests.get("memory", _NOTHING)) if resources is not None else 0
-    if not whole:
+    pod_request = int(resources.requests.get("memory", _ZERO)) if resources is not None else 0
+    if not pod_request:
         return 0
-    assigned = int(container_total(pod.spec, "requests").get("memory", _NOTHING))
-    return max(0, whole - assigned) // max(1, len(pod.spec.containers) + len(pod.spec.init_containers))
+    assigned = int(container_total(pod.spec, "requests").get("memory", _ZERO))
+    return max(0, pod_request - assigned) // max(1, len(pod.spec.containers) + len(pod.spec.init_containers))

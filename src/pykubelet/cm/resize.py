@@ -10,7 +10,7 @@ error, never repaired.
 
 Pod starts do not wait for the disk: new entries are written WRITE_SECONDS later, many pods in one write. If
 the kubelet is killed before, the pod's spec applies. Entries that must not be lost (a new allocation, a
-container set to new sizes) are written by `put_for_good`.
+container set to new sizes) are written by `put_durable`.
 
 A changed spec has no effect until the node has allocated it: until then all components use a pod with the old
 resources (`with_resources`), which is the same object if nothing differs, so that results cached for it stay
@@ -47,7 +47,7 @@ log = get_logger(__name__)
 ALLOCATED, ACTUATED = "allocated_pods_state", "actuated_pods_state"
 WRITE_SECONDS = 10.0
 """Seconds that new entries wait to be written together with others."""
-AGAIN_SECONDS = 30.0
+RETRY_SECONDS = 30.0
 """Seconds until a failed write is retried."""
 _PRIVATE = 0o600
 
@@ -56,7 +56,7 @@ class PodResources(msgspec.Struct, frozen=True):
     """Resources of a pod's containers by name, and its pod-level resources if it has any."""
 
     containers: Mapping[str, ResourceRequirements] = {}
-    whole: ResourceRequirements | None = None
+    pod_level: ResourceRequirements | None = None
 
 
 class ResourceCheckpoint:
@@ -76,7 +76,7 @@ class ResourceCheckpoint:
         """Call `listener` with the UID of each pod whose resources changed; it must not block."""
         self._listeners.append(listener)
 
-    def of(self, uid: str) -> PodResources | None:
+    def get(self, uid: str) -> PodResources | None:
         """Return a pod's resources, or None if unknown."""
         return self._entries.get(uid)
 
@@ -90,7 +90,7 @@ class ResourceCheckpoint:
             self.changed.set()
             self._notify(uid)
 
-    def put_for_good(self, uid: str, resources: PodResources) -> None:
+    def put_durable(self, uid: str, resources: PodResources) -> None:
         """Set a pod's resources and write the file. Raises OSError, after restoring the old entry."""
         known = self._entries.get(uid)
         self.put(uid, resources)
@@ -109,7 +109,7 @@ class ResourceCheckpoint:
         self._entries.pop(uid, None)
         self._notify(uid)
 
-    def keep_only(self, uids: Collection[str]) -> None:
+    def retain(self, uids: Collection[str]) -> None:
         """Remove all pods except these."""
         for uid in self._entries.keys() - uids:
             self.forget(uid)
@@ -133,7 +133,7 @@ class ResourceCheckpoint:
             except OSError as err:
                 log.error(err, "Failed to write pod resources checkpoint, will retry", path=str(self._file))
                 self.changed.set()
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
 
     def close(self) -> None:
         """Write pending entries; a failure is only logged, because no other entries are lost."""
@@ -174,14 +174,14 @@ class AllocationState(msgspec.Struct, frozen=True):
             self.actuated.close()
 
 
-def no_books() -> AllocationState:
+def in_memory_allocation_state() -> AllocationState:
     """Return checkpoints that exist in memory only."""
     return AllocationState(ResourceCheckpoint(), ResourceCheckpoint())
 
 
-def read_books(folder: Path) -> AllocationState:
+def open_allocation_state(directory: Path) -> AllocationState:
     """Open the checkpoints of a node. Raises PolicyError when a file exists and is invalid."""
-    return AllocationState(_open(folder / ALLOCATED), _open(folder / ACTUATED))
+    return AllocationState(_open(directory / ALLOCATED), _open(directory / ACTUATED))
 
 
 def _open(file: Path) -> ResourceCheckpoint:
@@ -203,8 +203,10 @@ def encode(entries: Mapping[str, PodResources]) -> bytes:
     """Return the content of a checkpoint file; equal entries yield equal bytes."""
     document = {
         uid: {
-            "ContainerResources": _sorted({name: _document(one) for name, one in pod.containers.items()}),
-            "PodLevelResources": None if pod.whole is None else _document(pod.whole),
+            "ContainerResources": _sorted(
+                {name: _document(requirements) for name, requirements in pod.containers.items()}
+            ),
+            "PodLevelResources": None if pod.pod_level is None else _document(pod.pod_level),
         }
         for uid, pod in sorted(entries.items())
     }
@@ -224,10 +226,10 @@ def decode(content: bytes) -> dict[str, PodResources]:
     return {
         uid: PodResources(
             {
-                name: from_document(ResourceRequirements, one or {})
-                for name, one in (pod.containers or {}).items()
+                name: from_document(ResourceRequirements, document or {})
+                for name, document in (pod.containers or {}).items()
             },
-            None if pod.whole is None else from_document(ResourceRequirements, pod.whole),
+            None if pod.pod_level is None else from_document(ResourceRequirements, pod.pod_level),
         )
         for uid, pod in (data.entries or {}).items()
     }
@@ -240,15 +242,15 @@ class _File(msgspec.Struct):
 
 class _Entry(msgspec.Struct):
     containers: dict[str, Any] | None = msgspec.field(name="ContainerResources", default=None)
-    whole: dict[str, Any] | None = msgspec.field(name="PodLevelResources", default=None)
+    pod_level: dict[str, Any] | None = msgspec.field(name="PodLevelResources", default=None)
 
 
 class _Data(msgspec.Struct):
     entries: dict[str, _Entry] | None = None
 
 
-def _document(one: ResourceRequirements) -> dict[str, Any]:
-    document: dict[str, Any] = to_document(one)
+def _document(requirements: ResourceRequirements) -> dict[str, Any]:
+    document: dict[str, Any] = to_document(requirements)
     return {
         key: _sorted(value) if isinstance(value, dict) else value for key, value in document.items() if value
     }
@@ -264,14 +266,14 @@ def _checksum(data: str) -> int:
 
 
 RESIZABLE = ("cpu", "memory")
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 _NANOS_PER_MILLI = 10**6
 
 
 class Scope(NamedTuple):
     """Resizable parts of a pod besides containers and sidecars, each with its feature gate."""
 
-    whole: bool = True
+    pod_level: bool = True
     """Pod-level resources (`InPlacePodLevelResourcesVerticalScaling`)."""
     init: bool = True
     """Init containers other than sidecars (`InPlacePodVerticalScalingInitContainers`)."""
@@ -298,7 +300,7 @@ def resources_of(pod: Pod, scope: Scope) -> PodResources:
     """Return the resources in a pod's spec as a checkpoint entry."""
     return PodResources(
         {container.name: container.resources for container in resizable(pod, scope)},
-        pod.spec.resources if scope.whole else None,
+        pod.spec.resources if scope.pod_level else None,
     )
 
 
@@ -314,19 +316,19 @@ def with_resources(pod: Pod, resources: PodResources, scope: Scope) -> Pod:
         spec = msgspec.structs.replace(spec, containers=ordinary)
     if (init := changed(spec.init_containers)) is not None:
         spec = msgspec.structs.replace(spec, init_containers=init)
-    if scope.whole and spec.resources != resources.whole:
-        spec = msgspec.structs.replace(spec, resources=resources.whole)
+    if scope.pod_level and spec.resources != resources.pod_level:
+        spec = msgspec.structs.replace(spec, resources=resources.pod_level)
     return pod if spec is pod.spec else msgspec.structs.replace(pod, spec=spec)
 
 
-def sizes_of(resources: ResourceRequirements, whole: ResourceRequirements | None) -> ContainerSizes:
+def sizes_of(resources: ResourceRequirements, pod_level: ResourceRequirements | None) -> ContainerSizes:
     """Return a container's sizes; pod-level limits apply to containers without a limit."""
-    limits = effective_limits(resources, whole)
+    limits = effective_limits(resources, pod_level)
     return ContainerSizes(
-        memory_limit=int(limits.get("memory", _NOTHING)),
-        memory_request=int(resources.requests.get("memory", _NOTHING)),
-        cpu_limit=limits.get("cpu", _NOTHING).milli,
-        cpu_request=resources.requests.get("cpu", _NOTHING).milli,
+        memory_limit=int(limits.get("memory", _ZERO)),
+        memory_request=int(resources.requests.get("memory", _ZERO)),
+        cpu_limit=limits.get("cpu", _ZERO).milli,
+        cpu_request=resources.requests.get("cpu", _ZERO).milli,
     )
 
 
@@ -349,43 +351,53 @@ def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
     )
 
 
-def effective_limits(resources: ResourceRequirements, whole: ResourceRequirements | None) -> Resources:
+def effective_limits(resources: ResourceRequirements, pod_level: ResourceRequirements | None) -> Resources:
     """Return a container's limits as enforced: pod-level limits apply where it has none."""
     limits = dict(resources.limits)
     for name in RESIZABLE:
-        bound = whole.limits.get(name, _NOTHING) if whole is not None else _NOTHING
-        if bound.nanos and not limits.get(name, _NOTHING).nanos:
+        bound = pod_level.limits.get(name, _ZERO) if pod_level is not None else _ZERO
+        if bound.nanos and not limits.get(name, _ZERO).nanos:
             limits[name] = bound
     return limits
 
 
-def in_effect(container: Container, pod: Pod, scope: Scope) -> ResourceRequirements:
+def effective_resources(container: Container, pod: Pod, scope: Scope) -> ResourceRequirements:
     """Return the resources that a container started now is set to, as a checkpoint entry."""
-    whole = pod.spec.resources if scope.whole else None
-    if whole is None or not whole.limits:
+    pod_level = pod.spec.resources if scope.pod_level else None
+    if pod_level is None or not pod_level.limits:
         return container.resources
-    return msgspec.structs.replace(container.resources, limits=effective_limits(container.resources, whole))
+    return msgspec.structs.replace(
+        container.resources, limits=effective_limits(container.resources, pod_level)
+    )
 
 
-def at_most(pod: Pod, actual: PodResources, scope: Scope) -> Pod:
+def with_larger_requests(pod: Pod, actual: PodResources, scope: Scope) -> Pod:
     """Return the pod with the larger of its allocated and its actuated requests.
 
     Resources that a pod is about to release are not free before it has released them.
     """
 
-    def larger(one: ResourceRequirements, other: ResourceRequirements | None) -> ResourceRequirements:
+    def larger(
+        allocated: ResourceRequirements, actuated: ResourceRequirements | None
+    ) -> ResourceRequirements:
         more = {
-            name: other.requests[name]
+            name: actuated.requests[name]
             for name in RESIZABLE
-            if other is not None and other.requests.get(name, _NOTHING) > one.requests.get(name, _NOTHING)
+            if actuated is not None
+            and actuated.requests.get(name, _ZERO) > allocated.requests.get(name, _ZERO)
         }
-        return msgspec.structs.replace(one, requests={**one.requests, **more}) if more else one
+        return (
+            msgspec.structs.replace(allocated, requests={**allocated.requests, **more}) if more else allocated
+        )
 
-    had = PodResources(
-        {one.name: larger(one.resources, actual.containers.get(one.name)) for one in resizable(pod, scope)},
-        None if pod.spec.resources is None else larger(pod.spec.resources, actual.whole),
+    larger_resources = PodResources(
+        {
+            container.name: larger(container.resources, actual.containers.get(container.name))
+            for container in resizable(pod, scope)
+        },
+        None if pod.spec.resources is None else larger(pod.spec.resources, actual.pod_level),
     )
-    return with_resources(pod, had, scope)
+    return with_resources(pod, larger_resources, scope)
 
 
 def _with(container: Container, resources: ResourceRequirements | None) -> Container:
@@ -404,7 +416,7 @@ class ContainerResize:
     """Pending resize of a running container."""
 
     name: str
-    wanted: ContainerSizes
+    desired: ContainerSizes
     current: ContainerSizes | None = None
     """None if unknown: the container is then set again, and never restarted for it."""
     restart: bool = False
@@ -414,14 +426,14 @@ class ContainerResize:
         """Return by how much a resource's limit, or else its request, grows; negative if it shrinks."""
         now = self.current or ContainerSizes()
         if resource == "memory":
-            return self.wanted.memory_limit - now.memory_limit or (
-                self.wanted.memory_request - now.memory_request
+            return self.desired.memory_limit - now.memory_limit or (
+                self.desired.memory_request - now.memory_request
             )
-        return self.wanted.cpu_limit - now.cpu_limit or self.wanted.cpu_request - now.cpu_request
+        return self.desired.cpu_limit - now.cpu_limit or self.desired.cpu_request - now.cpu_request
 
     def after(self, resource: Resource) -> ContainerSizes:
         """Return the sizes after a resource's round; the memory round leaves CPU unchanged."""
-        now, new = self.current, self.wanted
+        now, new = self.current, self.desired
         if now is None or resource == "cpu":
             return new
         return new._replace(cpu_limit=now.cpu_limit, cpu_request=now.cpu_request)
@@ -433,16 +445,16 @@ class ResizePlan:
 
     containers: Mapping[str, ContainerResize] = field(default_factory=dict)
     """Resizes by container name; running containers only."""
-    whole: bool = False
+    pod_level: bool = False
     """Whether pod-level resources differ."""
     pod: bool = False
     """Whether the pod's cgroup was last set for another allocation: some containers may not run."""
 
     def __bool__(self) -> bool:
-        return self.whole or self.pod or bool(self.containers)
+        return self.pod_level or self.pod or bool(self.containers)
 
 
-NOTHING = ResizePlan()
+NO_RESIZE = ResizePlan()
 
 
 class PodLimits(NamedTuple):
@@ -458,38 +470,44 @@ def plan_resize(
 ) -> ResizePlan:
     """Compare the allocated resources of a pod with the actuated ones of its running containers."""
     known = actuated or PodResources()
-    whole = pod.spec.resources if scope.whole else None
+    pod_level = pod.spec.resources if scope.pod_level else None
     found = {}
     for container in resizable(pod, scope):
         if container.name in running:
-            has = known.containers.get(container.name)
-            if has is container.resources and whole is None and known.whole is None:
+            actual = known.containers.get(container.name)
+            if actual is container.resources and pod_level is None and known.pod_level is None:
                 continue  # the common case, in every sync of nearly all pods
-            current = sizes_of(has, known.whole if scope.whole else None) if has is not None else None
-            wanted = sizes_of(container.resources, whole)
-            if wanted != current:
-                restart = current is not None and _restarts(container, current, wanted)
-                found[container.name] = ContainerResize(container.name, wanted, current, restart)
-    differs = _whole_sizes(whole) != _whole_sizes(known.whole) if scope.whole else False
-    return ResizePlan(found, differs) if found or differs else NOTHING
+            current = (
+                sizes_of(actual, known.pod_level if scope.pod_level else None) if actual is not None else None
+            )
+            desired = sizes_of(container.resources, pod_level)
+            if desired != current:
+                restart = current is not None and _restarts(container, current, desired)
+                found[container.name] = ContainerResize(container.name, desired, current, restart)
+    differs = _pod_level_sizes(pod_level) != _pod_level_sizes(known.pod_level) if scope.pod_level else False
+    return ResizePlan(found, differs) if found or differs else NO_RESIZE
 
 
-def in_order(resizes: Sequence[ContainerResize], resource: Resource) -> list[ContainerResize]:
+def order_resizes(resizes: Sequence[ContainerResize], resource: Resource) -> list[ContainerResize]:
     """Return the containers to set in a resource's round, shrinking ones first.
 
     A container of unknown sizes is set completely in the last round: the pod's cgroup has capacity by then.
     """
-    due = [one for one in resizes if (one.change(resource) if one.current is not None else resource == "cpu")]
-    return sorted(due, key=lambda one: one.change(resource) > 0)
+    due = [
+        resize
+        for resize in resizes
+        if (resize.change(resource) if resize.current is not None else resource == "cpu")
+    ]
+    return sorted(due, key=lambda resize: resize.change(resource) > 0)
 
 
-def pod_steps(current: PodLimits, wanted: PodLimits, resource: Resource) -> tuple[list[Part], list[Part]]:
+def pod_steps(current: PodLimits, desired: PodLimits, resource: Resource) -> tuple[list[Part], list[Part]]:
     """Return the settings of the pod's cgroup to write before and after its containers are resized.
 
     Limits grow before requests and shrink after them: a request is never above its limit.
     """
     order: tuple[Part, ...] = ("memory",) if resource == "memory" else ("quota", "shares")
-    now, new = ({**limits._asdict(), "quota": _bound(limits.quota)} for limits in (current, wanted))
+    now, new = ({**limits._asdict(), "quota": _bound(limits.quota)} for limits in (current, desired))
     before = [part for part in order if new[part] > now[part]]
     after = [part for part in reversed(order) if new[part] < now[part]]
     return before, after
@@ -513,35 +531,35 @@ def shrink_problem(
             problems.append("missing pod memory usage")
         elif usage >= limit:
             problems.append(f"attempting to set pod memory limit ({limit}) below current usage ({usage})")
-    for one in resizes:
-        bound = one.wanted.memory_limit
-        if not shrinks(one):
+    for resize in resizes:
+        new_limit = resize.desired.memory_limit
+        if not shrinks(resize):
             continue
-        if one.name not in usages:
-            problems.append(f'missing container "{one.name}" memory usage')
-        elif usages[one.name] >= bound:
+        if resize.name not in usages:
+            problems.append(f'missing container "{resize.name}" memory usage')
+        elif usages[resize.name] >= new_limit:
             problems.append(
-                f'attempting to set container "{one.name}" memory limit ({bound}) '
-                f"below current usage ({usages[one.name]})"
+                f'attempting to set container "{resize.name}" memory limit ({new_limit}) '
+                f"below current usage ({usages[resize.name]})"
             )
     if not problems:
         return ""
-    told = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
-    return f"cannot decrease memory limits: {told}"
+    causes = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
+    return f"cannot decrease memory limits: {causes}"
 
 
-def shrinks(one: ContainerResize) -> bool:
+def shrinks(resize: ContainerResize) -> bool:
     """Return whether a container's memory limit is lowered or newly set."""
-    if one.current is None or not one.wanted.memory_limit:
+    if resize.current is None or not resize.desired.memory_limit:
         return False
-    return not one.current.memory_limit or one.wanted.memory_limit < one.current.memory_limit
+    return not resize.current.memory_limit or resize.desired.memory_limit < resize.current.memory_limit
 
 
-def _restarts(container: Container, current: ContainerSizes, wanted: ContainerSizes) -> bool:
+def _restarts(container: Container, current: ContainerSizes, desired: ContainerSizes) -> bool:
     changed = {
         "memory": (current.memory_limit, current.memory_request)
-        != (wanted.memory_limit, wanted.memory_request),
-        "cpu": (current.cpu_limit, current.cpu_request) != (wanted.cpu_limit, wanted.cpu_request),
+        != (desired.memory_limit, desired.memory_request),
+        "cpu": (current.cpu_limit, current.cpu_request) != (desired.cpu_limit, desired.cpu_request),
     }
     policies = {policy.resource_name: policy.restart_policy for policy in reversed(container.resize_policy)}
     return any(changed[name] and policies.get(name) == "RestartContainer" for name in changed)
@@ -552,5 +570,5 @@ def _bound(quota: int) -> float:
     return quota if quota >= 0 else math.inf
 
 
-def _whole_sizes(whole: ResourceRequirements | None) -> ContainerSizes:
-    return sizes_of(whole, None) if whole is not None else ContainerSizes()
+def _pod_level_sizes(pod_level: ResourceRequirements | None) -> ContainerSizes:
+    return sizes_of(pod_level, None) if pod_level is not None else ContainerSizes()

@@ -21,7 +21,7 @@ from typing import Literal
 import msgspec
 
 from pykubelet.api.pod import Container, Pod, PodSpec, RestartRule, is_sidecar
-from pykubelet.cm.resize import NOTHING, ContainerResize, ResizePlan
+from pykubelet.cm.resize import NO_RESIZE, ContainerResize, ResizePlan
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 
@@ -202,7 +202,7 @@ def decide(
     observed: ObservedPod,
     verdicts: ProbeResults | None = None,
     restart_requested: frozenset[str] = frozenset(),
-    resizes: ResizePlan = NOTHING,
+    resizes: ResizePlan = NO_RESIZE,
     *,
     restart_all: bool = False,
 ) -> Actions:
@@ -226,7 +226,7 @@ def decide(
     initialized = _initialize(pod, observed, verdicts, restart_requested, resizes, actions)
     if not actions.kill_pod and initialized:
         _run(pod, observed, verdicts, restart_requested, resizes, actions)
-        actions.resize.whole = resizes.whole
+        actions.resize.whole = resizes.pod_level
     if actions.kill_pod:
         actions.resize = Resize()
     return actions

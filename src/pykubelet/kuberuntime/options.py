@@ -20,8 +20,8 @@ from typing import Protocol
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cm.capacity import allocatable, machine_amounts, read_page_sizes, unreserved
-from pykubelet.cm.devices.run_options import NOTHING, DeviceNode, DeviceRunOptions
+from pykubelet.cm.capacity import allocatable, node_capacity, read_page_sizes, unreserved
+from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceNode, DeviceRunOptions
 from pykubelet.cm.qos import DEFAULT_PERIOD
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
@@ -170,7 +170,7 @@ class RunContainerOptions:
     """Whether this container has exclusive CPUs."""
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    grants: DeviceRunOptions = NOTHING
+    grants: DeviceRunOptions = NO_DEVICE_OPTIONS
 
     hosts_file: str = ""
     """Host path of the pod's /etc/hosts."""
@@ -208,7 +208,7 @@ def gather_node_facts(
     selinuxfs.
     """
     memory = parse_meminfo(Path("/proc/meminfo").read_text())
-    capacity = machine_amounts(config, root_dir)
+    capacity = node_capacity(config, root_dir)
     return RuntimeNodeOptions(
         cluster_dns=tuple(config.cluster_dns),
         cluster_domain=config.cluster_domain,

@@ -25,7 +25,7 @@ from pykubelet.cm.resize import (
     Part,
     PodLimits,
     Resource,
-    in_order,
+    order_resizes,
     pod_steps,
     shrink_problem,
     shrinks,
@@ -113,7 +113,7 @@ class ActuatedRecorder(Protocol):
         """Record the resources that the runtime has set for a container."""
         ...
 
-    def resized_whole(self, pod: Pod, resource: Resource) -> None:
+    def resized_pod_level(self, pod: Pod, resource: Resource) -> None:
         """Record that the pod-level allocation of a resource is actuated."""
         ...
 
@@ -161,7 +161,7 @@ class Resizer:
         self, pod: Pod, sandbox_id: str, resize: Resize, group: PodCgroup | None, now: PodLimits | None
     ) -> None:
         """Raise ResizeError when a limit would be below the memory usage."""
-        updates = in_order([*resize.containers.values()], "memory")
+        updates = order_resizes([*resize.containers.values()], "memory")
         if not (updates or resize.pod or resize.whole):
             return
         limit = group.memory_limit if group is not None else None
@@ -186,7 +186,7 @@ class Resizer:
 
     async def _round(self, pod: Pod, resize: Resize, resource: Resource, whole: _Whole | None) -> None:
         """Resize one resource of a pod."""
-        updates = in_order([*resize.containers.values()], resource)
+        updates = order_resizes([*resize.containers.values()], resource)
         ids = {one.name: id for id, one in resize.containers.items()}
         changes = any(one.change(resource) for one in resize.containers.values())
         if not (updates or changes or resize.pod or resize.whole):
@@ -203,7 +203,7 @@ class Resizer:
         except OSError as err:
             raise ResizeError(str(err)) from err
         if resize.whole:
-            self._actuated.resized_whole(pod, resource)
+            self._actuated.resized_pod_level(pod, resource)
 
     async def _update(
         self, pod: Pod, updates: Sequence[ContainerResize], ids: Mapping[str, str], resource: Resource
@@ -226,7 +226,7 @@ class _Whole:
         self._group = group
         self._sandbox = sandbox
         self._now = now
-        self._wanted = group.wanted(now)
+        self._wanted = group.desired(now)
 
     def steps(self, resource: Resource) -> tuple[list[Part], list[Part]]:
         """Return the limits to set before the containers, and those to set after them."""

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
-from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
+from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.topology.hints import AllocationError
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
@@ -196,7 +196,7 @@ class ContainerStarter:
     async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
         """Prepare a container's devices for its start. Raises StartError after recording an event."""
         if self._grants is None:
-            return NOTHING
+            return NO_DEVICE_OPTIONS
         try:
             return await self._grants(pod, container)
         except AllocationError as err:
@@ -213,7 +213,7 @@ class ContainerStarter:
         setting: PodStartContext,
         ips: Sequence[str],
         observed: ObservedPod,
-        grants: DeviceRunOptions = NOTHING,
+        grants: DeviceRunOptions = NO_DEVICE_OPTIONS,
     ) -> str:
         """Create and start one container and return its ID. Raises StartError."""
         attempt = await self._attempt(pod, container, observed.latest(container.name))

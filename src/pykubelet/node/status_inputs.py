@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.node import ContainerImage, NodeAddress
-from pykubelet.cm.capacity import machine_amounts
+from pykubelet.cm.capacity import node_capacity
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
@@ -123,7 +123,7 @@ def node_sources(
     root, plugin_dir = Path(flags.root_dir), Path(flags.device_plugin_dir)
     return NodeSources(
         machine=read_machine(flags.machine_id_file, flags.boot_id_file),
-        capacity=machine_amounts(config, root),
+        capacity=node_capacity(config, root),
         health=health,
         refresh=refresh,
         list_images=cri.images.list_images,

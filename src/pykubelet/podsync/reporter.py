@@ -142,7 +142,7 @@ class StatusReporter:
             runtime_name=self._options.runtime_name,
             recursive_handlers=self._options.recursive_handlers,
             stays_initialized=self._options.stays_initialized,
-            resizes=self._allocation.shown(pod.uid),
+            resizes=self._allocation.status_conditions(pod.uid),
             actuated=self._allocation.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
             device_health=self._device_health(pod),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, PodAdmitAttributes
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, DeferredResult, PodAdmitAttributes
 from pykubelet.api import cpuset
 from pykubelet.api.duration import Duration
 from pykubelet.api.names import is_extended_resource
@@ -27,7 +27,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ResourceStatus
 from pykubelet.cm.cpu.manager import CpuManager, CpusetUpdate, RunningContainer
 from pykubelet.cm.devices.plugins import GRACE_SECONDS
-from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
+from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.topology.manager import TopologyManager, TopologyRejection
 from pykubelet.cri import runtime_pb2 as pb
@@ -81,18 +81,22 @@ class ResourceAllocator:
         self.memory = memory
         self._topology = topology
         self._devices = devices
-        self._is_leaving: Callable[[str], bool] = lambda uid: False
+        self._is_terminating: Callable[[str], bool] = lambda uid: False
         self._news = asyncio.Event()
         self._taken_back = asyncio.Event()
         """Set, and replaced by a new event, whenever resources were released."""
 
-    def listen_to(self, is_leaving: Callable[[str], bool]) -> None:
-        """Set the function that returns whether a pod is terminating; before that, none is."""
-        self._is_leaving = is_leaving
+    def start(self, is_terminating: Callable[[str], bool]) -> None:
+        """Start to wait for the resources of terminating pods.
+
+        `is_terminating` returns whether a pod terminates, by uid. It is known by the pod engine, which is
+        built with this allocator; before the start, no pod counts as terminating.
+        """
+        self._is_terminating = is_terminating
 
     # Admission
 
-    def admit(self, attempt: PodAdmitAttributes) -> Answer | DeferredResult:
+    def admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
         """Allocate the resources that the pod's containers request; most pods request none."""
         pod = attempt.pod
         # A running pod has its devices and must not wait behind others.
@@ -116,7 +120,7 @@ class ResourceAllocator:
 
     def _give_at_once(self, pod: Pod) -> AdmitRejection | None:
         before = self.cpus.shared
-        answer = self._topology.admit_at_once(pod)
+        answer = self._topology.admit_nowait(pod)
         self._notice(before)
         return _translated(answer)
 
@@ -145,7 +149,7 @@ class ResourceAllocator:
         holders = self.cpus.holders | self.memory.holders
         if self._devices is not None:
             holders |= self._devices.holders
-        return any(self._is_leaving(uid) for uid in holders if uid != pod.uid)
+        return any(self._is_terminating(uid) for uid in holders if uid != pod.uid)
 
     # Assignments
 
@@ -166,7 +170,7 @@ class ResourceAllocator:
     def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Record that a container was created with these CPUs."""
         if cpus:
-            self.cpus.told(CpusetUpdate(container_id, cpus))
+            self.cpus.record_applied(CpusetUpdate(container_id, cpus))
         self.memory.container_starts(pod, container)
 
     def forget(self, uid: str) -> None:
@@ -215,7 +219,7 @@ class ResourceAllocator:
             complaints.failed(err, now())
             return
         complaints.succeeded(now())
-        self.cpus.told(due)
+        self.cpus.record_applied(due)
         log.v(2).info("Updated container CPUs", containerID=due.container_id, cpus=due.cpus)
 
     def _notice(self, before: frozenset[int]) -> None:
@@ -273,7 +277,7 @@ DeviceHealth = Mapping[str, list[ResourceStatus]]
 
 async def no_grants(pod: Pod, container: Container) -> DeviceRunOptions:
     """Return no devices."""
-    return NOTHING
+    return NO_DEVICE_OPTIONS
 
 
 def no_health(pod: Pod) -> DeviceHealth:

@@ -30,8 +30,8 @@ from prometheus_client import CollectorRegistry, Counter
 from pykubelet.admission.handler import (
     AdmitHandlerDeps,
     AdmitRejection,
+    AdmitResult,
     Amounts,
-    Answer,
     DeferredResult,
     PodAdmitAttributes,
     PodAdmitHandler,
@@ -217,7 +217,7 @@ class PodStarter:
         worker = self._workers.get(pod.uid)
         if worker is None and is_static_pod(pod):
             pod = self._static_readiness.restore(pod)
-        self._allocation.take(pod, worker.pod if worker is not None else None)
+        self._allocation.update_pod(pod, worker.pod if worker is not None else None)
         self._workers.sync(pod)
 
 
@@ -325,14 +325,14 @@ class PodAdmission:
             self.mark(pod.uid)
             return False
         waits = bool(self._queue) and not (worker is None and self._runs(pod.uid))
-        answer = self._evaluate_new(pod, self._node()) if not waits else None
-        if isinstance(answer, DeferredResult) and answer.apart:
-            self._set_apart(pod, answer)
+        result = self._evaluate_new(pod, self._node()) if not waits else None
+        if isinstance(result, DeferredResult) and result.apart:
+            self._set_apart(pod, result)
             return False
-        if waits or isinstance(answer, Preempt | DeferredResult) or self._may_be_stale(answer):
+        if waits or isinstance(result, Preempt | DeferredResult) or self._may_be_stale(result):
             self._enqueue(pod)
             return False
-        return self._settle(pod, answer)
+        return self._settle(pod, result)
 
     def forget(self, uid: str) -> None:
         """Drop the state of a removed pod."""
@@ -361,12 +361,12 @@ class PodAdmission:
 
     # Evaluation
 
-    def _evaluate_new(self, pod: Pod, node: Node) -> Answer | DeferredResult:
+    def _evaluate_new(self, pod: Pod, node: Node) -> AdmitResult | DeferredResult:
         # Running containers of an earlier pod with this uid are terminating.
         running = self._workers.get(pod.uid) is None and self._runs(pod.uid)
         return self._evaluate(self._allocation.allocated(pod), node, running=running)
 
-    def evaluate_resize(self, pod: Pod) -> Answer | DeferredResult:
+    def evaluate_resize(self, pod: Pod) -> AdmitResult | DeferredResult:
         """Evaluate the resize of an admitted pod.
 
         Exclusive CPUs, NUMA nodes and devices of its containers stay; a resize that would need new ones is
@@ -374,23 +374,23 @@ class PodAdmission:
         """
         return self._evaluate(pod, self._node())
 
-    def _evaluate(self, pod: Pod, node: Node, *, running: bool = False) -> Answer | DeferredResult:
+    def _evaluate(self, pod: Pod, node: Node, *, running: bool = False) -> AdmitResult | DeferredResult:
         return self.chain.admit(self._attempt(pod, node, running=running))
 
     def _attempt(self, pod: Pod, node: Node, *, running: bool) -> PodAdmitAttributes:
         return PodAdmitAttributes(
             pod=pod,
             node=node,
-            others=LazyPods(lambda: self._others(pod)),
+            other_pods=LazyPods(lambda: self._others(pod)),
             used=self._used_by_others(pod),
             running=running,
             devices=lambda: self._admission_node.devices(pod.uid),
             renew=lambda: self._attempt(pod, self._node(), running=running),
         )
 
-    def _settle(self, pod: Pod, answer: Answer) -> bool:
-        if isinstance(answer, AdmitRejection):
-            self.refuse(pod, answer)
+    def _settle(self, pod: Pod, result: AdmitResult) -> bool:
+        if isinstance(result, AdmitRejection):
+            self.refuse(pod, result)
             return False
         self._history.note(pod.uid, "admission", "admitted")
         return True
@@ -467,8 +467,8 @@ class PodAdmission:
 
     # Waiting
 
-    def _may_be_stale(self, answer: Answer | DeferredResult) -> bool:
-        return isinstance(answer, AdmitRejection) and answer.stale and self._admission_node.fetch is not None
+    def _may_be_stale(self, result: AdmitResult | DeferredResult) -> bool:
+        return isinstance(result, AdmitRejection) and result.stale and self._admission_node.fetch is not None
 
     def _enqueue(self, pod: Pod) -> None:
         if not self._queue:
@@ -485,44 +485,44 @@ class PodAdmission:
         self._scope.start(self._wait_apart(pod.uid, later), name=f"admission of {pod.full_name}")
 
     async def _wait_apart(self, uid: str, later: DeferredResult) -> None:
-        answer = await later.answer()
+        result = await later.result()
         pod = self._apart.pop(uid)
         self.mark(uid)
         if not self._is_desired(uid):
             self._release(uid)
-        elif isinstance(answer, Preempt) or self._may_be_stale(answer):
+        elif isinstance(result, Preempt) or self._may_be_stale(result):
             # It has what it waited for: it is evaluated again, in its order.
             self._waited.add(uid)
             self._enqueue(pod)
-        elif self._settle(pod, answer):
+        elif self._settle(pod, result):
             self._start(pod)
 
     async def _drain_queue(self) -> None:
         """Evaluate the waiting pods, in their order."""
         while self._queue:
             uid, pod = next(iter(self._queue.items()))
-            answer: Answer = None
+            result: AdmitResult = None
             if self._is_desired(uid):
                 first = self._evaluate_new(pod, self._node())
                 if isinstance(first, DeferredResult) and first.apart and uid not in self._waited:
                     self._set_apart(self._queue.pop(uid), first)
                     continue
-                answer = await first.answer() if isinstance(first, DeferredResult) else first
-                if self._may_be_stale(answer):
-                    answer = await self._evaluate_to_end(pod, await self._newest_node())
-                if isinstance(answer, Preempt):
-                    await self.preempt(pod, answer)
+                result = await first.result() if isinstance(first, DeferredResult) else first
+                if self._may_be_stale(result):
+                    result = await self._evaluate_to_end(pod, await self._newest_node())
+                if isinstance(result, Preempt):
+                    await self.preempt(pod, result)
             pod = self._queue.pop(uid)
             self._waited.discard(uid)
             if not self._is_desired(uid):
                 # It was removed concurrently.
                 self._release(uid)
-            elif self._settle(pod, answer):
+            elif self._settle(pod, result):
                 self._start(pod)
 
-    async def _evaluate_to_end(self, pod: Pod, node: Node) -> Answer:
-        answer = self._evaluate_new(pod, node)
-        return await answer.answer() if isinstance(answer, DeferredResult) else answer
+    async def _evaluate_to_end(self, pod: Pod, node: Node) -> AdmitResult:
+        result = self._evaluate_new(pod, node)
+        return await result.result() if isinstance(result, DeferredResult) else result
 
     def _is_desired(self, uid: str) -> bool:
         pod = self._store.get(uid)

@@ -21,22 +21,22 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from pykubelet.admission.handler import AdmitRejection, Answer, DeferredResult, Preempt
+from pykubelet.admission.handler import AdmitRejection, AdmitResult, DeferredResult, Preempt
 from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.api.pod_status import PodCondition
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.cm.resize import (
-    NOTHING,
+    NO_RESIZE,
     AllocationState,
     PodResources,
     ResizePlan,
     Resource,
-    at_most,
-    in_effect,
-    no_books,
+    effective_resources,
+    in_memory_allocation_state,
     plan_resize,
     resources_of,
+    with_larger_requests,
     with_resources,
 )
 from pykubelet.kuberuntime.decide import Actions
@@ -51,9 +51,9 @@ from pykubelet.resize.feasibility import (
     ResizeMetrics,
     ResizeRules,
     infeasible,
+    requested_changes,
     summary,
     urgency,
-    wishes,
 )
 from pykubelet.util.tasks import TaskScope
 
@@ -68,9 +68,9 @@ class ResizeCollaborators:
 
     pod: Callable[[str], Pod | None]
     """Returns the pod with its desired spec; None if it is not to run any more."""
-    judge: Callable[[Pod], Answer | DeferredResult]
+    evaluate: Callable[[Pod], AdmitResult | DeferredResult]
     """Evaluates whether the node has the resources that a pod desires."""
-    make_room: Callable[[Pod, Preempt], Awaitable[None]]
+    preempt: Callable[[Pod, Preempt], Awaitable[None]]
     """Preempts the victims for a pod, and waits for their end."""
     wake: Callable[[str], None]
     """Wakes a pod's worker."""
@@ -86,7 +86,7 @@ class AllocationManager:
     def __init__(
         self,
         journal: PodHistory,
-        books: AllocationState | None = None,
+        state: AllocationState | None = None,
         rules: ResizeRules | None = None,
         *,
         others: ResizeCollaborators | None = None,
@@ -95,7 +95,7 @@ class AllocationManager:
         metrics: ResizeMetrics | None = None,
     ) -> None:
         """Initialize with the pod history, checkpoints and rules; without `others` nothing is resized."""
-        self.books = books or no_books()
+        self.state = state or in_memory_allocation_state()
         self.metrics = metrics or ResizeMetrics()
         self.conditions = ResizeConditions(self.metrics.now)
         self._journal = journal
@@ -108,7 +108,7 @@ class AllocationManager:
         self._bound: dict[str, PodResources] = {}
         """Allocation to which each pod's own cgroup was last set, for cgroups ensured by this process."""
         self._pending: set[str] = set()
-        self._asked: set[str] = set()
+        self._waiting: set[str] = set()
         """Pods whose resize waits for a deferred admission result or a preemption."""
         self._trigger: str | None = None
         """Trigger of the scheduled evaluation of all pending resizes; None if none is scheduled."""
@@ -120,33 +120,33 @@ class AllocationManager:
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the uid of each pod whose `counted` resources may have changed."""
-        self.books.allocated.add_listener(listener)
-        self.books.actuated.add_listener(listener)
+        self.state.allocated.add_listener(listener)
+        self.state.actuated.add_listener(listener)
         self.conditions.add_listener(listener)
 
     # Views of the pod.
 
     def allocated(self, pod: Pod) -> Pod:
         """Return the pod with its allocated resources."""
-        promised = self.books.allocated.of(pod.uid)
-        if promised is None:
+        allocated = self.state.allocated.get(pod.uid)
+        if allocated is None:
             return pod
         known = self._views.get(pod.uid)
-        if known is None or known[0] is not pod or known[1] is not promised:
-            known = pod, promised, with_resources(pod, promised, self._rules.scope)
+        if known is None or known[0] is not pod or known[1] is not allocated:
+            known = pod, allocated, with_resources(pod, allocated, self._rules.scope)
             self._views[pod.uid] = known
         return known[2]
 
     def counted(self, pod: Pod) -> Pod:
         """Return the pod with the resources that others cannot use: the allocated and those it still has."""
-        pod, actual = self.allocated(pod), self.books.actuated.of(pod.uid)
+        pod, actual = self.allocated(pod), self.state.actuated.get(pod.uid)
         if actual is None or not self.conditions.in_progress(pod.uid):
             return pod
-        return at_most(pod, actual, self._rules.scope)
+        return with_larger_requests(pod, actual, self._rules.scope)
 
     def actuated(self, uid: str) -> Mapping[str, ResourceRequirements]:
         """Return the actuated resources of a pod's containers."""
-        known = self.books.actuated.of(uid)
+        known = self.state.actuated.get(uid)
         return known.containers if known is not None else {}
 
     def settings(self, pod: Pod) -> CgroupValues | None:
@@ -158,41 +158,43 @@ class AllocationManager:
             log.v(4).info("Failed to read pod cgroup", pod=pod.full_name, podUID=pod.uid, err=str(err))
             return None
 
-    def shown(self, uid: str) -> list[PodCondition]:
+    def status_conditions(self, uid: str) -> list[PodCondition]:
         """Return the resize conditions of the pod's status."""
-        return self.conditions.of(uid)
+        return self.conditions.get(uid)
 
     # Pod lifecycle.
 
-    def take(self, pod: Pod, before: Pod | None) -> None:
+    def update_pod(self, pod: Pod, before: Pod | None) -> None:
         """Handle a pod that was admitted or has changed; `before` is None for a new pod."""
         if before is None:
-            self.conditions.take_over(pod)
-        if self.books.allocated.of(pod.uid) is None:
-            self.books.allocated.put(pod.uid, resources_of(pod, self._rules.scope))
-        elif before is not None and not self._wishes_otherwise(before, pod):
+            self.conditions.restore(pod)
+        if self.state.allocated.get(pod.uid) is None:
+            self.state.allocated.put(pod.uid, resources_of(pod, self._rules.scope))
+        elif before is not None and not self._desires_change(before, pod):
             return
         if self.allocated(pod) is not pod:
             self._pending.add(pod.uid)
-            self._look_again("pods_added" if before is None else "pod_updated")
+            self._schedule_retry("pods_added" if before is None else "pod_updated")
         else:
-            self.conditions.wait_no_more(pod.uid)
+            self.conditions.clear_pending(pod.uid)
 
     def starting(self, pod: Pod, container: Container) -> None:
         """Record that a container is created with the resources of the pod's spec."""
         if container not in pod.spec.ephemeral_containers:
-            self._set(pod.uid, container.name, in_effect(container, pod, self._rules.scope))
+            self._set(pod.uid, container.name, effective_resources(container, pod, self._rules.scope))
 
-    def made(self, pod: Pod) -> None:
+    def on_cgroup_created(self, pod: Pod) -> None:
         """Record that the pod's cgroup exists; a new one has the resources of the pod's spec."""
         if pod.uid not in self._bound:
-            self.settled(pod)
-        if self._rules.scope.whole and pod.spec.resources is not None:
-            known = self.books.actuated.of(pod.uid) or PodResources()
-            if known.whole is None:
-                self._keep(pod.uid, PodResources(known.containers, pod.spec.resources), at_once=False)
+            self.on_cgroup_set(pod)
+        if self._rules.scope.pod_level and pod.spec.resources is not None:
+            known = self.state.actuated.get(pod.uid) or PodResources()
+            if known.pod_level is None:
+                self._record_actuated(
+                    pod.uid, PodResources(known.containers, pod.spec.resources), durable=False
+                )
 
-    def settled(self, pod: Pod) -> None:
+    def on_cgroup_set(self, pod: Pod) -> None:
         """Record that the pod's own cgroup was set to the resources of the pod's spec."""
         self._bound[pod.uid] = resources_of(pod, self._rules.scope)
 
@@ -200,33 +202,40 @@ class AllocationManager:
         """Record that the runtime has set a container to these resources."""
         self._set(pod.uid, container.name, resources)
 
-    def resized_whole(self, pod: Pod, resource: Resource) -> None:
+    def resized_pod_level(self, pod: Pod, resource: Resource) -> None:
         """Record that the pod-level allocation of a resource was actuated."""
-        promised = pod.spec.resources
-        if promised is None:
+        allocated = pod.spec.resources
+        if allocated is None:
             return
-        known = self.books.actuated.of(pod.uid) or PodResources()
-        had = known.whole or ResourceRequirements()
+        known = self.state.actuated.get(pod.uid) or PodResources()
+        had = known.pod_level or ResourceRequirements()
         limits, requests = dict(had.limits), dict(had.requests)
-        for has, wants in ((limits, promised.limits), (requests, promised.requests)):
-            if resource in wants:
-                has[resource] = wants[resource]
-        whole = msgspec.structs.replace(had, limits=limits, requests=requests)
-        self._keep(pod.uid, PodResources(known.containers, whole), at_once=known.whole not in (None, whole))
+        for actuated_amounts, allocated_amounts in (
+            (limits, allocated.limits),
+            (requests, allocated.requests),
+        ):
+            if resource in allocated_amounts:
+                actuated_amounts[resource] = allocated_amounts[resource]
+        pod_level = msgspec.structs.replace(had, limits=limits, requests=requests)
+        self._record_actuated(
+            pod.uid,
+            PodResources(known.containers, pod_level),
+            durable=known.pod_level not in (None, pod_level),
+        )
 
     def plan(self, pod: Pod, observed: ObservedPod) -> ResizePlan:
         """Return the changes by which running containers and the pod's cgroup get their allocation."""
-        actuated = self.books.actuated.of(pod.uid)
+        actuated = self.state.actuated.get(pod.uid)
         containers = (*pod.spec.init_containers, *pod.spec.containers)
         running = {
-            one.name
-            for one in containers
-            if (last := observed.latest(one.name)) is not None and last.phase == "running"
+            container.name
+            for container in containers
+            if (status := observed.latest(container.name)) is not None and status.phase == "running"
         }
-        plan = plan_resize(pod, running, actuated, self._rules.scope) if running else NOTHING
+        plan = plan_resize(pod, running, actuated, self._rules.scope) if running else NO_RESIZE
         # Also if no container runs: containers will be started in that cgroup.
-        bound, promised = self._bound.get(pod.uid), self.books.allocated.of(pod.uid)
-        stale = bound is not None and promised is not None and bound != promised
+        bound, allocated = self._bound.get(pod.uid), self.state.allocated.get(pod.uid)
+        stale = bound is not None and allocated is not None and bound != allocated
         return replace(plan, pod=True) if stale else plan
 
     def observe(self, pod: Pod, observed: ObservedPod) -> None:
@@ -234,61 +243,61 @@ class AllocationManager:
         # A new allocation may have been granted since the worker began this sync.
         pod = self.allocated(pod)
         plan = self.plan(pod, observed)
-        known = self.books.actuated.of(pod.uid) or PodResources()
-        if any(one.current is not None for one in plan.containers.values()) or (
-            plan.whole and known.whole is not None
+        known = self.state.actuated.get(pod.uid) or PodResources()
+        if any(resize.current is not None for resize in plan.containers.values()) or (
+            plan.pod_level and known.pod_level is not None
         ):
-            self.conditions.go_on(pod)
+            self.conditions.ensure_in_progress(pod)
         if plan:
             return
-        generation = self.conditions.end(pod.uid)
+        generation = self.conditions.clear_in_progress(pod.uid)
         if generation is not None:
             self._journal.note(pod.uid, "resize", "done")
             message = summary("Pod resize completed", pod, generation)
             self._journal.event(pod, "Normal", "ResizeCompleted", message)
-            self._look_again("pod_resized")
+            self._schedule_retry("pod_resized")
 
     def failed(self, pod: Pod, message: str) -> None:
         """Record that a resize failed, or was applied only partly; it will be retried."""
         self._journal.note(pod.uid, "resize", message)
-        generation = self.conditions.fail(pod, ERROR, message)
+        generation = self.conditions.set_error(pod, ERROR, message)
         if generation is not None:
             text = summary("Pod resize error", pod, generation, message)
             self._journal.event(pod, "Warning", "ResizeError", text)
 
-    def ended(self, uid: str) -> None:
+    def on_pod_terminated(self, uid: str) -> None:
         """Handle the end of a pod's containers: its resources may be free for others."""
         self._leave(uid, "pod_terminated")
 
-    def gone(self, uid: str) -> None:
+    def on_pod_removed(self, uid: str) -> None:
         """Remove a pod of which nothing is left."""
         self._views.pop(uid, None)
-        self.books.allocated.forget(uid)
-        self.books.actuated.forget(uid)
+        self.state.allocated.forget(uid)
+        self.state.actuated.forget(uid)
         self._leave(uid, "pods_removed")
 
     def tidy(self, uids: Collection[str]) -> None:
         """Remove the state of all pods but these, and evaluate pending resizes after RETRY_SECONDS."""
-        self.books.allocated.keep_only(uids)
-        self.books.actuated.keep_only(uids)
+        self.state.allocated.retain(uids)
+        self.state.actuated.retain(uids)
         if self._pending and asyncio.get_running_loop().time() >= self._next_retry:
-            self._look_again("periodic_retry")
+            self._schedule_retry("periodic_retry")
 
     def _leave(self, uid: str, trigger: str) -> None:
         self._pending.discard(uid)
         self._bound.pop(uid, None)
         self.conditions.forget(uid)
-        self._look_again(trigger)
+        self._schedule_retry(trigger)
 
     # Decisions on pending resizes.
 
-    def _wishes_otherwise(self, before: Pod, after: Pod) -> bool:
-        changes = list(wishes(before, after, self._rules.scope))
+    def _desires_change(self, before: Pod, after: Pod) -> bool:
+        changes = list(requested_changes(before, after, self._rules.scope))
         for change in changes:
             self.metrics.requested(*change)
         return bool(changes) or before.spec.resources != after.spec.resources
 
-    def _look_again(self, trigger: str) -> None:
+    def _schedule_retry(self, trigger: str) -> None:
         """Schedule one evaluation of all pending resizes, unless one is scheduled already."""
         if self.others is None or not self._pending:
             return
@@ -315,91 +324,91 @@ class AllocationManager:
         assert self.others is not None
         allocated = self.allocated(pod)
         if allocated is pod:
-            self.conditions.wait_no_more(pod.uid)
+            self.conditions.clear_pending(pod.uid)
             self.others.wake(pod.uid)
             return
         if (why := infeasible(pod, allocated, self._rules)) is not None:
             self.metrics.infeasible(why.detail)
             self._wait(pod, INFEASIBLE, why.message)
             return
-        self._settle(pod, self.others.judge(pod), trigger)
+        self._apply_decision(pod, self.others.evaluate(pod), trigger)
 
-    def _settle(self, pod: Pod, answer: Answer | DeferredResult, trigger: str) -> None:
-        match answer:
+    def _apply_decision(self, pod: Pod, result: AdmitResult | DeferredResult, trigger: str) -> None:
+        match result:
             case AdmitRejection():
                 self._pending.add(pod.uid)
-                self._wait(pod, answer.reason, answer.message)
+                self._wait(pod, result.reason, result.message)
             case DeferredResult() | Preempt():
                 self._pending.add(pod.uid)
-                if self._scope is not None and pod.uid not in self._asked:
-                    self._asked.add(pod.uid)
-                    self._scope.start(self._patiently(pod, answer, trigger), name=f"resize-{pod.uid}")
+                if self._scope is not None and pod.uid not in self._waiting:
+                    self._waiting.add(pod.uid)
+                    self._scope.start(self._decide_after_wait(pod, result, trigger), name=f"resize-{pod.uid}")
             case None:
                 self._grant(pod, trigger)
 
-    async def _patiently(self, pod: Pod, answer: DeferredResult | Preempt, trigger: str) -> None:
+    async def _decide_after_wait(self, pod: Pod, result: DeferredResult | Preempt, trigger: str) -> None:
         """Wait for the deferred result or the preemption, then decide if the desired spec is unchanged."""
         assert self.others is not None
-        found: Answer = None
+        admission: AdmitResult = None
         try:
-            if isinstance(answer, DeferredResult):
-                found = await answer.answer()
+            if isinstance(result, DeferredResult):
+                admission = await result.result()
             else:
-                await self.others.make_room(pod, answer)
+                await self.others.preempt(pod, result)
         finally:
-            self._asked.discard(pod.uid)
+            self._waiting.discard(pod.uid)
         now = self.others.pod(pod.uid)
-        if isinstance(answer, Preempt) or now is None or now.spec != pod.spec:
-            self._look_again(trigger)
+        if isinstance(result, Preempt) or now is None or now.spec != pod.spec:
+            self._schedule_retry(trigger)
             return
         self._pending.discard(pod.uid)
-        self._settle(now, found, trigger)
+        self._apply_decision(now, admission, trigger)
 
     def _wait(self, pod: Pod, reason: str, message: str) -> None:
         assert self.others is not None
-        before = self.shown(pod.uid)
-        if self.conditions.wait(pod, reason, message):
+        before = self.status_conditions(pod.uid)
+        if self.conditions.set_pending(pod, reason, message):
             self._journal.note(pod.uid, "resize", f"{reason}: {message}")
             kind = "ResizeInfeasible" if reason == INFEASIBLE else "ResizeDeferred"
             text = summary(f"Pod resize {reason}", pod, pod.metadata.generation, message)
             self._journal.event(pod, "Warning", kind, text)
-        if self.shown(pod.uid) != before:
+        if self.status_conditions(pod.uid) != before:
             self.others.wake(pod.uid)
 
     def _grant(self, pod: Pod, trigger: str) -> None:
         assert self.others is not None
         try:
-            self.books.allocated.put_for_good(pod.uid, resources_of(pod, self._rules.scope))
+            self.state.allocated.put_durable(pod.uid, resources_of(pod, self._rules.scope))
         except OSError as err:
             log.error(err, "Failed to checkpoint allocated resources, will retry", pod=pod.full_name)
             self._pending.add(pod.uid)
             return
         if self.conditions.is_deferred(pod.uid):
             self.metrics.accepted(trigger)
-        self.conditions.wait_no_more(pod.uid)
-        self.conditions.begin(pod)
+        self.conditions.clear_pending(pod.uid)
+        self.conditions.set_in_progress(pod)
         self._journal.note(pod.uid, "resize", "promised")
         message = summary("Pod resize started", pod, pod.metadata.generation)
         self._journal.event(pod, "Normal", "ResizeStarted", message)
         self.others.wake(pod.uid)
 
     def _set(self, uid: str, container: str, resources: ResourceRequirements) -> None:
-        known = self.books.actuated.of(uid) or PodResources()
+        known = self.state.actuated.get(uid) or PodResources()
         # Starting a pod does not wait for the disk, but an existing entry must not become wrong.
         changes = known.containers.get(container) not in (None, resources)
-        pod = PodResources({**known.containers, container: resources}, known.whole)
-        self._keep(uid, pod, at_once=changes)
+        pod = PodResources({**known.containers, container: resources}, known.pod_level)
+        self._record_actuated(uid, pod, durable=changes)
 
-    def _keep(self, uid: str, resources: PodResources, *, at_once: bool) -> None:
-        self.books.actuated.put(uid, resources)
-        if not at_once:
+    def _record_actuated(self, uid: str, resources: PodResources, *, durable: bool) -> None:
+        self.state.actuated.put(uid, resources)
+        if not durable:
             return
         try:
-            self.books.actuated.write()
+            self.state.actuated.write()
         except OSError as err:
             # The resize is repeated if the kubelet ends before the disk has space: harmless, but not free.
             log.error(err, "Failed to checkpoint actuated resources", podUID=uid)
-            self.books.actuated.changed.set()
+            self.state.actuated.changed.set()
 
 
 class PodResizeStep:
@@ -419,22 +428,14 @@ class PodResizeStep:
         """Set the pod's containers to their allocation; return False on failure, which is reported."""
         if self._resizer is None:
             return True
-        began = self._clock()
+        started_at = self._clock()
         failure = ""
         try:
             sandbox_id = "" if actions.create_sandbox else actions.sandbox_id
             await self._resizer.apply(pod, sandbox_id, actions.resize)
-            self._resizing.settled(pod)
+            self._resizing.on_cgroup_set(pod)
         except ResizeError as err:
             failure = str(err)
             self._resizing.failed(pod, failure)
-        self._resizing.metrics.resized(self._clock() - began, success=not failure)
+        self._resizing.metrics.resized(self._clock() - started_at, success=not failure)
         return not failure
-
-    def starting(self, pod: Pod, container: Container) -> None:
-        """Record that a container is created with the resources of the pod's spec."""
-        self._resizing.starting(pod, container)
-
-    def made(self, pod: Pod) -> None:
-        """Record that the pod's cgroup exists."""
-        self._resizing.made(pod)

@@ -19,7 +19,7 @@ from pykubelet.resize.feasibility import DEFERRED, IN_PROGRESS, INFEASIBLE, PEND
 
 
 @dataclass(slots=True)
-class _Shown:
+class _PodEntry:
     pending: PodCondition | None = None
     in_progress: PodCondition | None = None
 
@@ -38,19 +38,19 @@ class ResizeConditions:
         """Initialize; `on_count` gets the reasons of pending resizes and the number of those in progress."""
         self._on_count = on_count
         self._clock = clock
-        self._shown: dict[str, _Shown] = {}
+        self._entries: dict[str, _PodEntry] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the uid of each pod whose conditions are set or removed; must not block."""
         self._listeners.append(listener)
 
-    def of(self, uid: str) -> list[PodCondition]:
+    def get(self, uid: str) -> list[PodCondition]:
         """Return a pod's resize conditions."""
-        shown = self._shown.get(uid)
-        if shown is None:
+        entry = self._entries.get(uid)
+        if entry is None:
             return []
-        return [condition for condition in (shown.pending, shown.in_progress) if condition is not None]
+        return [condition for condition in (entry.pending, entry.in_progress) if condition is not None]
 
     def is_deferred(self, uid: str) -> bool:
         """Return whether a pod's resize is Deferred."""
@@ -64,94 +64,94 @@ class ResizeConditions:
 
     def in_progress(self, uid: str) -> bool:
         """Return whether a pod's resize is in progress."""
-        shown = self._shown.get(uid)
-        return shown is not None and shown.in_progress is not None
+        entry = self._entries.get(uid)
+        return entry is not None and entry.in_progress is not None
 
-    def take_over(self, pod: Pod) -> None:
+    def restore(self, pod: Pod) -> None:
         """Restore the conditions that a previous kubelet process reported."""
         for condition in pod.status.conditions:
             if condition.status != "True":
                 continue
             if condition.type == PENDING:
-                self._of(pod.uid).pending = condition
+                self._entry(pod.uid).pending = condition
             elif condition.type == IN_PROGRESS:
-                self._of(pod.uid).in_progress = condition
-        if pod.uid in self._shown:
+                self._entry(pod.uid).in_progress = condition
+        if pod.uid in self._entries:
             self._count(pod.uid)
 
-    def wait(self, pod: Pod, reason: str, message: str) -> bool:
+    def set_pending(self, pod: Pod, reason: str, message: str) -> bool:
         """Set PodResizePending; return whether its reason or its generation is new."""
-        shown, reason = self._of(pod.uid), reason if reason == INFEASIBLE else DEFERRED
-        old = shown.pending
-        shown.pending = self._condition(PENDING, old, reason, message, pod.metadata.generation)
+        entry, reason = self._entry(pod.uid), reason if reason == INFEASIBLE else DEFERRED
+        old = entry.pending
+        entry.pending = self._condition(PENDING, old, reason, message, pod.metadata.generation)
         self._count(pod.uid)
         return old is None or (old.reason, old.observed_generation) != (
             reason,
-            shown.pending.observed_generation,
+            entry.pending.observed_generation,
         )
 
-    def wait_no_more(self, uid: str) -> None:
+    def clear_pending(self, uid: str) -> None:
         """Remove PodResizePending."""
-        shown = self._shown.get(uid)
-        if shown is not None and shown.pending is not None:
-            shown.pending = None
-            self._settle(uid)
+        entry = self._entries.get(uid)
+        if entry is not None and entry.pending is not None:
+            entry.pending = None
+            self._remove_if_empty(uid)
 
-    def begin(self, pod: Pod) -> None:
+    def set_in_progress(self, pod: Pod) -> None:
         """Set PodResizeInProgress for a new resize, replacing that of an earlier one."""
-        shown = self._of(pod.uid)
-        shown.in_progress = self._condition(IN_PROGRESS, None, "", "", pod.metadata.generation)
+        entry = self._entry(pod.uid)
+        entry.in_progress = self._condition(IN_PROGRESS, None, "", "", pod.metadata.generation)
         self._count(pod.uid)
 
-    def go_on(self, pod: Pod) -> None:
+    def ensure_in_progress(self, pod: Pod) -> None:
         """Set PodResizeInProgress unless it is set."""
         if not self.in_progress(pod.uid):
-            self.begin(pod)
+            self.set_in_progress(pod)
 
-    def fail(self, pod: Pod, reason: str, message: str) -> int | None:
+    def set_error(self, pod: Pod, reason: str, message: str) -> int | None:
         """Set the error of PodResizeInProgress; return the generation being resized if the error is new."""
-        self.go_on(pod)
-        shown = self._of(pod.uid)
-        old = shown.in_progress
+        self.ensure_in_progress(pod)
+        entry = self._entry(pod.uid)
+        old = entry.in_progress
         assert old is not None
         generation = old.observed_generation or 0
-        shown.in_progress = self._condition(IN_PROGRESS, old, reason, message, generation)
+        entry.in_progress = self._condition(IN_PROGRESS, old, reason, message, generation)
         return generation if (old.reason, old.message) != (reason, message) else None
 
-    def end(self, uid: str) -> int | None:
+    def clear_in_progress(self, uid: str) -> int | None:
         """Remove PodResizeInProgress; return the generation that was resized, None if it was not set."""
-        shown = self._shown.get(uid)
-        if shown is None or shown.in_progress is None:
+        entry = self._entries.get(uid)
+        if entry is None or entry.in_progress is None:
             return None
-        generation = shown.in_progress.observed_generation or 0
-        shown.in_progress = None
-        self._settle(uid)
+        generation = entry.in_progress.observed_generation or 0
+        entry.in_progress = None
+        self._remove_if_empty(uid)
         return generation
 
     def forget(self, uid: str) -> None:
         """Remove a pod that has ended."""
-        if self._shown.pop(uid, None) is not None:
+        if self._entries.pop(uid, None) is not None:
             self._count(uid)
 
     def _pending(self, uid: str) -> PodCondition | None:
-        shown = self._shown.get(uid)
-        return shown.pending if shown is not None else None
+        entry = self._entries.get(uid)
+        return entry.pending if entry is not None else None
 
-    def _of(self, uid: str) -> _Shown:
-        return self._shown.setdefault(uid, _Shown())
+    def _entry(self, uid: str) -> _PodEntry:
+        return self._entries.setdefault(uid, _PodEntry())
 
-    def _settle(self, uid: str) -> None:
-        if not self._shown[uid]:
-            del self._shown[uid]
+    def _remove_if_empty(self, uid: str) -> None:
+        if not self._entries[uid]:
+            del self._entries[uid]
         self._count(uid)
 
     def _count(self, changed: str) -> None:
         for listener in self._listeners:
             listener(changed)
-        shown = list(self._shown.values())
+        entries = list(self._entries.values())
         self._on_count(
-            [str(one.pending.reason) for one in shown if one.pending is not None],
-            sum(one.in_progress is not None for one in shown),
+            [str(entry.pending.reason) for entry in entries if entry.pending is not None],
+            sum(entry.in_progress is not None for entry in entries),
         )
 
     def _condition(

@@ -25,7 +25,7 @@ PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
 """Condition types of pods."""
 DEFERRED, INFEASIBLE, ERROR = "Deferred", "Infeasible", "Error"
 """Condition reasons."""
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +50,18 @@ class Infeasible:
     detail: str
 
 
-def infeasible(wished: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | None:
+def infeasible(desired: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | None:
     """Return the reason why this node can never grant the desired resources; None if it might."""
-    if _would_swap(wished, allocated, rules):
+    if _would_swap(desired, allocated, rules):
         return Infeasible("In-place resize of containers with swap is not supported.", "swap_limitation")
-    if not rules.scope.whole and wished.spec.resources != allocated.spec.resources:
+    if not rules.scope.pod_level and desired.spec.resources != allocated.spec.resources:
         return Infeasible("InPlacePodLevelResourcesVerticalScaling is disabled", "plr_feature_gate_off")
-    if qos_class(wished, pod_level=rules.pod_level) == "Guaranteed":
+    if qos_class(desired, pod_level=rules.pod_level) == "Guaranteed":
         for static, resource, who, policy in (
             (rules.static_cpus, "cpu", "CPU", "static"),
             (rules.static_memory, "memory", "Memory", "Static"),
         ):
-            if static and _requests_differ(wished, allocated, resource, rules.scope):
+            if static and _requests_differ(desired, allocated, resource, rules.scope):
                 return Infeasible(
                     f'Resize is infeasible for Guaranteed Pods alongside {who} Manager policy "{policy}"',
                     f"guaranteed_pod_{who.lower()}_manager_static_policy",
@@ -70,25 +70,25 @@ def infeasible(wished: Pod, allocated: Pod, rules: ResizeRules) -> Infeasible | 
 
 
 def urgency(
-    wished: Pod, allocated: Pod, waiting_since: datetime | None, *, pod_level: bool = True
+    desired: Pod, allocated: Pod, waiting_since: datetime | None, *, pod_level: bool = True
 ) -> tuple[bool, int, bool, bool, float]:
     """Return a sort key of pending resizes; the first in order is evaluated first."""
     return (
-        asks_for_more(wished, allocated, pod_level=pod_level),
-        -(wished.spec.priority or 0),
-        qos_class(wished, pod_level=pod_level) != "Guaranteed",
+        requests_more(desired, allocated, pod_level=pod_level),
+        -(desired.spec.priority or 0),
+        qos_class(desired, pod_level=pod_level) != "Guaranteed",
         waiting_since is None,
         waiting_since.timestamp() if waiting_since is not None else 0.0,
     )
 
 
-def asks_for_more(wished: Pod, allocated: Pod, *, pod_level: bool = True) -> bool:
+def requests_more(desired: Pod, allocated: Pod, *, pod_level: bool = True) -> bool:
     """Return whether a pod's desired CPU or memory requests exceed the allocated ones."""
-    new, old = pod_requests(wished, pod_level=pod_level), pod_requests(allocated, pod_level=pod_level)
-    return any(new.get(name, _NOTHING) > old.get(name, _NOTHING) for name in RESIZABLE)
+    new, old = pod_requests(desired, pod_level=pod_level), pod_requests(allocated, pod_level=pod_level)
+    return any(new.get(name, _ZERO) > old.get(name, _ZERO) for name in RESIZABLE)
 
 
-def wishes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, str]]:
+def requested_changes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, str]]:
     """Yield the changes of containers' desired resources: resource, requirement and operation."""
     old = {container.name: container.resources for container in resizable(before, scope)}
     for container in resizable(after, scope):
@@ -99,7 +99,7 @@ def wishes(before: Pod, after: Pod, scope: Scope) -> Iterator[tuple[str, str, st
                 ("requests", known.requests, container.resources.requests),
                 ("limits", known.limits, container.resources.limits),
             ):
-                change = _operation(had.get(resource, _NOTHING), has.get(resource, _NOTHING))
+                change = _operation(had.get(resource, _ZERO), has.get(resource, _ZERO))
                 if change:
                     yield resource, requirement, change
 
@@ -108,7 +108,7 @@ def summary(prefix: str, pod: Pod, generation: int, error: str = "") -> str:
     """Return an event message with a pod's resources, for users and tools."""
 
     def listed(containers: list[Container]) -> list[dict[str, Any]]:
-        return [{"name": one.name, "resources": _document(one)} for one in containers]
+        return [{"name": container.name, "resources": _document(container)} for container in containers]
 
     document: dict[str, Any] = {}
     if pod.spec.init_containers:
@@ -139,34 +139,37 @@ def _operation(old: Quantity, new: Quantity) -> str:
     return "increase" if new > old else "decrease"
 
 
-def _would_swap(wished: Pod, allocated: Pod, rules: ResizeRules) -> bool:
-    old = {one.name: one for one in (*allocated.spec.containers, *allocated.spec.init_containers)}
-    for new in (*wished.spec.containers, *wished.spec.init_containers):
+def _would_swap(desired: Pod, allocated: Pod, rules: ResizeRules) -> bool:
+    old = {
+        container.name: container
+        for container in (*allocated.spec.containers, *allocated.spec.init_containers)
+    }
+    for new in (*desired.spec.containers, *desired.spec.init_containers):
         had = old.get(new.name)
         if had is None or _memory(new) == _memory(had) or _restarts_for_memory(had):
             continue
-        if rules.may_swap(wished, new) or rules.may_swap(allocated, had):
+        if rules.may_swap(desired, new) or rules.may_swap(allocated, had):
             return True
     return False
 
 
 def _restarts_for_memory(container: Container) -> bool:
-    policy = next((one for one in container.resize_policy if one.resource_name == "memory"), None)
+    policy = next((entry for entry in container.resize_policy if entry.resource_name == "memory"), None)
     return policy is not None and policy.restart_policy == "RestartContainer"
 
 
-def _requests_differ(wished: Pod, allocated: Pod, resource: str, scope: Scope) -> bool:
+def _requests_differ(desired: Pod, allocated: Pod, resource: str, scope: Scope) -> bool:
     old = {container.name: container for container in resizable(allocated, scope)}
     return any(
-        container.resources.requests.get(resource, _NOTHING)
-        != old[container.name].resources.requests.get(resource, _NOTHING)
-        for container in resizable(wished, scope)
+        container.resources.requests.get(resource, _ZERO)
+        != old[container.name].resources.requests.get(resource, _ZERO)
+        for container in resizable(desired, scope)
         if container.name in old
     )
 
 
 def _memory(container: Container) -> Quantity:
-    return container.resources.requests.get("memory", _NOTHING)
+    return container.resources.requests.get("memory", _ZERO)
 
 
 _MILLISECONDS = (

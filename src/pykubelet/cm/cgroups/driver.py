@@ -76,12 +76,12 @@ class CgroupFiles:
         # Used in every pod sync, hence strings instead of paths.
         self._needed = {str(point) for name, point in cgroups.mounts.items() if name in _NEEDED_V1}
         # systemd's own hierarchy holds no limits, but a runtime may have put processes there.
-        self._others = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
+        self._extra_mounts = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
 
     def exists(self, name: CgroupName) -> bool:
         """Return whether the cgroup exists with all required controllers."""
         if self._unified:
-            return not self._lacking(*self._folders(name, self._points))
+            return not self._missing_controllers(*self._directories(name, self._points))
         below = self._path(name)
         return all(os.access(point + below, os.F_OK) for point in self._needed)
 
@@ -106,10 +106,10 @@ class CgroupFiles:
             or "memory" not in self._cgroups.mounts
         ):
             return
-        folder = self._cgroups.path("memory", self._path(name))
-        if (used := _held_memory(folder)) > values.memory:
+        directory = self._cgroups.path("memory", self._path(name))
+        if (used := _unreclaimable_memory(directory)) > values.memory:
             raise CgroupError(
-                errno.EBUSY, f"cannot set {folder}/memory.max to {values.memory}: {used} bytes are in use"
+                errno.EBUSY, f"cannot set {directory}/memory.max to {values.memory}: {used} bytes are in use"
             )
 
     def write(self, name: CgroupName, values: CgroupValues) -> None:
@@ -129,20 +129,20 @@ class CgroupFiles:
         Unlimited is None, except the quota of v1, which is -1.
         """
 
-        def words(controller: str, file: str) -> list[str]:
+        def fields(controller: str, file: str) -> list[str]:
             return (self._cgroups.path(controller, self._path(name)) / file).read_text().split()
 
         if not self._unified:
-            (quota,), (period,) = words("cpu", "cpu.cfs_quota_us"), words("cpu", "cpu.cfs_period_us")
-            (shares,), (memory,) = words("cpu", "cpu.shares"), words("memory", "memory.limit_in_bytes")
+            (quota,), (period,) = fields("cpu", "cpu.cfs_quota_us"), fields("cpu", "cpu.cfs_period_us")
+            (shares,), (memory,) = fields("cpu", "cpu.shares"), fields("memory", "memory.limit_in_bytes")
             return CgroupValues(
                 shares=int(shares),
                 quota=int(quota),
                 period=int(period),
                 memory=int(memory) if int(memory) < _V1_UNBOUNDED else None,
             )
-        (quota, period), (weight,) = words("cpu", "cpu.max"), words("cpu", "cpu.weight")
-        (memory,) = words("memory", "memory.max")
+        (quota, period), (weight,) = fields("cpu", "cpu.max"), fields("cpu", "cpu.weight")
+        (memory,) = fields("memory", "memory.max")
         return CgroupValues(
             shares=shares_of_weight(int(weight)),
             quota=None if quota == "max" else int(quota),
@@ -158,9 +158,9 @@ class CgroupFiles:
     def children(self, name: CgroupName) -> set[str]:
         """Return the names of the child directories of a cgroup in any hierarchy."""
         found: set[str] = set()
-        for folder in self._folders(name, (*self._points, *self._others)):
+        for directory in self._directories(name, (*self._points, *self._extra_mounts)):
             try:
-                with os.scandir(folder) as entries:
+                with os.scandir(directory) as entries:
                     found.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             except FileNotFoundError:
                 continue
@@ -171,32 +171,34 @@ class CgroupFiles:
 
         Raises CgroupError when it still exists after `seconds`.
         """
-        folders = self._folders(name, (*self._points, *self._others))
-        busy = [folder for folder in folders if not _rmdir(folder)]
+        directories = self._directories(name, (*self._points, *self._extra_mounts))
+        busy = [directory for directory in directories if not _rmdir(directory)]
         if not busy:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         await self._kill(name, busy, seconds)
-        for folder in busy:
-            if not await remove(folder, timeout=max(0.0, deadline - loop.time())):
-                pids = await asyncio.to_thread(members, folder)
+        for directory in busy:
+            if not await remove(directory, timeout=max(0.0, deadline - loop.time())):
+                pids = await asyncio.to_thread(members, directory)
                 inside = ", ".join(map(str, sorted(pids))) or "none"
-                raise CgroupError(errno.EBUSY, f"cgroup {folder} does not go away; processes in it: {inside}")
+                raise CgroupError(
+                    errno.EBUSY, f"cgroup {directory} does not go away; processes in it: {inside}"
+                )
 
     async def kill(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
         """Kill the processes in a cgroup and below it; those still alive after `seconds` are left."""
-        folders = self._folders(name, (*self._points, *self._others))
-        await self._kill(name, [folder for folder in folders if folder.is_dir()], seconds)
+        directories = self._directories(name, (*self._points, *self._extra_mounts))
+        await self._kill(name, [directory for directory in directories if directory.is_dir()], seconds)
 
-    async def _kill(self, name: CgroupName, folders: Iterable[Path], seconds: float) -> None:
+    async def _kill(self, name: CgroupName, directories: Iterable[Path], seconds: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         # In a thread: a privileged container may have created any number of cgroups below its own.
-        if left := await asyncio.to_thread(lambda: set[int]().union(*map(members, folders))):
+        if left := await asyncio.to_thread(lambda: set[int]().union(*map(members, directories))):
             log.info("Killing processes left in cgroup", cgroup=self._path(name), pids=len(left))
-        for folder in folders:
-            await kill_members(folder, timeout=max(0.0, deadline - loop.time()))
+        for directory in directories:
+            await kill_members(directory, timeout=max(0.0, deadline - loop.time()))
 
     def _path(self, name: CgroupName) -> str:
         try:
@@ -204,52 +206,52 @@ class CgroupFiles:
         except ValueError as err:
             raise CgroupError(errno.EINVAL, str(err)) from err
 
-    def _folders(self, name: CgroupName, points: Iterable[Path]) -> list[Path]:
+    def _directories(self, name: CgroupName, points: Iterable[Path]) -> list[Path]:
         below = self._path(name).lstrip("/")
         return [point / below for point in points]
 
     def _make(self, name: CgroupName) -> None:
         if not name:
             return
-        folders = self._folders(name, self._points)
-        for folder in folders:
+        directories = self._directories(name, self._points)
+        for directory in directories:
             try:
-                _mkdir(folder)
+                _mkdir(directory)
             except FileExistsError:
                 continue
             except FileNotFoundError:
                 self._make(name[:-1])
-                _mkdir(folder)
+                _mkdir(directory)
         if not self._unified:
             if "cpuset" in self._cgroups.mounts:
                 _inherit_cpuset(self._cgroups.path("cpuset", self._path(name)))
-        elif self._lacking(folders[0]):
-            self._hand_down(name)
+        elif self._missing_controllers(directories[0]):
+            self._enable_controllers(name)
 
-    def _hand_down(self, name: CgroupName) -> None:
+    def _enable_controllers(self, name: CgroupName) -> None:
         """Enable the controllers of a v2 cgroup in every ancestor."""
         for depth in range(len(name)):
-            (above,) = self._folders(name[:depth], self._points)
-            _enable(above / "cgroup.subtree_control", sorted(self._cgroups.controllers))
-        if lacking := self._lacking(*self._folders(name, self._points)):
+            (ancestor,) = self._directories(name[:depth], self._points)
+            _enable(ancestor / "cgroup.subtree_control", sorted(self._cgroups.controllers))
+        if missing := self._missing_controllers(*self._directories(name, self._points)):
             raise OSError(
                 errno.EOPNOTSUPP,
-                f"the controllers {', '.join(sorted(lacking))} are not handed down to it: "
+                f"the controllers {', '.join(sorted(missing))} are not handed down to it: "
                 "set cgroupRoot to a cgroup that has them and holds no processes itself",
             )
 
-    def _lacking(self, folder: Path) -> set[str]:
+    def _missing_controllers(self, directory: Path) -> set[str]:
         """Return the controllers that are not active in a v2 cgroup; all of them if it does not exist."""
-        wanted = set(_NEEDED_V2 & self._cgroups.controllers)
+        required = set(_NEEDED_V2 & self._cgroups.controllers)
         try:
-            return wanted - set((folder / "cgroup.controllers").read_text().split())
+            return required - set((directory / "cgroup.controllers").read_text().split())
         except FileNotFoundError:
-            return wanted
+            return required
 
 
 def _enable(file: Path, controllers: Iterable[str]) -> None:
-    handed = file.read_text().split()
-    missing = [name for name in controllers if name not in handed]
+    enabled = file.read_text().split()
+    missing = [name for name in controllers if name not in enabled]
     if not missing:
         return
     try:
@@ -265,21 +267,21 @@ def _enable(file: Path, controllers: Iterable[str]) -> None:
                 )
 
 
-def _held_memory(folder: Path) -> int:
+def _unreclaimable_memory(directory: Path) -> int:
     """Return the bytes in use that the kernel cannot reclaim by dropping caches; 0 if unknown."""
     try:
-        used = int((folder / "memory.current").read_text())
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((directory / "memory.current").read_text())
+        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
         return used - int(stat["file"]) + int(stat["shmem"]) - int(stat["slab_reclaimable"])
     except (OSError, ValueError, KeyError):
         return 0
 
 
-def _inherit_cpuset(folder: Path) -> None:
+def _inherit_cpuset(directory: Path) -> None:
     """Copy the parent's cpuset to a new v1 cgroup: an empty cpuset accepts no processes."""
     for file in ("cpuset.cpus", "cpuset.mems"):
-        if not (folder / file).read_text().strip():
-            _put(folder / file, (folder.parent / file).read_text().strip())
+        if not (directory / file).read_text().strip():
+            _put(directory / file, (directory.parent / file).read_text().strip())
 
 
 def _set(path: Path, write: Write) -> None:
@@ -294,14 +296,14 @@ def _set(path: Path, write: Write) -> None:
         raise CgroupError(err.errno, f"cannot set {path} to {write.text}: {err.strerror}") from err
 
 
-def _mkdir(folder: Path) -> None:
-    folder.mkdir(mode=0o755)
+def _mkdir(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
 
 
-def _rmdir(folder: Path) -> bool:
+def _rmdir(directory: Path) -> bool:
     """Remove a cgroup if it is empty; return whether it no longer exists."""
     try:
-        folder.rmdir()
+        directory.rmdir()
     except OSError as err:
         if err.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
             raise
@@ -362,11 +364,11 @@ def unit_of(name: CgroupName) -> str:
 
 def start_properties(name: CgroupName, *, unified: bool) -> list[Property]:
     """Return the properties of a new slice: its parent, all accounting, no limits yet."""
-    counted = ("Memory", "CPU", "IO" if unified else "BlockIO", "Tasks")
+    accounted = ("Memory", "CPU", "IO" if unified else "BlockIO", "Tasks")
     return [
         ("Description", Variant("s", f"libcontainer container {unit_of(name)}")),
         ("Wants", Variant("as", [unit_of(name[:-1])])),
-        *((f"{what}Accounting", Variant("b", True)) for what in counted),
+        *((f"{controller}Accounting", Variant("b", True)) for controller in accounted),
         ("DefaultDependencies", Variant("b", False)),
     ]
 
@@ -397,7 +399,7 @@ def value_properties(values: CgroupValues, *, unified: bool, version: int) -> It
                 yield _number(_UNIFIED[file], INFINITY if text == "max" else int(text))
 
 
-def in_whole_percent(values: CgroupValues) -> CgroupValues:
+def round_up_to_percent(values: CgroupValues) -> CgroupValues:
     """Round a quota up to systemd's resolution of 1% of a CPU.
 
     The files get the same value, or the two would never agree; rounding down would limit the containers to
@@ -462,11 +464,11 @@ class CgroupMetrics:
     @contextmanager
     def timed(self, operation: Literal["create", "update", "destroy"]) -> Iterator[None]:
         """Observe the duration of the block as an operation, also if it fails."""
-        began = perf_counter()
+        started_at = perf_counter()
         try:
             yield
         finally:
-            self._duration.labels(operation).observe(perf_counter() - began)
+            self._duration.labels(operation).observe(perf_counter() - started_at)
 
 
 class CgroupDriver:
@@ -499,15 +501,15 @@ class CgroupDriver:
         """Parse the name of an existing cgroup: a path, or a slice (`/system.slice`)."""
         return parse_path(text) if self._slices is None else parse_systemd_path(text)
 
-    def granted(self, values: CgroupValues) -> CgroupValues:
+    def effective_values(self, values: CgroupValues) -> CgroupValues:
         """Return the values that a cgroup is actually set to: systemd's are coarser."""
-        return values if self._slices is None else in_whole_percent(values)
+        return values if self._slices is None else round_up_to_percent(values)
 
     async def make(self, name: CgroupName, values: CgroupValues) -> None:
         """Create a cgroup and its ancestors, and set it. Raises CgroupError."""
         with self._metrics.timed("create"):
             if self._slices is not None:
-                with _told("make"):
+                with _systemd_errors("make"):
                     await self._slices.start(name)
             self.files.make(name, CgroupValues())
             await self._set(name, values)
@@ -525,26 +527,26 @@ class CgroupDriver:
         # systemd would send SIGTERM first and wait for 90 seconds.
         await self.files.kill(name)
         try:
-            with _told("stop"):
+            with _systemd_errors("stop"):
                 await self._slices.stop(name)
         finally:
             await self.files.remove(name)
 
     async def _set(self, name: CgroupName, values: CgroupValues) -> None:
-        values = self.granted(values)
+        values = self.effective_values(values)
         self.files.check(name, values)
         if self._slices is not None:
-            with _told("set"):
+            with _systemd_errors("set"):
                 await self._slices.set(name, values)
         self.files.write(name, values)
 
 
 @contextmanager
-def _told(doing: str) -> Iterator[None]:
+def _systemd_errors(operation: str) -> Iterator[None]:
     try:
         yield
     except SystemdError as err:
-        raise CgroupError(err.errno, f"cannot {doing} a slice: {err}") from err
+        raise CgroupError(err.errno, f"cannot {operation} a slice: {err}") from err
     except ValueError as err:
         # The name is invalid for a unit.
-        raise CgroupError(errno.EINVAL, f"cannot {doing} a slice: {err}") from err
+        raise CgroupError(errno.EINVAL, f"cannot {operation} a slice: {err}") from err

@@ -9,7 +9,7 @@ not start. Both outcomes are events of the node, which explain why a daemon was 
 `keep_daemons` moves the kubelet to `kubeletCgroups`, and the processes in the root cgroup to `systemCgroups`.
 These cgroups are for accounting and for limits set by other tools. Nothing changes if a service manager has
 already put the kubelet into the named cgroup. New processes keep appearing in the root cgroup, so they are
-moved every EVERY_SECONDS; kernel threads and PID 1 stay there.
+moved every MOVE_INTERVAL_SECONDS; kernel threads and PID 1 stay there.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class NodeAllocatableEnforcer:
         await self._groups.write(name, values)
 
 
-EVERY_SECONDS = 60.0
+MOVE_INTERVAL_SECONDS = 60.0
 
 
 async def keep_daemons(cgroups: Cgroups, *, agent: str = "", system: str = "") -> None:
@@ -146,7 +146,7 @@ async def keep_daemons(cgroups: Cgroups, *, agent: str = "", system: str = "") -
         if agent:
             group.create_task(_keep(cgroups, agent, lambda: [os.getpid()]))
         if system:
-            group.create_task(_keep(cgroups, system, lambda: strays(cgroups)))
+            group.create_task(_keep(cgroups, system, lambda: root_cgroup_processes(cgroups)))
 
 
 def join(cgroups: Cgroups, path: str, pids: Iterable[int]) -> None:
@@ -161,18 +161,18 @@ def join(cgroups: Cgroups, path: str, pids: Iterable[int]) -> None:
         return
     CgroupFiles(cgroups).make(name, CgroupValues())
     log.v(3).info("Moving processes", cgroup=path, pids=len(moving))
-    refused: OSError | None = None
-    for folder in dict.fromkeys(cgroups.path(controller, path) for controller in cgroups.mounts):
+    failure: OSError | None = None
+    for directory in dict.fromkeys(cgroups.path(controller, path) for controller in cgroups.mounts):
         for pid in moving:
             try:
-                (folder / "cgroup.procs").write_text(str(pid))
+                (directory / "cgroup.procs").write_text(str(pid))
             except ProcessLookupError:
                 continue
             except OSError as err:
                 # Realtime processes, for example, cannot be moved to every cgroup.
-                refused = OSError(err.errno, f"cannot move process {pid} to {folder}: {err.strerror}")
-    if refused is not None:
-        raise refused
+                failure = OSError(err.errno, f"cannot move process {pid} to {directory}: {err.strerror}")
+    if failure is not None:
+        raise failure
 
 
 def cgroup_of(cgroups: Cgroups, pid: int, proc: Path = Path("/proc")) -> str | None:
@@ -184,27 +184,27 @@ def cgroup_of(cgroups: Cgroups, pid: int, proc: Path = Path("/proc")) -> str | N
     return found.get("" if cgroups.unified else "cpu", "/")
 
 
-def strays(cgroups: Cgroups, root: str = "/") -> set[int]:
+def root_cgroup_processes(cgroups: Cgroups, root: str = "/") -> set[int]:
     """Return the processes in the root cgroup, without kernel threads and PID 1."""
-    folder = cgroups.root if cgroups.unified else cgroups.path("cpu", root)
-    pids = {int(pid) for pid in (folder / "cgroup.procs").read_text().split()}
-    return {pid for pid in pids - {0, 1} if not _is_kernels(pid)}
+    directory = cgroups.root if cgroups.unified else cgroups.path("cpu", root)
+    pids = {int(pid) for pid in (directory / "cgroup.procs").read_text().split()}
+    return {pid for pid in pids - {0, 1} if not _is_kernel_thread(pid)}
 
 
 async def _keep(cgroups: Cgroups, path: str, pids: Callable[[], Iterable[int]]) -> NoReturn:
-    complaints = ErrorLogLimiter(log, "Failed to ensure state", cgroup=path)
+    error_log = ErrorLogLimiter(log, "Failed to move processes into cgroup, will retry", cgroup=path)
     while True:
         now = asyncio.get_running_loop().time()
         try:
             join(cgroups, path, pids())
         except OSError as err:
-            complaints.failed(err, now)
+            error_log.failed(err, now)
         else:
-            complaints.succeeded(now)
-        await asyncio.sleep(EVERY_SECONDS)
+            error_log.succeeded(now)
+        await asyncio.sleep(MOVE_INTERVAL_SECONDS)
 
 
-def _is_kernels(pid: int, proc: Path = Path("/proc")) -> bool:
+def _is_kernel_thread(pid: int, proc: Path = Path("/proc")) -> bool:
     """Return whether a process is a kernel thread: it has no executable."""
     try:
         (proc / str(pid) / "exe").readlink()

@@ -77,7 +77,7 @@ TIERS: Mapping[QOSClass, tuple[str, ...]] = {
     "BestEffort": ("besteffort",),
 }
 """Parent cgroup of pods below `kubepods`, by QoS class."""
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 _LEAST_MEMORY = 4096
 
 
@@ -109,8 +109,8 @@ def demand_of(pod: Pod, *, pod_level: bool = True) -> QosDemand:
     requests = pod_requests(pod, pod_level=pod_level)
     return QosDemand(
         qos_class(pod, pod_level=pod_level),
-        requests.get("cpu", _NOTHING).milli,
-        int(requests.get("memory", _NOTHING)),
+        requests.get("cpu", _ZERO).milli,
+        int(requests.get("memory", _ZERO)),
     )
 
 
@@ -188,34 +188,34 @@ def resources_in_force(
 ) -> tuple[Resources, Resources]:
     """Return the limits and the requests of a pod whose cgroup has these settings."""
     limits, requests = dict[str, Quantity](), dict[str, Quantity]()
-    if (whole := pod.spec.resources) is not None:
-        limits, requests = dict(whole.limits), dict(whole.requests)
-    promised = -(-(values.shares or 0) * 1000 // SHARES_PER_CPU)
-    if _tells_more(promised, requests, MIN_SHARES):
-        requests["cpu"] = Quantity(promised * _MILLI)
-    bound = values.quota * 1000 // values.period if values.quota and values.quota > 0 else 0
-    if bound and _tells_more(bound, limits, _LEAST_LIMIT):
-        limits["cpu"] = Quantity(bound * _MILLI)
+    if (pod_resources := pod.spec.resources) is not None:
+        limits, requests = dict(pod_resources.limits), dict(pod_resources.requests)
+    milli_request = -(-(values.shares or 0) * 1000 // SHARES_PER_CPU)
+    if _exceeds_minimum(milli_request, requests, MIN_SHARES):
+        requests["cpu"] = Quantity(milli_request * _MILLI)
+    milli_limit = values.quota * 1000 // values.period if values.quota and values.quota > 0 else 0
+    if milli_limit and _exceeds_minimum(milli_limit, limits, _LEAST_LIMIT):
+        limits["cpu"] = Quantity(milli_limit * _MILLI)
     memory = pod_requests(pod, pod_level=pod_level).get("memory")
     if memory is not None:
         requests.setdefault("memory", memory)
     if values.memory:
-        limits["memory"] = Quantity.of(whole_pages(values.memory), "binary")
+        limits["memory"] = Quantity.of(round_down_to_pages(values.memory), "binary")
     elif not unified:
-        limits["memory"] = Quantity.of(whole_pages(2**63 - 1), "binary")
+        limits["memory"] = Quantity.of(round_down_to_pages(2**63 - 1), "binary")
     return limits, requests
 
 
-def whole_pages(size: int) -> int:
+def round_down_to_pages(size: int) -> int:
     """Return a memory limit in bytes as the kernel applies it: rounded down to whole pages."""
     page = os.sysconf("SC_PAGE_SIZE")
     return size // page * page
 
 
-def _tells_more(milli: int, asked: Resources, least: int) -> bool:
+def _exceeds_minimum(milli: int, spec_amounts: Resources, minimum: int) -> bool:
     """Return whether an amount is above the kernel's minimum, which stands for all smaller amounts."""
-    known = asked.get("cpu")
-    return milli > least or (known is not None and known.milli > least)
+    known = spec_amounts.get("cpu")
+    return milli > minimum or (known is not None and known.milli > minimum)
 
 
 _NO_BOUND = 2**63 - 1
@@ -230,7 +230,7 @@ class PodCgroup:
         """Initialize with the cgroup's name and the settings for the allocated resources."""
         self._groups = groups
         self._name = name
-        self._values = groups.granted(values)
+        self._values = groups.effective_values(values)
         self._unified = unified
 
     def settings(self) -> CgroupValues:
@@ -241,13 +241,13 @@ class PodCgroup:
         """Return the current settings as comparable numbers."""
         return _limits(self.settings())
 
-    def wanted(self, now: PodLimits) -> PodLimits:
+    def desired(self, now: PodLimits) -> PodLimits:
         """Return the desired settings; what the pod does not specify stays unchanged."""
         shares = self._values.shares or now.shares
         if self._unified:
             # The weights of v2 are coarser; an equal weight is not a change.
             shares = shares_of_weight(weight_of_shares(shares))
-        memory = whole_pages(self._values.memory) if self._values.memory else now.memory
+        memory = round_down_to_pages(self._values.memory) if self._values.memory else now.memory
         return PodLimits(memory, self._values.quota or now.quota, shares)
 
     @property
@@ -335,16 +335,16 @@ class PodCgroups:
             allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.of(0))),
             protect_memory=tiered if protects else None,
         )
-        self._made: dict[str, QOSClass] = {}
+        self._created: dict[str, QOSClass] = {}
         """QoS class of each pod whose cgroup this process has created, by UID."""
         self._demands: Demands | None = None
         self._read: dict[str, tuple[Pod, QosDemand]] = {}
-        self._settled = False
-        self._look_again = 0.0
+        self._up_to_date = False
+        self._next_rewrite = 0.0
         self._owns_cpus: Callable[[str], bool] = lambda uid: False
-        self._weighing = asyncio.Lock()
+        self._updating = asyncio.Lock()
 
-    def leave_unbound(self, owns_cpus: Callable[[str], bool]) -> None:
+    def exempt_from_quota(self, owns_cpus: Callable[[str], bool]) -> None:
         """Set no CPU quota for pods with exclusive CPUs, by UID: a quota would protect no other pod."""
         self._owns_cpus = owns_cpus
 
@@ -372,11 +372,11 @@ class PodCgroups:
             return ""
         qos = qos_class(pod, pod_level=self._policy.pod_level)
         name = self._name(qos, pod.uid)
-        if pod.uid not in self._made or not self._files.exists(name):
+        if pod.uid not in self._created or not self._files.exists(name):
             await self._restore(name[:-1])
             await self._make(pod, name)
-            self._made[pod.uid] = qos
-            await self._weigh(pod.uid, self._demand(pod))
+            self._created[pod.uid] = qos
+            await self._update_shares(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
 
     def exists(self, pod: Pod) -> bool:
@@ -392,7 +392,7 @@ class PodCgroups:
         """
         if not self._enabled:
             return None
-        values = settings or self._groups.granted(self._values(pod))
+        values = settings or self._groups.effective_values(self._values(pod))
         return resources_in_force(
             pod, values, unified=self._cgroups.unified, pod_level=self._policy.pod_level
         )
@@ -411,19 +411,21 @@ class PodCgroups:
         """
         if not self._enabled:
             return
-        known = self._made.get(uid)
+        known = self._created.get(uid)
         with self._metrics.timed("destroy"):
             for qos in TIERS if known is None else (known,):
                 await self._groups.remove(self._name(qos, uid))
-        self._made.pop(uid, None)
-        await self._weigh(uid, None)
+        self._created.pop(uid, None)
+        await self._update_shares(uid, None)
 
     def uids(self) -> set[str]:
         """Return the UIDs of pods that have a cgroup, in any QoS class and hierarchy."""
         if not self._enabled:
             return set()
-        folders = {folder for tier in TIERS.values() for folder in self._files.children(self._root + tier)}
-        parts = {last_part(folder, self._driver) for folder in folders}
+        directories = {
+            directory for tier in TIERS.values() for directory in self._files.children(self._root + tier)
+        }
+        parts = {last_part(directory, self._driver) for directory in directories}
         return {uid for part in parts if (uid := uid_of_part(part)) is not None}
 
     async def update_qos(self, pods: Iterable[Pod]) -> None:
@@ -433,23 +435,23 @@ class PodCgroups:
         the shares correct, and a call with the same pods writes nothing, except every REWRITE_SECONDS. While
         one call waits for systemd, others return immediately.
         """
-        if not self._enabled or self._weighing.locked():
+        if not self._enabled or self._updating.locked():
             return
-        async with self._weighing:
+        async with self._updating:
             await self._update_qos(pods)
 
     async def _update_qos(self, pods: Iterable[Pod]) -> None:
-        due = (now := asyncio.get_running_loop().time()) >= self._look_again
+        due = (now := asyncio.get_running_loop().time()) >= self._next_rewrite
         if due:
-            self._look_again = now + REWRITE_SECONDS
+            self._next_rewrite = now + REWRITE_SECONDS
             await self._restore(self._root)
         await self._limits.retry(self._root)
         self._read = {pod.uid: (pod, self._demand(pod)) for pod in pods}
         found = {uid: demand for uid, (_, demand) in self._read.items()}
-        if self._settled and self._demands is not None and self._demands.equals(found) and not due:
+        if self._up_to_date and self._demands is not None and self._demands.equals(found) and not due:
             return
         self._demands = demands = Demands(found)
-        self._settled = True
+        self._up_to_date = True
         for qos, values in tier_values(demands, self._tier_policy).items():
             await self._write_tier(self._root + TIERS[qos], values)
         if self._tier_policy.protect_memory:
@@ -466,7 +468,7 @@ class PodCgroups:
             known = self._demands is not None or qos == "BestEffort"
             first = CgroupValues(shares=tier.shares if known else None, huge_pages=tier.huge_pages)
             await self._groups.make(self._root + TIERS[qos], first)
-        self._settled = False
+        self._up_to_date = False
 
     async def _restore(self, above: CgroupName) -> None:
         """Recreate the parents of a pod's cgroup: another process may have removed them while empty.
@@ -520,14 +522,14 @@ class PodCgroups:
             return known[1]
         return demand_of(pod, pod_level=self._policy.pod_level)
 
-    async def _weigh(self, uid: str, demand: QosDemand | None) -> None:
+    async def _update_shares(self, uid: str, demand: QosDemand | None) -> None:
         """Add, replace or remove one pod's requests in the burstable shares, once all pods are known."""
         if self._demands is None:
             return
         before = self._demands.put(uid, demand)
         if before == demand:
             return
-        self._settled = False
+        self._up_to_date = False
         if any(change is not None and change.qos == "Burstable" for change in (before, demand)):
             shares = tier_values(self._demands, self._tier_policy)["Burstable"].shares
             await self._groups.write(self._root + TIERS["Burstable"], CgroupValues(shares=shares))
@@ -537,7 +539,7 @@ class PodCgroups:
             await self._groups.make(name, values)
         except CgroupError as err:
             if err.errno != errno.EBUSY or values.memory is None:
-                self._settled = False
+                self._up_to_date = False
                 raise
             # Usage is above the limit: limit it to the current usage until the next rewrite.
             usage = max(values.memory, self._files.memory_usage(name))

@@ -35,7 +35,7 @@ from pykubelet.cm.qos import (
 )
 
 UNLIMITED = -1
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +92,13 @@ def pod_values(pod: Pod, policy: PodPolicy) -> CgroupValues:
     shares, quota = MIN_SHARES, None
     qos = qos_class(pod, pod_level=policy.pod_level)
     if qos != "BestEffort":
-        shares = shares_of(requests.get("cpu", _NOTHING).milli)
+        shares = shares_of(requests.get("cpu", _ZERO).milli)
         if cpu := _declared_limit(pod, "cpu", policy.pod_level):
             quota = quota_of(cpu.milli, policy.period) if policy.quota else UNLIMITED
-    promised = int(requests.get("memory", _NOTHING))
+    memory_request = int(requests.get("memory", _ZERO))
     unified = {}
-    if policy.protect_memory and promised:
-        unified["memory.min" if qos == "Guaranteed" else "memory.low"] = str(promised)
+    if policy.protect_memory and memory_request:
+        unified["memory.min" if qos == "Guaranteed" else "memory.low"] = str(memory_request)
     return CgroupValues(
         shares=shares,
         quota=quota,
@@ -185,12 +185,12 @@ def _declared_limit(pod: Pod, resource: str, pod_level: bool) -> Quantity | None
 
     A sum over containers would also limit a container that has no limit.
     """
-    whole = pod.spec.resources if pod_level and has_pod_level_resources(pod) else None
-    if whole is None or not whole.limits.get(resource, _NOTHING).nanos:
-        parts = (*pod.spec.containers, *pod.spec.init_containers)
-        if not all(part.resources.limits.get(resource, _NOTHING).nanos for part in parts):
+    pod_resources = pod.spec.resources if pod_level and has_pod_level_resources(pod) else None
+    if pod_resources is None or not pod_resources.limits.get(resource, _ZERO).nanos:
+        containers = (*pod.spec.containers, *pod.spec.init_containers)
+        if not all(container.resources.limits.get(resource, _ZERO).nanos for container in containers):
             return None
-    limit = pod_limits(pod, pod_level=pod_level).get(resource, _NOTHING)
+    limit = pod_limits(pod, pod_level=pod_level).get(resource, _ZERO)
     return limit if limit.nanos else None
 
 
@@ -241,9 +241,9 @@ def runtime_parent(name: CgroupName, driver: str) -> str:
     return systemd_path(name).rpartition("/")[2] if driver == "systemd" else cgroupfs_path(name)
 
 
-def last_part(folder: str, driver: str) -> str:
+def last_part(directory: str, driver: str) -> str:
     """Return the last part of the cgroup name for a directory's name."""
-    return (parse_systemd_path(folder) or ("",))[-1] if driver == "systemd" else folder
+    return (parse_systemd_path(directory) or ("",))[-1] if driver == "systemd" else directory
 
 
 def pod_part(uid: str) -> str:

@@ -76,10 +76,10 @@ class CpuMetrics:
         self._alignment.expect("physical_cpu")
         self._alignment.expect("uncore_cache", failures=False)
 
-    def given(self, policy: StaticPolicy, cpus: frozenset[int]) -> None:
+    def allocated(self, policy: StaticPolicy, cpus: frozenset[int]) -> None:
         """Count a container that has its exclusive CPUs; `cpus` are the newly allocated ones."""
         self.requests.inc()
-        if policy.options.whole_cores:
+        if policy.options.full_cores:
             self._alignment.aligned("physical_cpu")
         if len(policy.topology.groups("cache", cpus)) == 1:
             self._alignment.aligned("uncore_cache")
@@ -88,17 +88,17 @@ class CpuMetrics:
         """Count a container whose exclusive CPUs could not be allocated."""
         self.requests.inc()
         self.errors.inc()
-        if policy.options.whole_cores:
+        if policy.options.full_cores:
             self._alignment.failed("physical_cpu")
 
-    def show(self, policy: StaticPolicy, state: CpuState) -> None:
+    def update(self, policy: StaticPolicy, state: CpuState) -> None:
         """Update the gauges from a new state."""
         self._shared.set(1000 * len(state.shared - policy.reserved))
         exclusive = state.exclusive
         self._exclusive.set(len(exclusive))
-        given = policy.topology.groups("node", exclusive)
+        by_node = policy.topology.groups("node", exclusive)
         for node in policy.topology.nodes:
-            self._per_node.labels(str(node)).set(len(given.get(node, ())))
+            self._per_node.labels(str(node)).set(len(by_node.get(node, ())))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class CpuManager:
         self._name: Literal["none", "static"] = "static" if policy else "none"
         self._online = online
         self._metrics = metrics or CpuMetrics()
-        self._told: dict[str, str] = {}
+        self._applied: dict[str, str] = {}
         self._unsaved = False
         self._lost: frozenset[int] = frozenset()
         found = read_state(file, self._name)
@@ -154,7 +154,7 @@ class CpuManager:
             except PolicyError as err:
                 raise PolicyError(f"{file}: {err}") from err
             self._metrics.expect()
-            self._metrics.show(policy, self._state)
+            self._metrics.update(policy, self._state)
         if self._state != found:
             try:
                 write_state(file, self._name, self._state)
@@ -197,7 +197,7 @@ class CpuManager:
 
     def allocate(self, pod: Pod, container: Container, chosen: TopologyHint) -> None:
         """Allocate the container's exclusive CPUs, if it needs some and has none. Raises AllocationError."""
-        if self._policy is None or not self._policy.wanted(pod, container):
+        if self._policy is None or not self._policy.exclusive_count(pod, container):
             return
         try:
             state = self._policy.allocate(self._state, pod, container, chosen, self._offline())
@@ -205,11 +205,11 @@ class CpuManager:
             self._metrics.failed(self._policy)
             raise
         if state is self._state:
-            self._metrics.given(self._policy, frozenset())
+            self._metrics.allocated(self._policy, frozenset())
             return
-        self._take(state)
+        self._set_state(state)
         cpus = self.exclusive_of(pod.uid, container.name)
-        self._metrics.given(self._policy, cpus)
+        self._metrics.allocated(self._policy, cpus)
         log.info(
             "Allocated exclusive CPUs",
             pod=pod.full_name,
@@ -221,7 +221,7 @@ class CpuManager:
 
     def exclusive_of(self, uid: str, container: str) -> frozenset[int]:
         """Return a container's exclusive CPUs; empty for most containers."""
-        return self._state.of(uid, container) or frozenset()
+        return self._state.cpus_of(uid, container) or frozenset()
 
     def has_exclusive(self, uid: str) -> bool:
         """Return whether a container of the pod has exclusive CPUs: a CPU quota would only throttle it."""
@@ -237,10 +237,10 @@ class CpuManager:
         for name in state.assigned.get(uid, {}):
             state = state.without(uid, name)
         if state is not self._state:
-            self._take(state)
+            self._set_state(state)
             log.info("Released exclusive CPUs", podUID=uid, shared=cpuset.format(state.shared))
 
-    def keep_only(self, uids: AbstractSet[str]) -> None:
+    def retain(self, uids: AbstractSet[str]) -> None:
         """Release the CPUs of all pods except these.
 
         To be called only when all pod sources are synced: a pod that is not known yet is not gone.
@@ -249,7 +249,7 @@ class CpuManager:
             self.forget(uid)
 
     def reconcile(self, running: Iterable[RunningContainer]) -> list[CpusetUpdate]:
-        """Return the cpuset updates that running containers need; `told` records an applied one.
+        """Return the cpuset updates that running containers need; `record_applied` records an applied one.
 
         `running` must contain all running containers. Empty if all have their cpuset.
         """
@@ -258,21 +258,21 @@ class CpuManager:
         if self._unsaved:
             self._save()
         offline = self._offline()
-        self._speak_of(offline)
-        updates, told = [], {}
-        for each in running:
-            cpus = cpuset.format(self._usable(each.uid, each.name, offline))
-            if each.container_id in self._told:
-                told[each.container_id] = self._told[each.container_id]
-            if cpus and told.get(each.container_id) != cpus:
-                updates.append(CpusetUpdate(each.container_id, cpus))
+        self._log_offline(offline)
+        updates, applied = [], {}
+        for container in running:
+            cpus = cpuset.format(self._usable(container.uid, container.name, offline))
+            if container.container_id in self._applied:
+                applied[container.container_id] = self._applied[container.container_id]
+            if cpus and applied.get(container.container_id) != cpus:
+                updates.append(CpusetUpdate(container.container_id, cpus))
         # Drop the records of containers that no longer run.
-        self._told = told
+        self._applied = applied
         return updates
 
-    def told(self, update: CpusetUpdate) -> None:
+    def record_applied(self, update: CpusetUpdate) -> None:
         """Record that the runtime has applied an update, or created a container with these CPUs."""
-        self._told[update.container_id] = update.cpus
+        self._applied[update.container_id] = update.cpus
 
     def _offline(self) -> frozenset[int]:
         online = self._online() if self._policy else frozenset()
@@ -280,21 +280,21 @@ class CpuManager:
         return self._policy.topology.all - online if self._policy and online else frozenset()
 
     def _usable(self, uid: str, container: str, offline: frozenset[int]) -> frozenset[int]:
-        own = self._state.of(uid, container) or frozenset()
+        own = self._state.cpus_of(uid, container) or frozenset()
         # A container whose exclusive CPUs are all offline runs on the shared pool; if that is offline too,
         # the unfiltered set is used rather than no set.
         return own - offline or self._state.shared - offline or own or self._state.shared
 
-    def _speak_of(self, offline: frozenset[int]) -> None:
+    def _log_offline(self, offline: frozenset[int]) -> None:
         lost = offline & self._state.exclusive
         if lost and lost != self._lost:
             log.error(None, "Exclusive CPUs are offline", cpus=cpuset.format(lost))
         self._lost = lost
 
-    def _take(self, state: CpuState) -> None:
+    def _set_state(self, state: CpuState) -> None:
         self._state = state
         if self._policy is not None:
-            self._metrics.show(self._policy, state)
+            self._metrics.update(self._policy, state)
         self._save()
 
     def _save(self) -> None:

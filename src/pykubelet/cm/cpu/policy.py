@@ -39,7 +39,7 @@ from pykubelet.config.types import KubeletConfiguration
 class CpuOptions:
     """Options of the static policy (`cpuManagerPolicyOptions`)."""
 
-    whole_cores: bool = False
+    full_cores: bool = False
     """full-pcpus-only: reject requests that would share a core with others."""
     across_nodes: bool = False
     """distribute-cpus-across-numa."""
@@ -63,12 +63,12 @@ def take_packed(
 ) -> frozenset[int]:
     """Return `count` of the available CPUs, as close together as possible. Raises AllocationError."""
     search = _Search(topology, available, count)
-    search.take_whole(search.outer)
-    search.take_whole(search.inner)
+    search.take_full_groups(search.outer)
+    search.take_full_groups(search.inner)
     if by_cache:
         search.take_caches()
     if not spread:
-        search.take_whole("core")
+        search.take_full_groups("core")
     search.take_threads(spread=spread)
     return frozenset(search.taken)
 
@@ -100,18 +100,18 @@ class _Search:
         self.free -= cpus
         self.needed -= len(cpus)
 
-    def take_whole(self, level: Level) -> None:
+    def take_full_groups(self, level: Level) -> None:
         """Select whole sockets, nodes, caches or cores, as long as that many CPUs are needed."""
-        whole, free = self.topology.groups(level), self.topology.groups(level, self.free)
+        members, free = self.topology.groups(level), self.topology.groups(level, self.free)
         for group in self.order(level):
-            if free[group] == whole[group] and self.needed >= len(whole[group]):
-                self.take(whole[group])
+            if free[group] == members[group] and self.needed >= len(members[group]):
+                self.take(members[group])
 
     def take_caches(self) -> None:
         """Select whole caches, and the remainder from one cache if it has enough."""
         for cache in self.order("cache"):
             if self.needed >= self.topology.cpus_per_cache:
-                self.take_whole("cache")
+                self.take_full_groups("cache")
             if self.needed:
                 self._take_from_cache(cache)
 
@@ -158,7 +158,7 @@ def take(topology: CpuTopology, available: frozenset[int], count: int, options: 
     """Return `count` of the available CPUs, selected as the options require. Raises AllocationError."""
     if not options.across_nodes:
         return take_packed(topology, available, count, spread=options.spread, by_cache=options.by_cache)
-    unit = topology.cpus_per_core if options.whole_cores else 1
+    unit = topology.cpus_per_core if options.full_cores else 1
     split = None
     if count > 0 and count % unit == 0:
         split = _best_split(topology, available, count, unit)
@@ -202,20 +202,20 @@ def _best_split(topology: CpuTopology, available: frozenset[int], count: int, un
 def _split_among(nodes: tuple[int, ...], free: dict[int, int], count: int, unit: int) -> _Split | None:
     """Divide a request evenly among these nodes; None if they do not have their parts free."""
     share = count // len(nodes) // unit * unit
-    whole_units = sum(free[node] // unit * unit for node in nodes)
-    if whole_units < count or any(free[node] < share for node in nodes):
+    usable = sum(free[node] // unit * unit for node in nodes)
+    if usable < count or any(free[node] < share for node in nodes):
         return None
     left = {node: amount - share if node in nodes else amount for node, amount in free.items()}
     parts = [(node, share) for node in nodes]
     rest = count - share * len(nodes)
     if rest == 0:
         return _Split(parts, _deviation(left))
-    givers = [node for node in nodes if left[node] >= unit]
+    candidates = [node for node in nodes if left[node] >= unit]
     splits = (
         _Split(parts + extra, _deviation(after))
         # Ties go to as many nodes as possible sharing the remainder.
-        for size in range(len(givers), 0, -1)
-        for subset in combinations(givers, size)
+        for size in range(len(candidates), 0, -1)
+        for subset in combinations(candidates, size)
         for extra, after in _deal(subset, left, rest, unit)
     )
     return min(splits, key=lambda split: split.imbalance, default=None)
@@ -252,10 +252,10 @@ def _thousandths(number: float) -> float:
 
 
 SMT_ALIGNMENT = "SMTAlignmentError"
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _OPTIONS = {
-    "full-pcpus-only": "whole_cores",
+    "full-pcpus-only": "full_cores",
     "distribute-cpus-across-numa": "across_nodes",
     "align-by-socket": "by_socket",
     "distribute-cpus-across-cores": "spread",
@@ -293,23 +293,25 @@ class StaticPolicy:
             raise PolicyError(f"{problem}: {REMEDY}")
         return found
 
-    def wanted(self, pod: Pod, container: Container) -> int:
+    def exclusive_count(self, pod: Pod, container: Container) -> int:
         """Return the number of exclusive CPUs that a container needs; 0 for most containers."""
         if has_pod_level_resources(pod) or qos_class(pod, pod_level=self.pod_level) != "Guaranteed":
             return 0
-        request = container.resources.requests.get("cpu", _NOTHING)
+        request = container.resources.requests.get("cpu", _ZERO)
         return int(request) if int(request) * 1000 == request.milli else 0
 
-    def wanted_by_pod(self, pod: Pod) -> int:
+    def peak_exclusive_count(self, pod: Pod) -> int:
         """Return the maximum number of exclusive CPUs that the pod's containers need at the same time."""
-        sidecars = most = 0
+        sidecars = peak = 0
         for container in pod.spec.init_containers:
-            count = self.wanted(pod, container)
+            count = self.exclusive_count(pod, container)
             if is_sidecar(container):
                 sidecars += count
             else:
-                most = max(most, sidecars + count)
-        return max(most, sidecars + sum(self.wanted(pod, container) for container in pod.spec.containers))
+                peak = max(peak, sidecars + count)
+        return max(
+            peak, sidecars + sum(self.exclusive_count(pod, container) for container in pod.spec.containers)
+        )
 
     def allocate(
         self,
@@ -323,46 +325,46 @@ class StaticPolicy:
 
         Raises AllocationError.
         """
-        count = self.wanted(pod, container)
+        count = self.exclusive_count(pod, container)
         if not count:
             return state
-        if self.options.whole_cores and count % self.topology.cpus_per_core:
+        if self.options.full_cores and count % self.topology.cpus_per_core:
             raise AllocationError(
                 f"SMT Alignment Error: requested {count} cpus not multiple cpus per core "
                 f"= {self.topology.cpus_per_core}",
                 SMT_ALIGNMENT,
             )
-        if state.of(pod.uid, container.name) is not None:
+        if state.cpus_of(pod.uid, container.name) is not None:
             return state
         free = self._available(state, offline) | reusable(state, pod, container)
-        whole = self._whole_cores(free, count) if self.options.whole_cores else free
+        full_core_cpus = self._full_cores(free, count) if self.options.full_cores else free
         taken = self._choose(free, count, chosen)
-        if self.options.whole_cores and self.topology.cores_of(taken) != taken:
+        if self.options.full_cores and self.topology.cores_of(taken) != taken:
             # Single threads, such as siblings of reserved CPUs, were selected: use whole cores only.
-            taken = self._choose(whole, count, chosen)
+            taken = self._choose(full_core_cpus, count, chosen)
         return state.with_assigned(pod.uid, container.name, taken)
 
     def hints(
         self, state: CpuState, pod: Pod, container: Container, offline: frozenset[int] = frozenset()
     ) -> Hints:
         """Return the topology hints for a container's CPUs."""
-        count = self.wanted(pod, container)
+        count = self.exclusive_count(pod, container)
         if not count:
             return {}
-        if (had := state.of(pod.uid, container.name)) is not None:
+        if (had := state.cpus_of(pod.uid, container.name)) is not None:
             return {"cpu": self._hints(had, frozenset(), count) if len(had) == count else []}
         again = reusable(state, pod, container)
         return {"cpu": self._hints(self._available(state, offline), again, count)}
 
     def pod_hints(self, state: CpuState, pod: Pod, offline: frozenset[int] = frozenset()) -> Hints:
         """Return the topology hints for the CPUs of all the pod's containers together."""
-        count = self.wanted_by_pod(pod)
+        count = self.peak_exclusive_count(pod)
         if not count:
             return {}
         had: frozenset[int] = frozenset()
         for container in (*pod.spec.init_containers, *pod.spec.containers):
-            if (cpus := state.of(pod.uid, container.name)) is not None:
-                if len(cpus) != self.wanted(pod, container):
+            if (cpus := state.cpus_of(pod.uid, container.name)) is not None:
+                if len(cpus) != self.exclusive_count(pod, container):
                     return {"cpu": []}
                 had |= cpus
         if len(had) == count:
@@ -385,17 +387,17 @@ class StaticPolicy:
             taken = take(self.topology, near, min(count, len(near)), self.options)
         return taken | take(self.topology, free - taken, count - len(taken), self.options)
 
-    def _whole_cores(self, free: frozenset[int], count: int) -> frozenset[int]:
+    def _full_cores(self, free: frozenset[int], count: int) -> frozenset[int]:
         """Return the CPUs of completely free cores. Raises AllocationError if there are too few."""
         cores = self.topology.groups("core").values()
-        whole = frozenset(cpu for core in cores if core <= free for cpu in core)
-        if count > len(whole):
+        full = frozenset(cpu for core in cores if core <= free for cpu in core)
+        if count > len(full):
             raise AllocationError(
                 "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = "
-                f"{len(whole)}, requested CPUs = {count}, CPUs per core = {self.topology.cpus_per_core}",
+                f"{len(full)}, requested CPUs = {count}, CPUs per core = {self.topology.cpus_per_core}",
                 SMT_ALIGNMENT,
             )
-        return whole
+        return full
 
     def _hints(self, available: frozenset[int], needed: frozenset[int], count: int) -> list[TopologyHint]:
         """Return a hint for each node set with enough CPUs that includes the nodes of all `needed` CPUs."""
@@ -420,11 +422,11 @@ class StaticPolicy:
 
     def _problem(self, found: CpuState, pool: frozenset[int]) -> str | None:
         """Return the reason why a state does not match this host and configuration, or None."""
-        kept, shared = cpuset.format(self.reserved), cpuset.format(found.shared)
+        cpus, shared = cpuset.format(self.reserved), cpuset.format(found.shared)
         if self.options.strict_reservation and self.reserved & found.shared:
-            return f"reserved CPUs {kept} are in the pool for pods ({shared}), against strict-cpu-reservation"
+            return f"reserved CPUs {cpus} are in the pool for pods ({shared}), against strict-cpu-reservation"
         if not self.options.strict_reservation and not self.reserved <= found.shared:
-            return f"not all reserved CPUs {kept} are in the shared pool ({shared})"
+            return f"not all reserved CPUs {cpus} are in the shared pool ({shared})"
         taken = found.shared
         for uid, containers in found.assigned.items():
             mine: frozenset[int] = frozenset().union(*containers.values())
@@ -442,12 +444,12 @@ def reusable(state: CpuState, pod: Pod, container: Container) -> frozenset[int]:
     for before in pod.spec.init_containers:
         if before.name == container.name:
             return left
-        cpus = state.of(pod.uid, before.name) or frozenset()
+        cpus = state.cpus_of(pod.uid, before.name) or frozenset()
         left = left - cpus if is_sidecar(before) else left | cpus
     for before in pod.spec.containers:
         if before.name == container.name:
             break
-        left -= state.of(pod.uid, before.name) or frozenset()
+        left -= state.cpus_of(pod.uid, before.name) or frozenset()
     return left
 
 

@@ -41,7 +41,7 @@ class CpuState:
     assigned: Assignments = field(default_factory=dict)
     """CPUs by pod UID and container name."""
 
-    def of(self, uid: str, container: str) -> frozenset[int] | None:
+    def cpus_of(self, uid: str, container: str) -> frozenset[int] | None:
         """Return a container's exclusive CPUs, or None."""
         return self.assigned.get(uid, {}).get(container)
 
@@ -57,12 +57,12 @@ class CpuState:
 
     def without(self, uid: str, container: str) -> CpuState:
         """Return the state with a container's CPUs released, except those that its pod still uses."""
-        if (cpus := self.of(uid, container)) is None:
+        if (cpus := self.cpus_of(uid, container)) is None:
             return self
         left = {name: used for name, used in self.assigned[uid].items() if name != container}
-        others = {other: used for other, used in self.assigned.items() if other != uid}
+        other_pods = {other: used for other, used in self.assigned.items() if other != uid}
         freed = cpus.difference(*left.values())
-        return replace(self, shared=self.shared | freed, assigned=others | ({uid: left} if left else {}))
+        return replace(self, shared=self.shared | freed, assigned=other_pods | ({uid: left} if left else {}))
 
 
 def read_state(file: Path, policy: str) -> CpuState | None:

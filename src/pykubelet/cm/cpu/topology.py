@@ -77,8 +77,8 @@ class CpuTopology:
 
     def sockets_of(self, nodes: Iterable[int]) -> frozenset[int]:
         """Return the sockets of these NUMA nodes."""
-        wanted = frozenset(nodes)
-        return frozenset(cpu.socket for cpu in self.cpus.values() if cpu.node in wanted)
+        node_set = frozenset(nodes)
+        return frozenset(cpu.socket for cpu in self.cpus.values() if cpu.node in node_set)
 
     def cores_of(self, cpus: Iterable[int]) -> frozenset[int]:
         """Return these CPUs and all that share a core with one of them."""
@@ -114,10 +114,10 @@ def read_topology(system: Path = SYSTEM) -> CpuTopology:
         cores.setdefault(placed[number], []).append(number)
     cpus: dict[int, Cpu] = {}
     for (node, socket, _), threads in cores.items():
-        in_node = sum(place[0] == node for place in cores) * len(threads)
+        in_node = sum(position[0] == node for position in cores) * len(threads)
         cache = _shared_cache(system / f"cpu/cpu{threads[0]}/cache", in_node)
-        here = Cpu(core=threads[0], cache=socket if cache is None else cache, node=node, socket=socket)
-        cpus.update(dict.fromkeys(threads, here))
+        location = Cpu(core=threads[0], cache=socket if cache is None else cache, node=node, socket=socket)
+        cpus.update(dict.fromkeys(threads, location))
     return CpuTopology(cpus)
 
 
@@ -137,10 +137,10 @@ def _node_members(system: Path) -> dict[int, int]:
     return members
 
 
-def _shared_cache(folder: Path, cpus_of_node: int) -> int | None:
+def _shared_cache(directory: Path, cpus_of_node: int) -> int | None:
     """Return the ID of the last cache, or None if all CPUs of the node share it or it is unknown."""
-    for index in _numbered(folder, "index"):
-        cache = folder / f"index{index}"
+    for index in _numbered(directory, "index"):
+        cache = directory / f"index{index}"
         if (_number(cache / "level") or 0) < _FIRST_SHARED_CACHE:
             continue
         with suppress(OSError, ValueError):
@@ -149,11 +149,11 @@ def _shared_cache(folder: Path, cpus_of_node: int) -> int | None:
     return None
 
 
-def _numbered(folder: Path, prefix: str) -> Iterator[int]:
+def _numbered(directory: Path, prefix: str) -> Iterator[int]:
     pattern = re.compile(rf"{prefix}([0-9]+)", re.ASCII)
     with suppress(OSError):
         yield from sorted(
-            int(match[1]) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))
+            int(match[1]) for path in directory.iterdir() if (match := pattern.fullmatch(path.name))
         )
 
 

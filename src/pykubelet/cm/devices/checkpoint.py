@@ -28,7 +28,7 @@ class _Entry(msgspec.Struct):
     container: str = msgspec.field(name="ContainerName", default="")
     resource: str = msgspec.field(name="ResourceName", default="")
     devices: dict[int, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
-    answer: bytes | None = msgspec.field(name="AllocResp", default=None)
+    response: bytes | None = msgspec.field(name="AllocResp", default=None)
 
 
 class _Data(msgspec.Struct):
@@ -70,30 +70,30 @@ def decode(content: bytes) -> DeviceRegistry:
         raise ValueError(f"it is not what the device manager writes ({err})") from err
     if found.checksum != _checksum(found.data):
         raise ValueError("it is damaged or was edited: its checksum does not match its content")
-    holdings = {
-        DeviceOwner(one.uid, one.container, one.resource): DeviceAllocation(
-            {node: tuple(ids or ()) for node, ids in (one.devices or {}).items()}, one.answer or b""
+    allocations = {
+        DeviceOwner(entry.uid, entry.container, entry.resource): DeviceAllocation(
+            {node: tuple(ids or ()) for node, ids in (entry.devices or {}).items()}, entry.response or b""
         )
-        for one in found.data.entries or ()
+        for entry in found.data.entries or ()
     }
-    return DeviceRegistry(holdings, known=found.data.registered or ())
+    return DeviceRegistry(allocations, known=found.data.registered or ())
 
 
-def encode(table: DeviceRegistry) -> bytes:
+def encode(registry: DeviceRegistry) -> bytes:
     """Return the file's content; equal registries yield equal bytes."""
     entries = [
         _Entry(
-            holder.uid,
-            holder.container,
-            holder.resource,
-            {node: list(ids) for node, ids in sorted(holding.devices.items())},
-            holding.answer,
+            owner.uid,
+            owner.container,
+            owner.resource,
+            {node: list(ids) for node, ids in sorted(allocation.devices.items())},
+            allocation.response,
         )
-        for holder, holding in sorted(
-            table.holdings.items(), key=lambda item: (item[0].uid, item[0].container, item[0].resource)
+        for owner, allocation in sorted(
+            registry.allocations.items(), key=lambda item: (item[0].uid, item[0].container, item[0].resource)
         )
     ]
-    registered = {name: sorted(one.usable) for name, one in sorted(table.resources.items())}
+    registered = {name: sorted(resource.usable) for name, resource in sorted(registry.resources.items())}
     data = _Data(entries or None, dict[str, list[str] | None](registered))
     return msgspec.json.encode(_File(data, _checksum(data)))
 
@@ -111,11 +111,11 @@ def _dump(data: _Data) -> str:
 
 
 def _dump_entry(entry: _Entry) -> str:
-    answer = _NIL if entry.answer is None else _list(map(str, entry.answer))
+    response = _NIL if entry.response is None else _list(map(str, entry.response))
     return (
         f"{{PodUID:(string){entry.uid} ContainerName:(string){entry.container} "
         f"ResourceName:(string){entry.resource} "
-        f"DeviceIDs:(checkpoint.DevicesPerNUMA){_lists(entry.devices)} AllocResp:([]uint8){answer}}}"
+        f"DeviceIDs:(checkpoint.DevicesPerNUMA){_lists(entry.devices)} AllocResp:([]uint8){response}}}"
     )
 
 

@@ -25,7 +25,7 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.cm.devices.checkpoint import FILE_NAME, encode, read_checkpoint, write_checkpoint
 from pykubelet.cm.devices.plugins import GRACE_SECONDS, DeviceMetrics, DevicePlugin, DevicePlugins
 from pykubelet.cm.devices.registry import DeviceOwner, DeviceRegistry
-from pykubelet.cm.devices.run_options import NOTHING, DeviceRunOptions
+from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.devices.selection import (
     ChoiceError,
     PreferredAllocationRequest,
@@ -46,7 +46,7 @@ from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
 SOCKET_NAME = "kubelet.sock"
-_FOLDER_MODE = 0o750
+_DIRECTORY_MODE = 0o750
 
 
 class PodFacts(Protocol):
@@ -68,7 +68,7 @@ class DeviceManager:
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         numa_nodes: Collection[int],
         pods: PodFacts,
         metrics: DeviceMetrics | None = None,
@@ -79,19 +79,19 @@ class DeviceManager:
         `changed` is called when the number of devices may have changed, with the UIDs of pods whose devices
         changed.
         """
-        self._folder = folder
+        self._directory = directory
         self._numa_nodes = numa_nodes
         self._pods = pods
         self._metrics = metrics or DeviceMetrics()
         self._changed = changed
-        self._table = DeviceRegistry()
+        self._registry = DeviceRegistry()
         self._plugins: DevicePlugins | None = None
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._saving = asyncio.Lock()
         self._saved = b""
-        self._awaits_until: float | None = None
+        self._plugin_deadline: float | None = None
         """Loop time until which pods wait for plugins that were registered before the kubelet started."""
-        self._news = asyncio.Event()
+        self._plugin_event = asyncio.Event()
         """Set, and replaced by a new one, whenever a plugin registered, listed devices or disconnected."""
 
     @asynccontextmanager
@@ -100,18 +100,20 @@ class DeviceManager:
 
         Raises PolicyError when the checkpoint is invalid, and OSError.
         """
-        self._folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        share_with_containers(self._folder)
-        self._table = read_checkpoint(self._folder / FILE_NAME)
+        self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        share_with_containers(self._directory)
+        self._registry = read_checkpoint(self._directory / FILE_NAME)
         # Plugins register again when their socket is removed.
-        for path in self._folder.iterdir():
+        for path in self._directory.iterdir():
             if path.is_socket():
                 path.unlink(missing_ok=True)
         async with TaskScope() as scope:
-            plugins = DevicePlugins(self._folder, self._table, scope, self._metrics, self._take_note)
-            async with serving(self._folder / SOCKET_NAME, plugins.methods()):
+            plugins = DevicePlugins(
+                self._directory, self._registry, scope, self._metrics, self._handle_plugin_change
+            )
+            async with serving(self._directory / SOCKET_NAME, plugins.methods()):
                 self._plugins = plugins
-                self._awaits_until = asyncio.get_running_loop().time() + GRACE_SECONDS
+                self._plugin_deadline = asyncio.get_running_loop().time() + GRACE_SECONDS
                 try:
                     yield
                 finally:
@@ -136,10 +138,10 @@ class DeviceManager:
         """Return the topology hints for a container's devices; existing ones are hinted again."""
         self._reclaim(pod)
         found: Hints = {}
-        for resource, size in self._wanted(pod, container):
-            held = self._table.holdings.get(DeviceOwner(pod.metadata.uid, container.name, resource))
+        for resource, size in self._requested(pod, container):
+            held = self._registry.allocations.get(DeviceOwner(pod.metadata.uid, container.name, resource))
             mine = held.ids if held is not None else frozenset()
-            left = self._left_over(pod, container, resource)
+            left = self._reusable(pod, container, resource)
             found[resource] = self._hints(resource, size, mine, left)
         return found
 
@@ -148,7 +150,7 @@ class DeviceManager:
         self._reclaim(pod)
         uid = pod.metadata.uid
         return {
-            resource: self._hints(resource, size, self._table.held_by_pod(uid, resource), frozenset())
+            resource: self._hints(resource, size, self._registry.held_by_pod(uid, resource), frozenset())
             for resource, size in self._known(pod_limits(pod, overhead=False))
         }
 
@@ -158,18 +160,18 @@ class DeviceManager:
         Containers of a pod come in the order of their start. Returns None if the container requests no
         devices; awaiting the result may raise AllocationError.
         """
-        wanted = self._wanted(pod, container)
-        return self._allocate(pod, container, wanted, chosen) if wanted else None
+        requested = self._requested(pod, container)
+        return self._allocate(pod, container, requested, chosen) if requested else None
 
     async def _allocate(
-        self, pod: Pod, container: Container, wanted: list[tuple[str, int]], chosen: TopologyHint
+        self, pod: Pod, container: Container, requested: list[tuple[str, int]], chosen: TopologyHint
     ) -> None:
         self._reclaim(pod)
-        given = False
-        for resource, size in wanted:
-            async with self._turns[resource]:
-                given |= await self._serve(pod, container, resource, size, chosen)
-        if given:
+        changed = False
+        for resource, size in requested:
+            async with self._locks[resource]:
+                changed |= await self._serve(pod, container, resource, size, chosen)
+        if changed:
             try:
                 await self._save()
             except OSError as err:
@@ -182,42 +184,43 @@ class DeviceManager:
 
         Empty after `GRACE_SECONDS`, when the node removes those resources.
         """
-        if self._plugins is None or self._awaits_until is None:
+        if self._plugins is None or self._plugin_deadline is None:
             return []
-        if asyncio.get_running_loop().time() >= self._awaits_until:
-            self._awaits_until = None
+        if asyncio.get_running_loop().time() >= self._plugin_deadline:
+            self._plugin_deadline = None
             return []
         containers = (*pod.spec.init_containers, *pod.spec.containers)
-        names = {resource for one in containers for resource, _ in self._wanted(pod, one)}
-        return sorted(name for name in names if self._table.is_awaited(name))
+        names = {resource for container in containers for resource, _ in self._requested(pod, container)}
+        return sorted(name for name in names if self._registry.is_awaited(name))
 
     async def wait_registered(self, pod: Pod) -> None:
         """Wait until no plugin is `awaited` for the pod any more."""
         while self.awaited(pod):
             try:
-                async with asyncio.timeout_at(self._awaits_until):
-                    await self._news.wait()
+                async with asyncio.timeout_at(self._plugin_deadline):
+                    await self._plugin_event.wait()
             except TimeoutError:
-                self._awaits_until = None
+                self._plugin_deadline = None
 
     # Devices of containers
 
     async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
         """Return the run options of the devices of a container about to start. Raises AllocationError."""
-        wanted = self._wanted(pod, container)
-        if not wanted:
-            return NOTHING
+        requested = self._requested(pod, container)
+        if not requested:
+            return NO_DEVICE_OPTIONS
         uid, active = pod.metadata.uid, self._pods.active()
         missing = any(
-            DeviceOwner(uid, container.name, resource) not in self._table.holdings for resource, _ in wanted
+            DeviceOwner(uid, container.name, resource) not in self._registry.allocations
+            for resource, _ in requested
         )
         if missing and (active is None or uid in active):
             # Its plugin was unknown when the pod was admitted, or the checkpoint was lost.
             log.info("Allocating devices at container start", pod=pod.full_name, containerName=container.name)
-            await self._allocate(pod, container, wanted, ANYWHERE)
-        for resource, _ in wanted:
+            await self._allocate(pod, container, requested, ANYWHERE)
+        for resource, _ in requested:
             await self._pre_start(DeviceOwner(uid, container.name, resource))
-        grants, clashes = grants_of(self._table.held_by(uid, container.name))
+        grants, clashes = grants_of(self._registry.held_by(uid, container.name))
         for clash in clashes:
             log.info(
                 "Ignored conflicting option of device plugin",
@@ -229,39 +232,41 @@ class DeviceManager:
 
     def held(self, uid: str, container: str) -> dict[str, dict[str, frozenset[int]]]:
         """Return the devices of a container, by resource and ID, with their NUMA nodes."""
-        held = self._table.held_by(uid, container)
-        return {resource: holding.near() for resource, holding in sorted(held.items())}
+        held = self._registry.held_by(uid, container)
+        return {resource: allocation.numa_nodes() for resource, allocation in sorted(held.items())}
 
     def health(self, uid: str, container: str) -> dict[str, dict[str, bool]]:
         """Return whether each device of a container is healthy; True for devices not listed by a plugin."""
         return {
             resource: {
-                one: device.healthy if (device := self._table.devices(resource).get(one)) else True
-                for one in sorted(holding.ids)
+                device_id: device.healthy
+                if (device := self._registry.devices(resource).get(device_id))
+                else True
+                for device_id in sorted(allocation.ids)
             }
-            for resource, holding in sorted(self._table.held_by(uid, container).items())
+            for resource, allocation in sorted(self._registry.held_by(uid, container).items())
         }
 
     def usable(self) -> dict[str, dict[str, frozenset[int]]]:
         """Return all devices that pods can use, by resource and ID, with their NUMA nodes."""
         return {
-            name: {one: resource.devices[one].nodes for one in sorted(resource.usable)}
-            for name, resource in sorted(self._table.resources.items())
+            name: {device_id: resource.devices[device_id].nodes for device_id in sorted(resource.usable)}
+            for name, resource in sorted(self._registry.resources.items())
         }
 
     # Resources of the node
 
     def amounts(self) -> tuple[Resources, Resources, list[str]]:
         """Return capacity and allocatable for the node's status, and the removed resources."""
-        capacity, allocatable = self._table.counts()
-        return _quantities(capacity), _quantities(allocatable), sorted(self._table.gone)
+        capacity, allocatable = self._registry.counts()
+        return _quantities(capacity), _quantities(allocatable), sorted(self._registry.removed)
 
-    def at_least(self, uid: str) -> Resources:
+    def minimum_amounts(self, uid: str) -> Resources:
         """Return the minimum amounts of the node for admitting again a pod that holds devices."""
-        if not any(holder.uid == uid for holder in self._table.holdings):
+        if not any(owner.uid == uid for owner in self._registry.allocations):
             return {}
-        resources = {holder.resource for holder in self._table.holdings}
-        return _quantities({name: len(self._table.in_use(name)) for name in resources})
+        resources = {owner.resource for owner in self._registry.allocations}
+        return _quantities({name: len(self._registry.in_use(name)) for name in resources})
 
     def allocatable_for(self, uid: str) -> Resources:
         """Return the allocatable amounts for admitting a pod, including the devices that it holds.
@@ -269,9 +274,9 @@ class DeviceManager:
         Plugins may not have registered yet after a kubelet start; a pod that holds devices has them
         nevertheless.
         """
-        _, allocatable, gone = self.amounts()
-        found = {**dict.fromkeys(gone, Quantity.of(0)), **allocatable}
-        for name, amount in self.at_least(uid).items():
+        _, allocatable, removed = self.amounts()
+        found = {**dict.fromkeys(removed, Quantity.of(0)), **allocatable}
+        for name, amount in self.minimum_amounts(uid).items():
             if name not in found or int(found[name]) < int(amount):
                 found[name] = amount
         return found
@@ -279,7 +284,7 @@ class DeviceManager:
     @property
     def holders(self) -> set[str]:
         """UIDs of the pods that hold devices."""
-        return {holder.uid for holder in self._table.holdings}
+        return {owner.uid for owner in self._registry.allocations}
 
     def reclaim(self) -> None:
         """Release the devices of pods that no longer exist."""
@@ -287,44 +292,48 @@ class DeviceManager:
 
     def forget(self, uid: str) -> None:
         """Release the devices of a terminated pod: none of its containers runs or will run again."""
-        self._table.forget_pod(uid)
+        self._registry.forget_pod(uid)
 
     # Internals
 
-    def _wanted(self, pod: Pod, container: Container) -> list[tuple[str, int]]:
+    def _requested(self, pod: Pod, container: Container) -> list[tuple[str, int]]:
         limits = container.resources.limits
         if claimed := pod.status.extended_resource_claim_status:
             # The scheduler may have allocated these from a ResourceClaim.
             mapped = {
-                one.resource_name for one in claimed.request_mappings if one.container_name == container.name
+                mapping.resource_name
+                for mapping in claimed.request_mappings
+                if mapping.container_name == container.name
             }
             limits = {name: amount for name, amount in limits.items() if name not in mapped}
         return self._known(limits)
 
     def _known(self, limits: Resources) -> list[tuple[str, int]]:
         return [
-            (one, int(amount)) for one, amount in limits.items() if int(amount) > 0 and self._table.knows(one)
+            (resource, int(amount))
+            for resource, amount in limits.items()
+            if int(amount) > 0 and self._registry.knows(resource)
         ]
 
     def _reclaim(self, serving: Pod | None) -> None:
         active = self._pods.active()
         if active is not None:
-            self._table.keep_only({*active, serving.metadata.uid} if serving is not None else active)
+            self._registry.retain({*active, serving.metadata.uid} if serving is not None else active)
 
-    def _left_over(self, pod: Pod, container: Container, resource: str) -> frozenset[str]:
+    def _reusable(self, pod: Pod, container: Container, resource: str) -> frozenset[str]:
         held = {
-            holder.container: holding.ids
-            for holder, holding in self._table.holdings.items()
-            if (holder.uid, holder.resource) == (pod.metadata.uid, resource)
+            owner.container: allocation.ids
+            for owner, allocation in self._registry.allocations.items()
+            if (owner.uid, owner.resource) == (pod.metadata.uid, resource)
         }
-        return reusable(pod, container, held) & self._table.usable(resource)
+        return reusable(pod, container, held) & self._registry.usable(resource)
 
     def _hints(
         self, resource: str, size: int, mine: frozenset[str], left: frozenset[str]
     ) -> list[TopologyHint] | None:
-        devices = self._table.devices(resource)
+        devices = self._registry.devices(resource)
         if not mine:
-            return device_hints(size, devices, self._table.available(resource), self._numa_nodes, left)
+            return device_hints(size, devices, self._registry.available(resource), self._numa_nodes, left)
         if len(mine) != size and any(device.nodes for device in devices.values()):
             return []
         return device_hints(size, devices, mine, self._numa_nodes)
@@ -333,59 +342,59 @@ class DeviceManager:
         self, pod: Pod, container: Container, resource: str, size: int, chosen: TopologyHint
     ) -> bool:
         """Allocate a container's devices of one resource; return whether it had none before."""
-        holder = DeviceOwner(pod.metadata.uid, container.name, resource)
-        held = self._table.holdings.get(holder)
-        before = self._pods.running_before(holder.uid)
-        if holder.container in before or (before and held is not None and len(held.ids) == size):
+        owner = DeviceOwner(pod.metadata.uid, container.name, resource)
+        held = self._registry.allocations.get(owner)
+        before = self._pods.running_before(owner.uid)
+        if owner.container in before or (before and held is not None and len(held.ids) == size):
             # It has its devices, or the pod would not run: its plugin may not have registered again yet.
             return False
         plugin = self._plugins.get(resource) if self._plugins is not None else None
         try:
-            if is_served(holder, size, held, self._table.resources.get(resource)):
+            if is_served(owner, size, held, self._registry.resources.get(resource)):
                 return False
             if plugin is None:
                 raise ChoiceError(f"unknown Device Plugin {resource}")
             choice = choose(
                 resource,
                 size,
-                self._table.devices(resource),
-                self._table.available(resource),
-                self._left_over(pod, container, resource),
+                self._registry.devices(resource),
+                self._registry.available(resource),
+                self._reusable(pod, container, resource),
                 chosen.nodes,
             )
-            wish: list[str] = []
-            if plugin.has_preferences and (asked := choice.question):
-                wish = await _preferred(plugin, asked)
-            ids = choice.settled(wish)
-            self._table.promise(holder, ids)
+            preferred: list[str] = []
+            if plugin.has_preferences and (request := choice.plugin_request):
+                preferred = await _preferred(plugin, request)
+            ids = choice.complete(preferred)
+            self._registry.reserve(owner, ids)
             with self._metrics.timed(resource):
-                answer = await plugin.allocate(ids)
-            self._table.give(holder, ids, answer)
+                response = await plugin.allocate(ids)
+            self._registry.record_allocation(owner, ids, response)
         except (ChoiceError, PluginError) as err:
             raise AllocationError(str(err)) from err
         finally:
-            self._table.release(holder)
+            self._registry.release(owner)
         log.v(3).info(
             "Allocated devices", pod=pod.full_name, containerName=container.name, devices=sorted(ids)
         )
         return True
 
-    async def _pre_start(self, holder: DeviceOwner) -> None:
-        held = self._table.holdings.get(holder)
-        if held is None or self._plugins is None or not self._plugins.wants_pre_start(holder.resource):
+    async def _pre_start(self, owner: DeviceOwner) -> None:
+        held = self._registry.allocations.get(owner)
+        if held is None or self._plugins is None or not self._plugins.requires_pre_start(owner.resource):
             return
         try:
-            plugin = self._plugins.get(holder.resource)
+            plugin = self._plugins.get(owner.resource)
             if plugin is None:
-                raise PluginError("Unavailable", f"the plugin of {holder.resource} has gone away")
+                raise PluginError("Unavailable", f"the plugin of {owner.resource} has gone away")
             await plugin.pre_start(held.ids)
         except PluginError as err:
             raise AllocationError(f"device plugin PreStartContainer rpc failed with err: {err}") from err
 
-    async def _take_note(self, uids: frozenset[str]) -> None:
+    async def _handle_plugin_change(self, uids: frozenset[str]) -> None:
         """Handle a change that a plugin reported."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._plugin_event.set()
+        self._plugin_event = asyncio.Event()
         self._changed(uids)
         try:
             await self._save()
@@ -395,15 +404,15 @@ class DeviceManager:
     async def _save(self) -> None:
         """Update the checkpoint. Raises OSError. Concurrent calls are combined into one write."""
         async with self._saving:
-            content = encode(self._table)
+            content = encode(self._registry)
             if content != self._saved:
-                await finish_in_thread(lambda: write_checkpoint(self._folder / FILE_NAME, content))
+                await finish_in_thread(lambda: write_checkpoint(self._directory / FILE_NAME, content))
                 self._saved = content
 
 
-async def _preferred(plugin: DevicePlugin, asked: PreferredAllocationRequest) -> list[str]:
+async def _preferred(plugin: DevicePlugin, request: PreferredAllocationRequest) -> list[str]:
     try:
-        return await plugin.preferred(asked.available, asked.required, asked.size)
+        return await plugin.preferred(request.available, request.required, request.size)
     except PluginError as err:
         raise ChoiceError(f"device plugin GetPreferredAllocation rpc failed with err: {err}") from err
 

@@ -42,10 +42,10 @@ PREFERRED_SECONDS = 10.0
 ALLOCATE_SECONDS = 120.0
 """Seconds; plugins may reset or program a device here. Upstream waits without limit, blocking all pods."""
 PRE_START_SECONDS = 30.0
-_AGAIN_SECONDS = 0.1
+_RETRY_SECONDS = 0.1
 _SERVICE = "/v1beta1.DevicePlugin/"
 _HEALTHY = "Healthy"
-Answer = TypeVar("Answer", bound=Message)
+Response = TypeVar("Response", bound=Message)
 
 
 class OptionsError(PluginError):
@@ -86,19 +86,19 @@ class DevicePlugin:
             must_include_deviceIDs=sorted(required),
             allocation_size=size,
         )
-        answer = await self._call(
+        response = await self._call(
             "GetPreferredAllocation", request, pb.PreferredAllocationResponse, PREFERRED_SECONDS
         )
-        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+        return list(response.container_responses[0].deviceIDs) if response.container_responses else []
 
     async def allocate(self, ids: Collection[str]) -> bytes:
         """Call Allocate and return the serialized ContainerAllocateResponse. Raises PluginError."""
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=sorted(ids))
-        answer = await self._call("Allocate", request, pb.AllocateResponse, ALLOCATE_SECONDS)
-        if not answer.container_responses:
+        response = await self._call("Allocate", request, pb.AllocateResponse, ALLOCATE_SECONDS)
+        if not response.container_responses:
             raise PluginError("Internal", "no containers return in allocation response")
-        return answer.container_responses[0].SerializeToString(deterministic=True)
+        return response.container_responses[0].SerializeToString(deterministic=True)
 
     async def pre_start(self, ids: Collection[str]) -> None:
         """Call PreStartContainer. Raises PluginError."""
@@ -109,8 +109,10 @@ class DevicePlugin:
         """Close the connection; pending calls raise PluginError."""
         self._connection.close(Status("UNAVAILABLE", "the plugin is not in service any more"))
 
-    async def _call(self, name: str, request: Message, answer: type[Answer], timeout: float) -> Answer:
-        return await _called(self._connection, name, request, answer, timeout)
+    async def _call(
+        self, name: str, request: Message, response_type: type[Response], timeout: float
+    ) -> Response:
+        return await _called(self._connection, name, request, response_type, timeout)
 
 
 async def connect_plugin(socket: str) -> DevicePlugin:
@@ -129,22 +131,22 @@ async def connect_plugin(socket: str) -> DevicePlugin:
     return DevicePlugin(socket, connection, options)
 
 
-def read_devices(answer: pb.ListAndWatchResponse) -> list[Device]:
+def read_devices(response: pb.ListAndWatchResponse) -> list[Device]:
     """Parse a device list: the last entry of each device; devices without an ID are dropped.
 
     A negative NUMA node is the kernel's value for no node.
     """
     found = {
-        one.ID: Device(
-            one.ID,
-            one.health == _HEALTHY,
-            frozenset(node.ID for node in one.topology.nodes if node.ID >= 0),
+        device.ID: Device(
+            device.ID,
+            device.health == _HEALTHY,
+            frozenset(node.ID for node in device.topology.nodes if node.ID >= 0),
         )
-        for one in answer.devices
-        if one.ID
+        for device in response.devices
+        if device.ID
     }
-    if len(found) != len(answer.devices):
-        log.info("Ignored duplicate or unnamed devices of device plugin", listed=len(answer.devices))
+    if len(found) != len(response.devices):
+        log.info("Ignored duplicate or unnamed devices of device plugin", listed=len(response.devices))
     return list(found.values())
 
 
@@ -154,25 +156,29 @@ async def _connected(socket: str) -> Connection:
     while True:
         left = end - loop.time()
         try:
-            return await connect_unix(socket, max(left, _AGAIN_SECONDS))
+            return await connect_unix(socket, max(left, _RETRY_SECONDS))
         except (OSError, ValueError) as err:
             # A path that is too long or has invalid characters is not worth a retry.
-            if isinstance(err, ValueError) or left <= _AGAIN_SECONDS:
+            if isinstance(err, ValueError) or left <= _RETRY_SECONDS:
                 reason = getattr(err, "strerror", None) or str(err)
                 text = f"failed to dial device plugin: nobody answers at {socket}: {reason}"
                 raise PluginError("Unavailable", text) from None
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def _called(
-    connection: Connection, name: str, request: Message, answer: type[Answer], timeout: float = math.inf
-) -> Answer:
+    connection: Connection,
+    name: str,
+    request: Message,
+    response_type: type[Response],
+    timeout: float = math.inf,
+) -> Response:
     _check_open(connection)
     call = connection.call(f"{_SERVICE}{name}", request.SerializeToString(), timeout=timeout)
     message = await call.answer()
     if call.status is None or call.status.code != "OK" or message is None:
         raise _failure(name, call, "the answer is empty")
-    return _parsed(answer, message)
+    return _parsed(response_type, message)
 
 
 def _check_open(connection: Connection) -> None:
@@ -188,9 +194,9 @@ def _failure(name: str, call: Call, empty: str) -> PluginError:
     return PluginError(failure.code, failure.message)
 
 
-def _parsed(answer: type[Answer], message: bytes) -> Answer:
+def _parsed(response_type: type[Response], message: bytes) -> Response:
     try:
-        return answer.FromString(message)
+        return response_type.FromString(message)
     except DecodeError:
         raise PluginError("Internal", "the answer cannot be decoded") from None
 
@@ -221,11 +227,11 @@ class DeviceMetrics:
     @contextmanager
     def timed(self, resource: str) -> Iterator[None]:
         """Observe the duration of the block as an allocation, also if it fails."""
-        began = perf_counter()
+        started_at = perf_counter()
         try:
             yield
         finally:
-            self._allocations.labels(resource).observe(perf_counter() - began)
+            self._allocations.labels(resource).observe(perf_counter() - started_at)
 
 
 GRACE_SECONDS = 300.0
@@ -234,36 +240,36 @@ _VERSION = "v1beta1"
 
 
 class DevicePlugins:
-    """Device plugins of the node; their devices are stored in the registry `table`.
+    """Device plugins of the node; their devices are stored in `registry`.
 
-    Each plugin has a task in the scope. `news` is awaited after each change, with the UIDs of pods whose
+    Each plugin has a task in the scope. `on_change` is awaited after each change, with the UIDs of pods whose
     devices changed.
     """
 
     def __init__(
         self,
-        folder: Path,
-        table: DeviceRegistry,
+        directory: Path,
+        registry: DeviceRegistry,
         scope: TaskScope,
         metrics: DeviceMetrics,
-        news: Callable[[frozenset[str]], Awaitable[None]],
+        on_change: Callable[[frozenset[str]], Awaitable[None]],
     ) -> None:
-        self._folder = folder
-        self._table = table
+        self._directory = directory
+        self._registry = registry
         self._scope = scope
         self._metrics = metrics
-        self._news = news
+        self._on_change = on_change
         self._serving: dict[str, DevicePlugin] = {}
         self._pre_start: set[str] = set()
         self._grace: dict[str, asyncio.TimerHandle] = {}
-        for resource in table.resources:
+        for resource in registry.resources:
             self._begin_grace(resource)
 
     def get(self, resource: str) -> DevicePlugin | None:
         """Return the plugin that serves a resource now, or None."""
         return self._serving.get(resource)
 
-    def wants_pre_start(self, resource: str) -> bool:
+    def requires_pre_start(self, resource: str) -> bool:
         """Return whether a resource's plugin, connected or not, requires PreStartContainer calls."""
         return resource in self._pre_start
 
@@ -321,7 +327,7 @@ class DevicePlugins:
             raise GrpcError("UNKNOWN", problem)
         try:
             # The endpoint is always relative to the directory, even if it starts with a slash.
-            await self._connect(resource, str(self._folder / request.endpoint.lstrip("/")))
+            await self._connect(resource, str(self._directory / request.endpoint.lstrip("/")))
         except PluginError as err:
             log.error(err, "Failed to connect to registering device plugin", resourceName=resource)
             raise GrpcError("UNKNOWN", str(err)) from err
@@ -345,11 +351,11 @@ class DevicePlugins:
                 async for devices in lists:
                     if self._serving.get(resource) is not plugin:
                         return
-                    healthy = sum(one.healthy for one in devices)
+                    healthy = sum(device.healthy for device in devices)
                     log.v(2).info(
                         "Received device list", resourceName=resource, total=len(devices), healthy=healthy
                     )
-                    await self._news(self._table.list(resource, devices))
+                    await self._on_change(self._registry.set_devices(resource, devices))
         except PluginError as err:
             if self._serving.get(resource) is plugin:
                 log.error(err, "Device plugin disconnected", resourceName=resource)
@@ -357,9 +363,9 @@ class DevicePlugins:
             plugin.close()
             if self._serving.get(resource) is plugin:
                 del self._serving[resource]
-                self._table.withdraw(resource)
+                self._registry.withdraw(resource)
                 self._begin_grace(resource)
-        await self._news(frozenset())
+        await self._on_change(frozenset())
 
     def _begin_grace(self, resource: str) -> None:
         loop = asyncio.get_running_loop()
@@ -368,12 +374,12 @@ class DevicePlugins:
     def _forget(self, resource: str) -> None:
         del self._grace[resource]
         self._pre_start.discard(resource)
-        self._table.forget(resource)
+        self._registry.forget(resource)
         log.info("Removed resource of disconnected device plugin", resourceName=resource)
-        self._scope.start(self._news_of_none(), name=f"device plugin {resource} forgotten")
+        self._scope.start(self._notify_removed(), name=f"device plugin {resource} forgotten")
 
-    async def _news_of_none(self) -> None:
-        await self._news(frozenset())
+    async def _notify_removed(self) -> None:
+        await self._on_change(frozenset())
 
 
 def _bad_name(resource: str) -> str:

@@ -36,23 +36,25 @@ class DeviceOwner:
 class DeviceAllocation:
     """Devices of a container: IDs by NUMA node, and the plugin's response.
 
-    A device with several NUMA nodes is listed under each. `answer` is the plugin's ContainerAllocateResponse,
-    serialized.
+    A device with several NUMA nodes is listed under each. `response` is the plugin's
+    ContainerAllocateResponse, serialized.
     """
 
     devices: Mapping[int, tuple[str, ...]]
-    answer: bytes
+    response: bytes
 
     @property
     def ids(self) -> frozenset[str]:
         """Device IDs, each once."""
-        return frozenset(one for ids in self.devices.values() for one in ids)
+        return frozenset(device_id for ids in self.devices.values() for device_id in ids)
 
-    def near(self) -> dict[str, frozenset[int]]:
+    def numa_nodes(self) -> dict[str, frozenset[int]]:
         """Return the NUMA nodes of each device."""
         return {
-            one: frozenset(node for node, ids in self.devices.items() if one in ids and node != NOWHERE)
-            for one in sorted(self.ids)
+            device_id: frozenset(
+                node for node, ids in self.devices.items() if device_id in ids and node != NOWHERE
+            )
+            for device_id in sorted(self.ids)
         }
 
 
@@ -68,27 +70,27 @@ class Resource:
         """Devices that can be allocated, or are."""
         if not self.offered:
             return frozenset()
-        return frozenset(one.id for one in self.devices.values() if one.healthy)
+        return frozenset(device.id for device in self.devices.values() if device.healthy)
 
 
 class DeviceRegistry:
     """All devices of a node."""
 
     def __init__(
-        self, holdings: Mapping[DeviceOwner, DeviceAllocation] | None = None, known: Iterable[str] = ()
+        self, allocations: Mapping[DeviceOwner, DeviceAllocation] | None = None, known: Iterable[str] = ()
     ) -> None:
         """Initialize from a checkpoint: allocations and known resources."""
         self.resources = {name: Resource() for name in known}
-        self.holdings = dict(holdings or {})
-        self.gone: set[str] = set()
+        self.allocations = dict(allocations or {})
+        self.removed: set[str] = set()
         """Removed resources, which the node's status reports with an amount of 0."""
-        self._promised: dict[DeviceOwner, frozenset[str]] = {}
+        self._reserved: dict[DeviceOwner, frozenset[str]] = {}
 
     # Queries
 
     def knows(self, resource: str) -> bool:
         """Return whether this is a device resource: known from a plugin, or allocated to a container."""
-        return resource in self.resources or any(one.resource == resource for one in self.holdings)
+        return resource in self.resources or any(owner.resource == resource for owner in self.allocations)
 
     def is_awaited(self, resource: str) -> bool:
         """Return whether a checkpoint has this resource and its plugin has listed no device yet."""
@@ -111,43 +113,49 @@ class DeviceRegistry:
 
     def in_use(self, resource: str) -> frozenset[str]:
         """Return the devices that are allocated or being allocated."""
-        held = [holding.ids for one, holding in self.holdings.items() if one.resource == resource]
-        promised = [ids for one, ids in self._promised.items() if one.resource == resource]
-        return frozenset().union(*held, *promised)
+        held = [
+            allocation.ids for owner, allocation in self.allocations.items() if owner.resource == resource
+        ]
+        reserved = [ids for owner, ids in self._reserved.items() if owner.resource == resource]
+        return frozenset().union(*held, *reserved)
 
     def held_by(self, uid: str, container: str) -> dict[str, DeviceAllocation]:
         """Return the allocations of a container, by resource."""
         return {
-            one.resource: holding
-            for one, holding in self.holdings.items()
-            if (one.uid, one.container) == (uid, container)
+            owner.resource: allocation
+            for owner, allocation in self.allocations.items()
+            if (owner.uid, owner.container) == (uid, container)
         }
 
     def held_by_pod(self, uid: str, resource: str) -> frozenset[str]:
         """Return the devices of a resource that are allocated to a pod's containers."""
-        held = (one for one in self.holdings.items() if (one[0].uid, one[0].resource) == (uid, resource))
-        return frozenset().union(*(holding.ids for _, holding in held))
+        held = (
+            item for item in self.allocations.items() if (item[0].uid, item[0].resource) == (uid, resource)
+        )
+        return frozenset().union(*(allocation.ids for _, allocation in held))
 
     def counts(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return the number of devices of each resource, and of usable devices."""
-        capacity = {name: len(one.devices) for name, one in self.resources.items()}
-        return capacity, {name: len(one.usable) for name, one in self.resources.items()}
+        capacity = {name: len(resource.devices) for name, resource in self.resources.items()}
+        return capacity, {name: len(resource.usable) for name, resource in self.resources.items()}
 
     # Changes
 
-    def list(self, resource: str, devices: Iterable[Device]) -> frozenset[str]:
+    def set_devices(self, resource: str, devices: Iterable[Device]) -> frozenset[str]:
         """Set a plugin's device list; return the UIDs of pods whose devices changed."""
         old = self.devices(resource)
-        new = {one.id: one for one in devices}
+        new = {device.id: device for device in devices}
         self.resources[resource] = Resource(new, offered=True)
-        self.gone.discard(resource)
+        self.removed.discard(resource)
         changed = {
-            one for one in new if one not in old or old[one].healthy != new[one].healthy
+            device_id
+            for device_id in new
+            if device_id not in old or old[device_id].healthy != new[device_id].healthy
         } | old.keys() - new.keys()
         return frozenset(
-            holder.uid
-            for holder, holding in self.holdings.items()
-            if holder.resource == resource and not changed.isdisjoint(holding.ids)
+            owner.uid
+            for owner, allocation in self.allocations.items()
+            if owner.resource == resource and not changed.isdisjoint(allocation.ids)
         )
 
     def withdraw(self, resource: str) -> None:
@@ -156,41 +164,41 @@ class DeviceRegistry:
         A plugin that never listed a device leaves a resource of capacity 0, as in the upstream kubelet.
         """
         self.resources.setdefault(resource, Resource()).offered = False
-        self.gone.discard(resource)
+        self.removed.discard(resource)
 
     def forget(self, resource: str) -> None:
         """Remove a resource whose plugin did not reconnect."""
         found = self.resources.get(resource)
         if found is not None and not found.offered:
             del self.resources[resource]
-            self.gone.add(resource)
+            self.removed.add(resource)
 
-    def promise(self, holder: DeviceOwner, ids: Collection[str]) -> None:
+    def reserve(self, owner: DeviceOwner, ids: Collection[str]) -> None:
         """Reserve devices for a container while its plugin is called."""
-        self._promised[holder] = frozenset(ids)
+        self._reserved[owner] = frozenset(ids)
 
-    def release(self, holder: DeviceOwner) -> None:
+    def release(self, owner: DeviceOwner) -> None:
         """End a reservation, whether or not the devices were allocated."""
-        self._promised.pop(holder, None)
+        self._reserved.pop(owner, None)
 
-    def give(self, holder: DeviceOwner, ids: Iterable[str], answer: bytes) -> None:
+    def record_allocation(self, owner: DeviceOwner, ids: Iterable[str], response: bytes) -> None:
         """Record the allocation of devices to a container."""
-        known, nodes = self.devices(holder.resource), dict[int, tuple[str, ...]]()
-        for one in sorted(ids):
-            near = known[one].nodes if one in known else frozenset()
+        known, nodes = self.devices(owner.resource), dict[int, tuple[str, ...]]()
+        for device_id in sorted(ids):
+            near = known[device_id].nodes if device_id in known else frozenset()
             for node in sorted(near) or [NOWHERE]:
-                nodes[node] = (*nodes.get(node, ()), one)
-        self.holdings[holder] = DeviceAllocation(nodes, answer)
+                nodes[node] = (*nodes.get(node, ()), device_id)
+        self.allocations[owner] = DeviceAllocation(nodes, response)
 
     def forget_pod(self, uid: str) -> None:
         """Release the devices of a pod."""
-        for one in [holder for holder in self.holdings if holder.uid == uid]:
-            del self.holdings[one]
+        for owner in [owner for owner in self.allocations if owner.uid == uid]:
+            del self.allocations[owner]
 
-    def keep_only(self, uids: Collection[str]) -> bool:
+    def retain(self, uids: Collection[str]) -> bool:
         """Release the devices of all pods except these and those being served; return whether any had."""
-        serving = {holder.uid for holder in self._promised}
-        stale = [one for one in self.holdings if one.uid not in uids and one.uid not in serving]
-        for one in stale:
-            del self.holdings[one]
+        serving = {owner.uid for owner in self._reserved}
+        stale = [owner for owner in self.allocations if owner.uid not in uids and owner.uid not in serving]
+        for owner in stale:
+            del self.allocations[owner]
         return bool(stale)

@@ -51,5 +51,5 @@ class DeviceRunOptions:
         )
 
 
-NOTHING = DeviceRunOptions()
+NO_DEVICE_OPTIONS = DeviceRunOptions()
 """Options of a container without devices."""

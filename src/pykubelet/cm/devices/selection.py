@@ -50,17 +50,22 @@ class DeviceSelection:
     then: tuple[str, ...] = ()
 
     @property
-    def question(self) -> PreferredAllocationRequest | None:
+    def plugin_request(self) -> PreferredAllocationRequest | None:
         """Request to the plugin, or None if nothing is left to decide."""
         if len(self.taken) == self.size:
             return None
         return PreferredAllocationRequest(self.eligible | self.taken, self.taken, self.size)
 
-    def settled(self, wish: Iterable[str] = ()) -> frozenset[str]:
+    def complete(self, preferred: Iterable[str] = ()) -> frozenset[str]:
         """Return the devices; eligible ones that the plugin prefers come first."""
         left = self.size - len(self.taken)
-        order = [*(one for one in dict.fromkeys(wish) if one in self.eligible), *self.then]
-        return self.taken | frozenset([one for one in dict.fromkeys(order) if one not in self.taken][:left])
+        order = [
+            *(device_id for device_id in dict.fromkeys(preferred) if device_id in self.eligible),
+            *self.then,
+        ]
+        return self.taken | frozenset(
+            [device_id for device_id in dict.fromkeys(order) if device_id not in self.taken][:left]
+        )
 
 
 def choose(
@@ -85,19 +90,23 @@ def choose(
         )
     if near is None or not any(device.nodes for device in devices.values()):
         return DeviceSelection(taken, size, available, tuple(sorted(available)))
-    aligned = frozenset(one for one in available if one in devices and devices[one].nodes & near)
+    aligned = frozenset(
+        device_id for device_id in available if device_id in devices and devices[device_id].nodes & near
+    )
     if left <= len(aligned):
         if left == len(aligned):
             return DeviceSelection(taken | aligned, size)
         return DeviceSelection(taken, size, aligned, tuple(sorted(aligned)))
     # Aligned devices are always selected, or the chosen alignment is lost.
     elsewhere = available - aligned
-    placed = [one for one in sorted(elsewhere) if one in devices and devices[one].nodes]
+    placed = [
+        device_id for device_id in sorted(elsewhere) if device_id in devices and devices[device_id].nodes
+    ]
     return DeviceSelection(taken | aligned, size, elsewhere, (*placed, *sorted(elsewhere.difference(placed))))
 
 
 def is_served(
-    holder: DeviceOwner, size: int, held: DeviceAllocation | None, resource: Resource | None
+    owner: DeviceOwner, size: int, held: DeviceAllocation | None, resource: Resource | None
 ) -> bool:
     """Return whether a container that requests `size` devices already has them, all healthy.
 
@@ -105,12 +114,12 @@ def is_served(
     """
     if held is not None and len(held.ids) != size:
         raise ChoiceError(
-            f'pod "{holder.uid}" container "{holder.container}" changed request for resource '
-            f'"{holder.resource}" from {len(held.ids)} to {size}'
+            f'pod "{owner.uid}" container "{owner.container}" changed request for resource '
+            f'"{owner.resource}" from {len(held.ids)} to {size}'
         )
     if resource is None:
-        raise ChoiceError(f"cannot allocate unregistered device {holder.resource}")
-    unhealthy = f"cannot allocate unhealthy devices {holder.resource}"
+        raise ChoiceError(f"cannot allocate unregistered device {owner.resource}")
+    unhealthy = f"cannot allocate unhealthy devices {owner.resource}"
     if not resource.usable:
         raise ChoiceError(f"no healthy devices present; {unhealthy}")
     if held is not None and not held.ids <= resource.usable:
@@ -125,14 +134,14 @@ def reusable(pod: Pod, container: Container, held: Mapping[str, frozenset[str]])
     the pod's life are not reused.
     """
     left: set[str] = set()
-    for one in pod.spec.init_containers:
-        if one.name == container.name:
+    for other in pod.spec.init_containers:
+        if other.name == container.name:
             break
-        if not is_sidecar(one):
-            left |= held.get(one.name, frozenset())
+        if not is_sidecar(other):
+            left |= held.get(other.name, frozenset())
     lasting = (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers)
-    kept = (held.get(one.name, frozenset()) for one in lasting if one.name != container.name)
-    return frozenset(left).difference(*kept)
+    in_use = (held.get(other.name, frozenset()) for other in lasting if other.name != container.name)
+    return frozenset(left).difference(*in_use)
 
 
 MOST_NODES = 16
@@ -158,8 +167,16 @@ def device_hints(
         return []
     nodes = frozenset().union(*(device.nodes for device in devices.values())) & frozenset(machine)
     nodes = frozenset(sorted(nodes or machine)[:MOST_NODES])
-    placed = [devices[one].nodes for one in reusable if one in devices and devices[one].nodes]
-    free = [devices[one].nodes for one in available if one in devices and one not in reusable]
+    placed = [
+        devices[device_id].nodes
+        for device_id in reusable
+        if device_id in devices and devices[device_id].nodes
+    ]
+    free = [
+        devices[device_id].nodes
+        for device_id in available
+        if device_id in devices and device_id not in reusable
+    ]
     fitting, narrowest = [], len(nodes)
     for some in node_sets(nodes):
         if sum(not some.isdisjoint(device.nodes) for device in devices.values()) >= size:
@@ -174,7 +191,7 @@ def device_hints(
 T = TypeVar("T")
 
 
-def grants_of(holdings: Mapping[str, DeviceAllocation]) -> tuple[DeviceRunOptions, list[str]]:
+def grants_of(allocations: Mapping[str, DeviceAllocation]) -> tuple[DeviceRunOptions, list[str]]:
     """Merge the Allocate responses of a container's devices; also return the conflicts of its plugins."""
     env: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -182,15 +199,20 @@ def grants_of(holdings: Mapping[str, DeviceAllocation]) -> tuple[DeviceRunOption
     mounts: dict[str, HostMount] = {}
     cdi: dict[str, None] = {}
     clashes: list[str] = []
-    for _, holding in sorted(holdings.items()):
-        answer = pb.ContainerAllocateResponse.FromString(holding.answer)
-        clashes += _add(env, sorted(answer.envs.items()), "environment variable")
-        clashes += _add(annotations, sorted(answer.annotations.items()), "annotation")
-        nodes = (DeviceNode(one.host_path, one.container_path, one.permissions) for one in answer.devices)
+    for _, allocation in sorted(allocations.items()):
+        response = pb.ContainerAllocateResponse.FromString(allocation.response)
+        clashes += _add(env, sorted(response.envs.items()), "environment variable")
+        clashes += _add(annotations, sorted(response.annotations.items()), "annotation")
+        nodes = (
+            DeviceNode(device.host_path, device.container_path, device.permissions)
+            for device in response.devices
+        )
         clashes += _add(devices, ((node.container_path, node) for node in nodes), "device")
-        wanted = (HostMount(one.host_path, one.container_path, one.read_only) for one in answer.mounts)
-        clashes += _add(mounts, ((mount.container_path, mount) for mount in wanted), "mount")
-        cdi.update(dict.fromkeys(one.name for one in answer.cdi_devices))
+        host_mounts = (
+            HostMount(mount.host_path, mount.container_path, mount.read_only) for mount in response.mounts
+        )
+        clashes += _add(mounts, ((mount.container_path, mount) for mount in host_mounts), "mount")
+        cdi.update(dict.fromkeys(device.name for device in response.cdi_devices))
     grants = DeviceRunOptions(
         devices=tuple(devices.values()),
         cdi_devices=tuple(cdi),

@@ -36,27 +36,27 @@ class ClaimError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PodClaim:
-    """A claim that a pod uses; `made` if it was created for this pod, and so for no other."""
+    """A claim that a pod uses; `created_for_pod` if it was created for this pod, and so for no other."""
 
     name: str
-    made: bool = False
+    created_for_pod: bool = False
 
 
-def wanted_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
+def pod_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
     """Return the claims of a pod, each once. Raises ClaimError while one of them does not exist yet.
 
     `extended`: whether claims for extended resources count.
     """
-    found = [claim for one in pod.spec.resource_claims if (claim := _named(pod, one)) is not None]
+    found = [claim for entry in pod.spec.resource_claims if (claim := _resolve_claim(pod, entry)) is not None]
     if extended and (status := pod.status.extended_resource_claim_status) is not None:
         found.append(PodClaim(status.resource_claim_name))
     return list({claim.name: claim for claim in found}.values())
 
 
-def drivers_of(pod: Pod, wanted: PodClaim, claim: ResourceClaim) -> list[str]:
+def drivers_of(pod: Pod, pod_claim: PodClaim, claim: ResourceClaim) -> list[str]:
     """Return the drivers of a claim. Raises ClaimError if the pod may not use it, or not yet."""
     where, name = claim.metadata, claim.metadata.name
-    if wanted.made and not any(
+    if pod_claim.created_for_pod and not any(
         owner.controller and owner.uid == pod.uid for owner in claim.metadata.owner_references
     ):
         raise ClaimError(
@@ -78,19 +78,19 @@ def requests_of(pod: Pod, container: Container, *, extended: bool = True) -> dic
     Raises ClaimError while one of them does not exist yet.
     """
     found: dict[str, list[str]] = {}
-    for one in pod.spec.resource_claims:
-        requests = [used.request for used in container.resources.claims if used.name == one.name]
-        if requests and (claim := _named(pod, one)) is not None:
+    for entry in pod.spec.resource_claims:
+        requests = [used.request for used in container.resources.claims if used.name == entry.name]
+        if requests and (claim := _resolve_claim(pod, entry)) is not None:
             found.setdefault(claim.name, []).extend(requests)
     status = pod.status.extended_resource_claim_status
     if extended and status is not None:
-        asked = {
+        requested = {
             name
             for name, amount in container.resources.requests.items()
             if amount.nanos and (is_extended_resource(name) or name.startswith(DEVICE_CLASS_PREFIX))
         }
         for mapping in status.request_mappings:
-            if mapping.container_name == container.name and mapping.resource_name in asked:
+            if mapping.container_name == container.name and mapping.resource_name in requested:
                 found.setdefault(status.resource_claim_name, []).append(mapping.request_name)
     return found
 
@@ -101,35 +101,39 @@ def serves(request: str, names: Collection[str]) -> bool:
     A device without names serves all. A name may be a subrequest, `gpu/small`; drivers mostly omit the last
     part.
     """
-    return not request or not names or any(_same(request, name) for name in names)
+    return not request or not names or any(_matches(request, name) for name in names)
 
 
 def claim_names(pod: Pod) -> Iterator[tuple[str, str]]:
     """Yield the pod's own name of each claim, and the claim's name, as far as they are known."""
-    for one in pod.spec.resource_claims:
+    for entry in pod.spec.resource_claims:
         try:
-            claim = _named(pod, one)
+            claim = _resolve_claim(pod, entry)
         except ClaimError:
             continue
         if claim is not None:
-            yield one.name, claim.name
+            yield entry.name, claim.name
 
 
-def _named(pod: Pod, wanted: PodResourceClaim) -> PodClaim | None:
+def _resolve_claim(pod: Pod, entry: PodResourceClaim) -> PodClaim | None:
     """Return the ResourceClaim for an entry of the pod's spec; None if the entry needs no claim."""
-    if wanted.resource_claim_name is not None:
-        return PodClaim(wanted.resource_claim_name)
-    if wanted.resource_claim_template_name is None:
+    if entry.resource_claim_name is not None:
+        return PodClaim(entry.resource_claim_name)
+    if entry.resource_claim_template_name is None:
         raise ClaimError(
-            f'pod "{pod.full_name}", spec.resourceClaim "{wanted.name}": none of the supported fields are set'
+            f'pod "{pod.full_name}", spec.resourceClaim "{entry.name}": none of the supported fields are set'
         )
-    for made in pod.status.resource_claim_statuses:
-        if made.name == wanted.name:
-            return PodClaim(made.resource_claim_name, made=True) if made.resource_claim_name else None
+    for status in pod.status.resource_claim_statuses:
+        if status.name == entry.name:
+            return (
+                PodClaim(status.resource_claim_name, created_for_pod=True)
+                if status.resource_claim_name
+                else None
+            )
     raise ClaimError(f'pod "{pod.full_name}": ResourceClaim not created yet')
 
 
-def _same(request: str, name: str) -> bool:
+def _matches(request: str, name: str) -> bool:
     shorter, longer = sorted((request, name), key=len)
     return shorter == longer or longer.startswith(f"{shorter}/")
 
@@ -187,7 +191,7 @@ class _Driver(msgspec.Struct):
     devices: list[_Device] | None = msgspec.field(name="Devices", default=None)
 
 
-class _Nothing(msgspec.Struct):
+class _EmptyStruct(msgspec.Struct):
     pass
 
 
@@ -195,7 +199,7 @@ class _Claim(msgspec.Struct):
     uid: str = msgspec.field(name="ClaimUID", default="")
     name: str = msgspec.field(name="ClaimName", default="")
     namespace: str = msgspec.field(name="Namespace", default="")
-    pods: dict[str, _Nothing] | None = msgspec.field(name="PodUIDs", default=None)
+    pods: dict[str, _EmptyStruct] | None = msgspec.field(name="PodUIDs", default=None)
     drivers: dict[str, _Driver] | None = msgspec.field(name="DriverState", default=None)
 
 
@@ -252,7 +256,7 @@ def decode(content: bytes) -> list[ClaimInfo]:
 
 def encode(records: Iterable[ClaimInfo]) -> bytes:
     """Return the file's content; equal claims yield equal bytes."""
-    claims = [_claim(record) for record in sorted(records, key=lambda one: one.key)]
+    claims = [_claim(record) for record in sorted(records, key=lambda record: record.key)]
     data = msgspec.json.encode(_Data(KIND, API_VERSION, claims))
     return msgspec.json.encode(_File(data.decode(), zlib.crc32(data)))
 
@@ -261,9 +265,13 @@ def _record(claim: _Claim) -> ClaimInfo:
     devices = {
         driver: tuple(
             PreparedDevice(
-                one.pool, one.device, tuple(one.requests or ()), tuple(one.cdi_devices or ()), one.share_id
+                device.pool,
+                device.device,
+                tuple(device.requests or ()),
+                tuple(device.cdi_devices or ()),
+                device.share_id,
             )
-            for one in state.devices or ()
+            for device in state.devices or ()
         )
         for driver, state in (claim.drivers or {}).items()
     }
@@ -274,12 +282,18 @@ def _claim(record: ClaimInfo) -> _Claim:
     drivers = {
         driver: _Driver(
             [
-                _Device(one.pool, one.device, one.share_id, list(one.requests) or None, list(one.cdi_devices))
-                for one in devices
+                _Device(
+                    device.pool,
+                    device.device,
+                    device.share_id,
+                    list(device.requests) or None,
+                    list(device.cdi_devices),
+                )
+                for device in devices
             ]
             or None
         )
         for driver, devices in sorted(record.devices.items())
     }
-    pods = {uid: _Nothing() for uid in sorted(record.pods)}
+    pods = {uid: _EmptyStruct() for uid in sorted(record.pods)}
     return _Claim(record.uid, record.name, record.namespace, pods, drivers)

@@ -1,8 +1,8 @@
 """Health of the devices of resource claims, as reported by DRA drivers.
 
-A report is valid for a limited time, HOLDS_SECONDS unless the driver specifies it; after that the health is
-unknown. Reports survive kubelet restarts in `dra_health_state`, in upstream's format, so that a restart does
-not make all devices unknown; an unreadable file is logged and ignored.
+A report is valid for a limited time, DEFAULT_VALIDITY_SECONDS unless the driver specifies it; after that the
+health is unknown. Reports survive kubelet restarts in `dra_health_state`, in upstream's format, so that a
+restart does not make all devices unknown; an unreadable file is logged and ignored.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
 FILE_NAME = "dra_health_state"
-HOLDS_SECONDS = 30.0
+DEFAULT_VALIDITY_SECONDS = 30.0
 """Seconds that a report is valid if the driver does not specify it."""
-MOST_SECONDS = 10.0 * 365 * 86400
+MAX_VALIDITY_SECONDS = 10.0 * 365 * 86400
 """Maximum validity in seconds; the file stores nanoseconds, which must fit into upstream's integers."""
-LONGEST_MESSAGE = 1024
+MAX_MESSAGE_BYTES = 1024
 _PRIVATE = 0o600
 _UNKNOWN = "Unknown"
 _NAMES = {pb.HEALTHY: "Healthy", pb.UNHEALTHY: "Unhealthy"}
@@ -40,30 +40,32 @@ Device = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Reported health of a device: `said` is a Unix time, `holds` the validity in seconds."""
+    """Reported health of a device: `reported_at` is a Unix time, `validity` is in seconds."""
 
     status: str
     message: str
-    holds: float
-    said: float
+    validity: float
+    reported_at: float
 
     def at(self, now: float) -> Health:
         """Return the health at a Unix time: unknown if the report has expired."""
-        fresh = now - self.said <= self.holds
-        return self if fresh else Health(_UNKNOWN, "", self.holds, self.said)
+        fresh = now - self.reported_at <= self.validity
+        return self if fresh else Health(_UNKNOWN, "", self.validity, self.reported_at)
 
     @property
-    def words(self) -> tuple[str, str, float]:
+    def content(self) -> tuple[str, str, float]:
         """Content of the report, without its time."""
-        return self.status, self.message, self.holds
+        return self.status, self.message, self.validity
 
 
 class _Device(msgspec.Struct):
     pool: str = msgspec.field(name="PoolName", default="")
     device: str = msgspec.field(name="DeviceName", default="")
     health: str = msgspec.field(name="Health", default=_UNKNOWN)
-    said: datetime = msgspec.field(name="LastUpdated", default_factory=lambda: datetime.fromtimestamp(0, UTC))
-    holds: int = msgspec.field(name="HealthCheckTimeout", default=0)
+    reported_at: datetime = msgspec.field(
+        name="LastUpdated", default_factory=lambda: datetime.fromtimestamp(0, UTC)
+    )
+    validity: int = msgspec.field(name="HealthCheckTimeout", default=0)
     message: str = msgspec.field(name="Message", default="")
 
 
@@ -72,35 +74,35 @@ class _Driver(msgspec.Struct):
 
 
 class DeviceHealthCache:
-    """Cache of device health (a `DeviceHealthListener` of `plugins`).
-
-    `changed` is called with a driver and its devices whose health changed.
-    """
+    """Cache of device health; `DraPluginRegistry` calls it with the reports of its plugins."""
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         tasks: TaskScope,
-        changed: Callable[[str, set[Device]], None] = lambda driver, devices: None,
         *,
         messages: bool = True,
         clock: Callable[[], float] = time,
     ) -> None:
         """Initialize; `messages` shows drivers' messages, `clock` returns Unix time in seconds."""
-        self._path = folder / FILE_NAME
+        self._path = directory / FILE_NAME
         self._tasks = tasks
-        self.changed = changed
         self._messages = messages
         self._clock = clock
         self._known: dict[str, dict[Device, Health]] = _read(self._path)
         self._saving: asyncio.Task[None] | None = None
         self._unsaved = False
+        self._listeners: list[Callable[[str, set[Device]], None]] = []
 
-    def told(self, driver: str, answer: pb.NodeWatchResourcesResponse) -> None:
+    def add_listener(self, listener: Callable[[str, set[Device]], None]) -> None:
+        """Call `listener` with a driver and its devices whose health changed; it must not block."""
+        self._listeners.append(listener)
+
+    def on_report(self, driver: str, response: pb.NodeWatchResourcesResponse) -> None:
         """Handle a new list of a driver."""
         now = self._clock()
         before = self._known.setdefault(driver, {})
-        after = updated(before, answer, now)
+        after = updated(before, response, now)
         different = {
             device
             for device, health in after.items()
@@ -109,17 +111,18 @@ class DeviceHealthCache:
         self._known[driver] = after
         if different:
             self._save_soon()
-            self.changed(driver, different)
+            for listener in self._listeners:
+                listener(driver, different)
 
-    def ended(self, driver: str) -> None:
+    def on_reports_ended(self, driver: str) -> None:
         """Drop the health of a driver whose reports have ended."""
         if self._known.pop(driver, None) is not None:
             self._save_soon()
 
-    def of(self, driver: str, device: PreparedDevice) -> ResourceHealth:
+    def health_of(self, driver: str, device: PreparedDevice) -> ResourceHealth:
         """Return the current health of a device for a pod's status."""
-        place = (device.pool, device.device)
-        health = self._known.get(driver, {}).get(place)
+        key = (device.pool, device.device)
+        health = self._known.get(driver, {}).get(key)
         found = health.at(self._clock()) if health is not None else None
         name = device.cdi_devices[0] if device.cdi_devices else f"{driver}/{device.pool}/{device.device}"
         message = found.message if found is not None and self._messages else ""
@@ -146,16 +149,16 @@ class DeviceHealthCache:
 
 
 def updated(
-    before: Mapping[Device, Health], answer: pb.NodeWatchResourcesResponse, now: float
+    before: Mapping[Device, Health], response: pb.NodeWatchResourcesResponse, now: float
 ) -> dict[Device, Health]:
     """Return the health after a driver's list; a device that it omits becomes unknown when it expires."""
     after = {device: health.at(now) for device, health in before.items()}
-    for one in answer.devices:
-        holds = float(one.health_check_timeout_seconds)
-        after[one.device.pool_name, one.device.device_name] = Health(
-            _NAMES.get(one.health, _UNKNOWN),
-            shortened(one.message),
-            min(holds, MOST_SECONDS) if holds > 0 else HOLDS_SECONDS,
+    for report in response.devices:
+        validity = float(report.health_check_timeout_seconds)
+        after[report.device.pool_name, report.device.device_name] = Health(
+            _NAMES.get(report.health, _UNKNOWN),
+            shortened(report.message),
+            min(validity, MAX_VALIDITY_SECONDS) if validity > 0 else DEFAULT_VALIDITY_SECONDS,
             now,
         )
     return after
@@ -164,13 +167,13 @@ def updated(
 def shortened(message: str) -> str:
     """Return a message cut to the maximum length of the API, in bytes."""
     encoded = message.encode()
-    if len(encoded) <= LONGEST_MESSAGE:
+    if len(encoded) <= MAX_MESSAGE_BYTES:
         return message
-    return encoded[: LONGEST_MESSAGE - 3].decode(errors="ignore") + "..."
+    return encoded[: MAX_MESSAGE_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def _differs(before: Health, after: Health) -> bool:
-    return before.words != after.words
+    return before.content != after.content
 
 
 def _read(path: Path) -> dict[str, dict[Device, Health]]:
@@ -183,10 +186,13 @@ def _read(path: Path) -> dict[str, dict[Device, Health]]:
         return {}
     return {
         driver: {
-            (one.pool, one.device): Health(
-                one.health, one.message, one.holds / 1e9 or HOLDS_SECONDS, one.said.timestamp()
+            (device.pool, device.device): Health(
+                device.health,
+                device.message,
+                device.validity / 1e9 or DEFAULT_VALIDITY_SECONDS,
+                device.reported_at.timestamp(),
             )
-            for one in (state.devices or {}).values()
+            for device in (state.devices or {}).values()
         }
         for driver, state in found.items()
     }
@@ -199,12 +205,12 @@ def _encode(known: Mapping[str, Mapping[Device, Health]]) -> bytes:
                 f"{pool}/{name}": _Device(
                     pool,
                     name,
-                    one.status,
-                    datetime.fromtimestamp(one.said, UTC),
-                    int(one.holds * 1e9),
-                    one.message,
+                    health.status,
+                    datetime.fromtimestamp(health.reported_at, UTC),
+                    int(health.validity * 1e9),
+                    health.message,
                 )
-                for (pool, name), one in sorted(devices.items())
+                for (pool, name), health in sorted(devices.items())
             }
         )
         for driver, devices in sorted(known.items())

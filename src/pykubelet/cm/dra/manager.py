@@ -38,10 +38,10 @@ from pykubelet.cm.dra.claims import (
     claim_names,
     drivers_of,
     encode,
+    pod_claims,
     read_state,
     requests_of,
     serves,
-    wanted_claims,
     write_state,
 )
 from pykubelet.cm.dra.health import DeviceHealthCache
@@ -73,20 +73,20 @@ def by_driver(records: Iterable[ClaimInfo]) -> dict[str, list[ClaimInfo]]:
 
 
 def read_prepared(
-    asked: Sequence[ClaimInfo], answer: pb.NodePrepareResourcesResponse
+    claims: Sequence[ClaimInfo], response: pb.NodePrepareResourcesResponse
 ) -> dict[str, tuple[PreparedDevice, ...]]:
     """Return the devices of each claim by UID. Raises ClaimError unless all were prepared."""
-    _check(_PREPARE, asked, answer.claims)
-    return {uid: tuple(map(_device, result.devices)) for uid, result in answer.claims.items()}
+    _check(_PREPARE, claims, response.claims)
+    return {uid: tuple(map(_device, result.devices)) for uid, result in response.claims.items()}
 
 
-def check_unprepared(asked: Sequence[ClaimInfo], answer: pb.NodeUnprepareResourcesResponse) -> None:
+def check_unprepared(claims: Sequence[ClaimInfo], response: pb.NodeUnprepareResourcesResponse) -> None:
     """Raise ClaimError unless all claims were unprepared."""
-    _check(_UNPREPARE, asked, answer.claims)
+    _check(_UNPREPARE, claims, response.claims)
 
 
-def _check(call: str, asked: Sequence[ClaimInfo], results: Mapping[str, _Result]) -> None:
-    names = {record.uid: record.name for record in asked}
+def _check(call: str, claims: Sequence[ClaimInfo], results: Mapping[str, _Result]) -> None:
+    names = {record.uid: record.name for record in claims}
     for uid in sorted(results):
         if uid not in names:
             raise ClaimError(f"{call} returned result for unknown claim UID {uid}")
@@ -112,14 +112,8 @@ SWEEP_SECONDS = 60.0
 Key = tuple[str, str]
 Active = Callable[[], Collection[str] | None]
 """Callback that returns the UIDs of the pods that may use claims, or None while unknown."""
-
-
-class Fetch(Protocol):
-    """Callback that fetches a claim."""
-
-    def __call__(self, namespace: str, name: str) -> Awaitable[ResourceClaim]:
-        """Return the current claim. Raises KubeError."""
-        ...
+FetchClaim = Callable[[str, str], Awaitable[ResourceClaim]]
+"""Callback that returns the current claim of a namespace and a name. Raises KubeError."""
 
 
 class DraManager:
@@ -127,17 +121,17 @@ class DraManager:
 
     def __init__(
         self,
-        folder: Path,
-        fetch: Fetch,
+        directory: Path,
+        fetch: FetchClaim,
         drivers: DraPluginRegistry,
         *,
         extended: bool = True,
         metrics: DraMetrics | None = None,
         health: DeviceHealthCache | None = None,
     ) -> None:
-        """Initialize; `folder` is the kubelet's root, `extended` enables claims for extended resources."""
+        """Initialize; `directory` is the kubelet's root, `extended` enables claims for extended resources."""
         self.drivers = drivers
-        self._path = folder / FILE_NAME
+        self._path = directory / FILE_NAME
         self._fetch = fetch
         self._extended = extended
         self._metrics = metrics or DraMetrics()
@@ -147,22 +141,21 @@ class DraManager:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
         self._saving = asyncio.Lock()
         self._saved: bytes | None = None
-        self._look = asyncio.Event()
+        self._resync = asyncio.Event()
         self._metrics.count(self._in_use)
-        drivers.listen(self._driver_changed)
+        drivers.add_listener(self._driver_changed)
 
-    def listen(self, wake: Callable[[str], None], wake_all: Callable[[Iterable[str]], None]) -> None:
-        """Set the callbacks that wake pod workers when a driver registers or device health changes."""
-        self.drivers.wake = wake
+    def add_health_listener(self, listener: Callable[[Iterable[str]], None]) -> None:
+        """Call `listener` with the UIDs of the pods that use devices whose health changed."""
         if self._health is not None:
-            self._health.changed = lambda driver, devices: wake_all(self.users(driver, devices))
+            self._health.add_listener(lambda driver, devices: listener(self.users(driver, devices)))
 
     async def prepare(self, pod: Pod) -> None:
         """Prepare all claims of a pod. Raises ClaimError. Idempotent, and may be cancelled at any point."""
         with self._metrics.operation("PrepareResources"):
             try:
-                if wanted := wanted_claims(pod, extended=self._extended):
-                    await self._prepare(pod, [await self._checked(pod, one) for one in wanted])
+                if claims := pod_claims(pod, extended=self._extended):
+                    await self._prepare(pod, [await self._checked(pod, claim) for claim in claims])
             except ClaimError as err:
                 raise ClaimError(f"prepare dynamic resources: {err}") from err
 
@@ -206,16 +199,16 @@ class DraManager:
             record = self._records.get((pod.metadata.namespace, names.get(used.name, "")))
             if record is None:
                 continue
-            told = [
-                self._health.of(driver, device)
+            reports = [
+                self._health.health_of(driver, device)
                 for driver, devices in sorted(record.devices.items())
                 for device in devices
                 if serves(used.request, device.requests)
             ]
-            if told:
+            if reports:
                 name = f"claim:{used.name}/{used.request}" if used.request else f"claim:{used.name}"
-                each = {one.resource_id: one for one in reversed(told)}
-                found[name] = ResourceStatus(name=name, resources=list(reversed(each.values())))
+                by_id = {report.resource_id: report for report in reversed(reports)}
+                found[name] = ResourceStatus(name=name, resources=list(reversed(by_id.values())))
         return list(found.values())
 
     def users(self, driver: str, devices: Collection[tuple[str, str]]) -> set[str]:
@@ -223,7 +216,7 @@ class DraManager:
         return {
             uid
             for record in self._records.values()
-            if any((one.pool, one.device) in devices for one in record.devices.get(driver, ()))
+            if any((device.pool, device.device) in devices for device in record.devices.get(driver, ()))
             for uid in record.pods
         }
 
@@ -236,44 +229,47 @@ class DraManager:
 
         Runs every SWEEP_SECONDS, and when a driver becomes usable.
         """
-        complaints: dict[str, ErrorLogLimiter] = {}
+        error_logs: dict[str, ErrorLogLimiter] = {}
         clock = asyncio.get_running_loop().time
         while True:
-            self._look.clear()
-            for uid in self._gone(active()):
-                complaint = complaints.setdefault(
-                    uid, ErrorLogLimiter(log, "Cannot give back the claims of a pod that is gone", podUID=uid)
+            self._resync.clear()
+            for uid in self._removed_pods(active()):
+                error_log = error_logs.setdefault(
+                    uid,
+                    ErrorLogLimiter(
+                        log, "Failed to unprepare resource claims of removed pod, will retry", podUID=uid
+                    ),
                 )
                 try:
                     await self._unprepare(uid)
                 except ClaimError as err:
-                    complaint.failed(err, clock())
+                    error_log.failed(err, clock())
                 else:
-                    complaint.succeeded(clock())
-                    del complaints[uid]
+                    error_log.succeeded(clock())
+                    del error_logs[uid]
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
-                    await self._look.wait()
+                    await self._resync.wait()
             except TimeoutError:
                 continue
 
     # Preparing
 
-    async def _checked(self, pod: Pod, wanted: PodClaim) -> ClaimInfo:
+    async def _checked(self, pod: Pod, pod_claim: PodClaim) -> ClaimInfo:
         """Fetch a claim and return its record, if the pod may use it and its drivers are registered."""
         try:
-            claim = await self._fetch(pod.metadata.namespace, wanted.name)
+            claim = await self._fetch(pod.metadata.namespace, pod_claim.name)
         except KubeError as err:
-            raise ClaimError(f"fetch ResourceClaim {wanted.name}: {err_text(err)}") from err
-        drivers = drivers_of(pod, wanted, claim)
+            raise ClaimError(f"fetch ResourceClaim {pod_claim.name}: {err_text(err)}") from err
+        drivers = drivers_of(pod, pod_claim, claim)
         for driver in drivers:
             self.drivers.needed(driver, pod.uid)
         return ClaimInfo(
-            pod.metadata.namespace, wanted.name, claim.metadata.uid, devices=dict.fromkeys(drivers, ())
+            pod.metadata.namespace, pod_claim.name, claim.metadata.uid, devices=dict.fromkeys(drivers, ())
         )
 
     async def _prepare(self, pod: Pod, fresh: Sequence[ClaimInfo]) -> None:
-        async with self._alone(record.key for record in fresh):
+        async with self._locked(record.key for record in fresh):
             for record in fresh:
                 known = self._records.get(record.key)
                 if known is not None and known.uid != record.uid:
@@ -289,11 +285,11 @@ class DraManager:
             for driver, claims in by_driver(due).items():
                 plugin = self.drivers.needed(driver, pod.uid)
                 try:
-                    answer = await plugin.prepare(claims)
+                    response = await plugin.prepare(claims)
                 except PluginError as err:
                     raise ClaimError(f"NodePrepareResources: {err}") from err
-                for uid, devices in read_prepared(claims, answer).items():
-                    next(one for one in claims if one.uid == uid).devices[driver] = devices
+                for uid, devices in read_prepared(claims, response).items():
+                    next(claim for claim in claims if claim.uid == uid).devices[driver] = devices
             for record in due:
                 record.prepared = True
             await self._save()
@@ -304,7 +300,7 @@ class DraManager:
         self.drivers.forget(uid)
         if not (keys := {record.key for record in self.records(uid)}):
             return
-        async with self._alone(keys):
+        async with self._locked(keys):
             mine = [record for record in self.records(uid) if record.key in keys]
             last = [record for record in mine if record.pods == {uid}]
             for record in mine:
@@ -328,7 +324,7 @@ class DraManager:
         if failed:
             raise ClaimError("; ".join(failed.values()))
 
-    def _gone(self, active: Collection[str] | None) -> list[str]:
+    def _removed_pods(self, active: Collection[str] | None) -> list[str]:
         if active is None:
             return []
         known = {uid for record in self._records.values() for uid in record.pods}
@@ -336,12 +332,12 @@ class DraManager:
 
     def _driver_changed(self, driver: str, usable: bool) -> None:
         if usable:
-            self._look.set()
+            self._resync.set()
 
     # Records
 
     @asynccontextmanager
-    async def _alone(self, keys: Iterable[Key]) -> AsyncIterator[None]:
+    async def _locked(self, keys: Iterable[Key]) -> AsyncIterator[None]:
         """Lock these claims within the block, in sorted order to avoid deadlocks."""
         async with AsyncExitStack() as stack:
             for key in sorted(set(keys)):
@@ -376,8 +372,8 @@ class DraManager:
 
 def _use(record: ClaimInfo) -> ClaimUse:
     devices = tuple(
-        ClaimedDevice(driver, one.pool, one.device, one.cdi_devices, one.share_id)
-        for driver, given in sorted(record.devices.items())
-        for one in given
+        ClaimedDevice(driver, device.pool, device.device, device.cdi_devices, device.share_id)
+        for driver, prepared in sorted(record.devices.items())
+        for device in prepared
     )
     return ClaimUse(record.namespace, record.name, devices)

@@ -42,19 +42,19 @@ class DraMetrics:
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
         """Observe the duration of the block as an operation for a pod."""
-        began, failed = perf_counter(), "false"
+        started_at, failed = perf_counter(), "false"
         try:
             yield
         except ClaimError:
             failed = "true"
             raise
         finally:
-            self._operations.labels(name, failed).observe(perf_counter() - began)
+            self._operations.labels(name, failed).observe(perf_counter() - started_at)
 
     @contextmanager
     def call(self, driver: str, method: str) -> Iterator[None]:
         """Observe the duration of the block as a call to a driver."""
-        began, code = perf_counter(), "Canceled"
+        started_at, code = perf_counter(), "Canceled"
         try:
             yield
             code = "OK"
@@ -62,7 +62,7 @@ class DraMetrics:
             code = err.code
             raise
         finally:
-            self._calls.labels(driver, method, code).observe(perf_counter() - began)
+            self._calls.labels(driver, method, code).observe(perf_counter() - started_at)
 
     def count(self, in_use: Callable[[], Mapping[str, int]]) -> None:
         """Export the number of prepared claims, by driver."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
 from pykubelet.cm.dra import dra_health_pb2 as health_pb
 from pykubelet.cm.dra import dra_pb2 as pb
 from pykubelet.cm.dra.claims import ClaimError, ClaimInfo
+from pykubelet.cm.dra.health import DeviceHealthCache
 from pykubelet.cm.dra.metrics import DraMetrics
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import call_plugin
@@ -43,16 +44,6 @@ _SERVICES = {
 _HEALTH = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
 
 
-class DeviceHealthListener(Protocol):
-    """Receiver of device health reports."""
-
-    def told(self, driver: str, answer: health_pb.NodeWatchResourcesResponse) -> None:
-        """Handle a new list of a driver."""
-
-    def ended(self, driver: str) -> None:
-        """Handle the end of a driver's reports."""
-
-
 @dataclass(slots=True, eq=False)
 class DriverPlugin:
     """A plugin of a DRA driver."""
@@ -63,7 +54,7 @@ class DriverPlugin:
     service: str
     metrics: DraMetrics
     connected: bool = False
-    tells: bool = False
+    reporting: bool = False
     """Whether its stream of health reports is open and has reported."""
 
     @property
@@ -97,29 +88,32 @@ class DraPluginRegistry:
         self,
         tasks: TaskScope,
         metrics: DraMetrics | None = None,
-        health: DeviceHealthListener | None = None,
-        wake: Callable[[str], None] = lambda uid: None,
+        health: DeviceHealthCache | None = None,
     ) -> None:
-        """Initialize; without `health` no reports are requested; `wake` wakes a pod's worker."""
+        """Initialize; without `health` no reports are requested."""
         self._tasks = tasks
         self._metrics = metrics or DraMetrics()
         self._health = health
-        self.wake = wake
         self._plugins: dict[str, list[DriverPlugin]] = {}
         self._watches: dict[DriverPlugin, asyncio.Task[None]] = {}
         self._waiting: dict[str, set[str]] = {}
         self._listeners: list[Callable[[str, bool], None]] = []
+        self._pod_listeners: list[Callable[[str], None]] = []
 
-    def listen(self, listener: Callable[[str, bool], None]) -> None:
+    def add_listener(self, listener: Callable[[str, bool], None]) -> None:
         """Call `listener` with a driver's name and whether it is usable, when that may have changed."""
         self._listeners.append(listener)
+
+    def add_pod_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the UID of each pod whose missing driver has registered."""
+        self._pod_listeners.append(listener)
 
     def get(self, driver: str) -> DriverPlugin:
         """Return the plugin to call. Raises ClaimError when the driver is not registered."""
         plugins = self._plugins.get(driver)
         if not plugins:
             raise ClaimError(f"DRA driver {driver} is not registered")
-        reachable = [one for one in plugins if one.connected]
+        reachable = [plugin for plugin in plugins if plugin.connected]
         return (reachable or plugins)[-1]
 
     def needed(self, driver: str, uid: str) -> DriverPlugin:
@@ -156,8 +150,8 @@ class DraPluginRegistry:
     async def register(self, plugin: Plugin) -> None:
         """Put a plugin into service, in addition to others of its driver."""
         self.validate(plugin)
-        beside = self._plugins.get(plugin.name, ())
-        if any(one.plugin.endpoint == plugin.endpoint for one in beside):
+        existing = self._plugins.get(plugin.name, ())
+        if any(other.plugin.endpoint == plugin.endpoint for other in existing):
             raise RegistrationRefused(
                 f"endpoint {plugin.endpoint} already registered for DRA driver plugin {plugin.name}"
             )
@@ -168,15 +162,16 @@ class DraPluginRegistry:
         log.info("Registered DRA driver plugin", driver=plugin.name, endpoint=plugin.endpoint)
         self._changed(plugin.name)
         for uid in sorted(self._waiting.pop(plugin.name, ())):
-            self.wake(uid)
+            for listener in self._pod_listeners:
+                listener(uid)
 
     async def deregister(self, plugin: Plugin) -> None:
         """Remove a plugin; other plugins of its driver stay, including older ones."""
         plugins = self._plugins.get(plugin.name, [])
-        for found in [one for one in plugins if one.plugin is plugin]:
+        for found in [registered for registered in plugins if registered.plugin is plugin]:
             plugins.remove(found)
             self._watches.pop(found).cancel()
-            found.connected = found.tells = False
+            found.connected = found.reporting = False
         if not plugins:
             self._plugins.pop(plugin.name, None)
         self._health_ended(plugin.name)
@@ -185,14 +180,14 @@ class DraPluginRegistry:
     # A plugin's connection
 
     async def _watch(self, plugin: DriverPlugin) -> NoReturn:
-        pause = RECONNECT_SECONDS[0]
+        delay = RECONNECT_SECONDS[0]
         while True:
             try:
                 connection = await _connected(plugin.path)
             except OSError as err:
                 log.v(4).info("Failed to connect to DRA driver plugin", driver=plugin.driver, err=err)
             else:
-                pause = RECONNECT_SECONDS[0]
+                delay = RECONNECT_SECONDS[0]
                 plugin.connected = True
                 self._changed(plugin.driver)
                 try:
@@ -202,8 +197,8 @@ class DraPluginRegistry:
                     plugin.connected = False
                 log.v(2).info("DRA driver plugin disconnected", driver=plugin.driver, endpoint=plugin.path)
                 self._changed(plugin.driver)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, RECONNECT_SECONDS[1])
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RECONNECT_SECONDS[1])
 
     async def _listen(self, plugin: DriverPlugin, connection: _Connection) -> None:
         """Receive health reports until the connection ends."""
@@ -211,13 +206,15 @@ class DraPluginRegistry:
             call = connection.call(_HEALTH, health_pb.NodeWatchResourcesRequest().SerializeToString())
             try:
                 while (message := await call.read()) is not None:
-                    plugin.tells = True
-                    self._health.told(plugin.driver, health_pb.NodeWatchResourcesResponse.FromString(message))
+                    plugin.reporting = True
+                    self._health.on_report(
+                        plugin.driver, health_pb.NodeWatchResourcesResponse.FromString(message)
+                    )
             except DecodeError as err:
                 log.error(err, "Failed to decode device health of DRA driver", driver=plugin.driver)
             finally:
                 call.cancel()
-                plugin.tells = False
+                plugin.reporting = False
             self._health_ended(plugin.driver)
             if call.status is not None and call.status.code == "UNIMPLEMENTED":
                 break
@@ -226,11 +223,11 @@ class DraPluginRegistry:
 
     def _health_ended(self, driver: str) -> None:
         """Drop a driver's health, unless another of its plugins still reports: it would not repeat it."""
-        if self._health is not None and not any(one.tells for one in self._plugins.get(driver, ())):
-            self._health.ended(driver)
+        if self._health is not None and not any(plugin.reporting for plugin in self._plugins.get(driver, ())):
+            self._health.on_reports_ended(driver)
 
     def _changed(self, driver: str) -> None:
-        usable = any(one.connected for one in self._plugins.get(driver, ()))
+        usable = any(plugin.connected for plugin in self._plugins.get(driver, ()))
         for listener in self._listeners:
             listener(driver, usable)
 

@@ -23,7 +23,7 @@ RESOURCE_SLICES = Resource(
 )
 DELAY_SECONDS = 30.0
 """Seconds that a driver may be unavailable before its slices are deleted."""
-LONGEST_PAUSE_SECONDS = 300.0
+MAX_DELAY_SECONDS = 300.0
 
 
 class ResourceSliceCleaner:
@@ -34,20 +34,20 @@ class ResourceSliceCleaner:
         api: ApiClient,
         node_name: str,
         tasks: TaskScope,
-        node_there: Callable[[], Awaitable[None]],
+        wait_node_registered: Callable[[], Awaitable[None]],
         delay: float = DELAY_SECONDS,
     ) -> None:
-        """Initialize; `node_there` waits until the node is registered, which its authorization requires."""
+        """Initialize; `wait_node_registered` waits for the Node object, which authorization requires."""
         self._api = api
         self._node = node_name
         self._tasks = tasks
-        self._node_there = node_there
+        self._wait_node_registered = wait_node_registered
         self._delay = delay
         self._pending: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Delete all slices: no driver has registered with this kubelet process yet."""
-        self._tasks.start(self._wipe(""), name="dra-slices")
+        self._tasks.start(self._delete(""), name="dra-slices")
 
     def driver_changed(self, driver: str, usable: bool) -> None:
         """Handle a driver that became usable or unusable; the delay counts from the first loss."""
@@ -55,20 +55,18 @@ class ResourceSliceCleaner:
             if (pending := self._pending.pop(driver, None)) is not None:
                 pending.cancel()
         elif driver not in self._pending:
-            self._pending[driver] = self._tasks.start(self._wipe_later(driver), name=f"dra-slices {driver}")
+            self._pending[driver] = self._tasks.start(self._delete_later(driver), name=f"dra-slices {driver}")
 
-    async def _wipe_later(self, driver: str) -> None:
+    async def _delete_later(self, driver: str) -> None:
         await asyncio.sleep(self._delay)
-        await self._wipe(driver)
+        await self._delete(driver)
         self._pending.pop(driver, None)
 
-    async def _wipe(self, driver: str) -> None:
+    async def _delete(self, driver: str) -> None:
         selector = f"spec.nodeName={self._node}" + (f",spec.driver={driver}" if driver else "")
-        pauses = Backoff(first=1.0, limit=LONGEST_PAUSE_SECONDS)
-        complaints = ErrorLogLimiter(
-            log, "Cannot take back ResourceSlices, will try again", selector=selector
-        )
-        await self._node_there()
+        backoff = Backoff(first=1.0, limit=MAX_DELAY_SECONDS)
+        error_log = ErrorLogLimiter(log, "Failed to delete ResourceSlices, will retry", selector=selector)
+        await self._wait_node_registered()
         clock = asyncio.get_running_loop().time
         while True:
             try:
@@ -77,9 +75,9 @@ class ResourceSliceCleaner:
                 # The API server does not serve this kind.
                 return
             except KubeError as err:
-                complaints.failed(err, clock())
-                await self._api.pause(pauses.next(clock(), type(err)))
+                error_log.failed(err, clock())
+                await self._api.pause(backoff.next(clock(), type(err)))
             else:
-                complaints.succeeded(clock())
+                error_log.succeeded(clock())
                 log.v(3).info("Deleted ResourceSlices", selector=selector)
                 return

@@ -26,13 +26,13 @@ from pykubelet.cm.memory.numa_memory import (
     Requests,
     choose_nodes,
     container_requests,
-    given_back,
     hints_again,
     hints_for,
     pod_requests,
     same,
-    taken,
     untouched,
+    with_allocated,
+    with_released,
 )
 from pykubelet.cm.memory.numa_nodes import MemoryNode, reserved_by_node
 from pykubelet.cm.memory.state import MemoryState, corrupted, read_state, write_state
@@ -72,16 +72,16 @@ class MemoryManager:
         state_file: Path,
         nodes: Sequence[MemoryNode] = (),
         reservations: Sequence[MemoryReservation] = (),
-        kept: Resources | None = None,
+        reserved: Resources | None = None,
         *,
         pod_level: bool = True,
         metrics: MemoryMetrics | None = None,
     ) -> None:
         """Restore the state file, or create it.
 
-        `reservations` is `reservedMemory`; `kept` are the host's total reservations. `pod_level` is whether
-        pod-level resources count: feature gate `PodLevelResources`. Raises PolicyError, and OSError when the
-        file cannot be written.
+        `reservations` is `reservedMemory`; `reserved` are the host's total reservations. `pod_level` is
+        whether pod-level resources count: feature gate `PodLevelResources`. Raises PolicyError, and OSError
+        when the file cannot be written.
         """
         self.policy = policy
         self._file = state_file
@@ -90,7 +90,7 @@ class MemoryManager:
         self._unsaved = False
         machine: Machine = {}
         if policy == "Static":
-            machine = untouched(nodes, reserved_by_node(nodes, reservations, kept or {}))
+            machine = untouched(nodes, reserved_by_node(nodes, reservations, reserved or {}))
         self._state = _restored(state_file, policy, machine)
         write_state(state_file, self._state)
 
@@ -141,10 +141,10 @@ class MemoryManager:
         reusable = self._reusable(pod, container)
         nodes = choose_nodes(self._state.machine_state, requests, reusable, chosen)
         blocks = [MemoryBlock(tuple(sorted(nodes)), name, size) for name, size in sorted(requests.items())]
-        there = reusable.get(nodes, {})
-        self._state.machine_state = taken(
+        reused = reusable.get(nodes, {})
+        self._state.machine_state = with_allocated(
             self._state.machine_state,
-            (replace(block, size=max(0, block.size - there.get(block.type, 0))) for block in blocks),
+            (replace(block, size=max(0, block.size - reused.get(block.type, 0))) for block in blocks),
         )
         for block in blocks:
             self._take_over(pod, container, block)
@@ -173,7 +173,7 @@ class MemoryManager:
         """Release the memory of a terminated pod: none of its containers runs or will run again."""
         self._remove([(uid, name) for name in self._state.entries.get(uid, {})])
 
-    def keep_only(self, uids: AbstractSet[str]) -> None:
+    def retain(self, uids: AbstractSet[str]) -> None:
         """Release the memory of all pods except these.
 
         To be called only when all pod sources are synced: a pod that is not known yet is not gone.
@@ -227,8 +227,8 @@ class MemoryManager:
         found: dict[frozenset[int], Requests] = {}
         for init in _before(pod, container):
             for block in self._find(pod.uid, init.name) or ():
-                there = found.setdefault(frozenset(block.numa_affinity), {})
-                there[block.type] = there.get(block.type, 0) + block.size
+                amounts = found.setdefault(frozenset(block.numa_affinity), {})
+                amounts[block.type] = amounts.get(block.type, 0) + block.size
         return found
 
     def _take_over(self, pod: Pod, container: Container, block: MemoryBlock) -> None:
@@ -250,7 +250,7 @@ class MemoryManager:
             blocks = self._state.entries[uid].pop(name)
             if not self._state.entries[uid]:
                 del self._state.entries[uid]
-            self._state.machine_state = given_back(self._state.machine_state, blocks)
+            self._state.machine_state = with_released(self._state.machine_state, blocks)
             log.v(2).info("Released memory", podUID=uid, containerName=name)
         if containers:
             self._save()
@@ -288,7 +288,7 @@ def _restored(path: Path, policy: str, machine: Machine) -> MemoryState:
         block for containers in state.entries.values() for some in containers.values() for block in some
     ]
     try:
-        expected = taken(machine, blocks)
+        expected = with_allocated(machine, blocks)
     except PolicyError as err:
         raise corrupted(path, str(err)) from err
     if not same(state.machine_state, expected):

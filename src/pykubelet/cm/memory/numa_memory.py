@@ -61,18 +61,19 @@ def untouched(nodes: Iterable[MemoryNode], reserved: Reserved) -> Machine:
     """Return the tables of a host without any allocation."""
     machine = {}
     for node in nodes:
-        kept = reserved.get(node.number, {})
+        node_reserved = reserved.get(node.number, {})
         tables = {
-            resource: _table(size, 0, kept.get(resource, 0)) for resource, size in node.huge_pages.items()
+            resource: _table(size, 0, node_reserved.get(resource, 0))
+            for resource, size in node.huge_pages.items()
         }
         # Huge pages are set aside from the memory of the node.
         pages = sum(node.huge_pages.values())
-        tables["memory"] = _table(node.memory, pages, kept.get("memory", 0))
+        tables["memory"] = _table(node.memory, pages, node_reserved.get("memory", 0))
         machine[node.number] = NodeMemory(0, tables, [node.number])
     return machine
 
 
-def taken(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
+def with_allocated(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     """Return the tables after allocating these blocks, from the lowest node of a group first.
 
     Raises PolicyError when a block is of a node or a resource that the host does not have.
@@ -92,7 +93,7 @@ def taken(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     return changed
 
 
-def given_back(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
+def with_released(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     """Return the tables after releasing these blocks; an unused node leaves its group."""
     changed = copied(machine)
     for block in blocks:
@@ -107,9 +108,9 @@ def given_back(machine: Machine, blocks: Iterable[MemoryBlock]) -> Machine:
     return changed
 
 
-def same(one: Machine, other: Machine) -> bool:
+def same(left: Machine, right: Machine) -> bool:
     """Return whether two tables are equal, regardless of how usage is spread over the nodes of a group."""
-    return _outline(one) == _outline(other)
+    return _outline(left) == _outline(right)
 
 
 def copied(machine: Machine) -> Machine:
@@ -130,9 +131,9 @@ def total(machine: Machine, numbers: Iterable[int], resource: str, column: str) 
     return sum(getattr(table, column) for table in tables if table is not None)
 
 
-def _table(size: int, elsewhere: int, kept: int) -> MemoryTable:
-    left = size - elsewhere - kept
-    return MemoryTable(size, kept, left, 0, left)
+def _table(size: int, huge_pages: int, reserved: int) -> MemoryTable:
+    left = size - huge_pages - reserved
+    return MemoryTable(size, reserved, left, 0, left)
 
 
 def _outline(machine: Machine) -> Mapping[int, object]:

@@ -39,27 +39,27 @@ def read_memory_nodes(root: Path = Path("/")) -> list[MemoryNode]:
 
     A kernel without NUMA is one node with all memory. Raises OSError when /sys or /proc cannot be read.
     """
-    folder = root / "sys/devices/system/node"
+    directory = root / "sys/devices/system/node"
     numbers = sorted(
         int(path.name.removeprefix("node"))
-        for path in folder.glob("node[0-9]*")
+        for path in directory.glob("node[0-9]*")
         if path.name.removeprefix("node").isdigit()
     )
     if not numbers:
         pages = _huge_pages(root / "sys/kernel/mm/hugepages")
         return [MemoryNode(0, _memory((root / "proc/meminfo").read_text()), pages)]
-    return [_read(folder / f"node{number}", number, numbers) for number in numbers]
+    return [_read(directory / f"node{number}", number, numbers) for number in numbers]
 
 
-def _read(folder: Path, number: int, numbers: list[int]) -> MemoryNode:
+def _read(directory: Path, number: int, numbers: list[int]) -> MemoryNode:
     try:
-        words = (folder / "distance").read_text().split()
+        columns = (directory / "distance").read_text().split()
     except FileNotFoundError:
-        words = []
+        columns = []
     # The kernel writes one column per existing node, and numbers may have gaps.
-    distances = dict(zip(numbers, map(int, words), strict=True)) if len(words) == len(numbers) else {}
-    memory = _memory((folder / "meminfo").read_text())
-    return MemoryNode(number, memory, _huge_pages(folder / "hugepages"), distances)
+    distances = dict(zip(numbers, map(int, columns), strict=True)) if len(columns) == len(numbers) else {}
+    memory = _memory((directory / "meminfo").read_text())
+    return MemoryNode(number, memory, _huge_pages(directory / "hugepages"), distances)
 
 
 def _memory(meminfo: str) -> int:
@@ -67,9 +67,9 @@ def _memory(meminfo: str) -> int:
     return int(found[1]) * 1024 if found else 0
 
 
-def _huge_pages(folder: Path) -> dict[str, int]:
+def _huge_pages(directory: Path) -> dict[str, int]:
     found = {}
-    for path in folder.glob("hugepages-*kB"):
+    for path in directory.glob("hugepages-*kB"):
         size = int(path.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
         pages = int((path / "nr_hugepages").read_text())
         found[f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}"] = size * pages
@@ -78,7 +78,7 @@ def _huge_pages(folder: Path) -> dict[str, int]:
 
 Reserved = Mapping[int, Mapping[str, int]]
 """Bytes that pods cannot use, by NUMA node and resource."""
-_NOTHING = Quantity.of(0)
+_ZERO = Quantity.of(0)
 
 
 def is_memory(resource: str) -> bool:
@@ -87,9 +87,9 @@ def is_memory(resource: str) -> bool:
 
 
 def reserved_by_node(
-    nodes: Sequence[MemoryNode], reservations: Sequence[MemoryReservation], kept: Resources
+    nodes: Sequence[MemoryNode], reservations: Sequence[MemoryReservation], total_reserved: Resources
 ) -> Reserved:
-    """Return the reserved bytes of each NUMA node; `kept` are the host's total reservations.
+    """Return the reserved bytes of each NUMA node; `total_reserved` are the host's total reservations.
 
     Raises PolicyError when the two differ, or the host does not have that much.
     """
@@ -108,8 +108,8 @@ def reserved_by_node(
                 raise PolicyError(f"reservedMemory: {text} of {resource} is not a whole number of bytes")
             totals[resource] = totals.get(resource, 0) + amount.nanos
             reserved[number][resource] = int(amount)
-    for resource in sorted({*totals, *filter(is_memory, kept)}):
-        _check_total(resource, totals.get(resource, 0), kept.get(resource, _NOTHING).nanos)
+    for resource in sorted({*totals, *filter(is_memory, total_reserved)}):
+        _check_total(resource, totals.get(resource, 0), total_reserved.get(resource, _ZERO).nanos)
     if not totals.get("memory"):
         raise PolicyError(
             "memoryManagerPolicy: Static needs memory that is reserved for the system: set reservedMemory, "
@@ -120,12 +120,12 @@ def reserved_by_node(
     return reserved
 
 
-def _check_total(resource: str, total: int, kept: int) -> None:
-    if total != kept:
+def _check_total(resource: str, total: int, expected: int) -> None:
+    if total != expected:
         raise PolicyError(
             f"reservedMemory: the total amount {Quantity(total, 'binary')} of {resource} over all NUMA nodes "
-            f"is not equal to {Quantity(kept, 'binary')}, which kubeReserved, systemReserved, evictionHard "
-            "keep from pods: make them the same"
+            f"is not equal to {Quantity(expected, 'binary')}, which kubeReserved, systemReserved, "
+            "evictionHard keep from pods: make them the same"
         )
 
 

@@ -24,7 +24,7 @@ from pykubelet.util.rate_limiter import TokenBucket
 
 SOCKET_NAME = "kubelet.sock"
 QPS, BURST = 100.0, 10
-_FOLDER_MODE = 0o750
+_DIRECTORY_MODE = 0o750
 _V1, _V1ALPHA1 = "v1", "v1alpha1"
 Devices = Mapping[str, Mapping[str, frozenset[int]]]
 """NUMA nodes by resource and device ID."""
@@ -109,11 +109,11 @@ class PodResourcesMetrics:
 
 @asynccontextmanager
 async def serving_pod_resources(
-    folder: Path, facts: ResourceFacts, metrics: PodResourcesMetrics | None = None
+    directory: Path, facts: ResourceFacts, metrics: PodResourcesMetrics | None = None
 ) -> AsyncIterator[None]:
     """Serve the API on a socket in this directory, creating it, within the block. Raises OSError."""
-    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-    async with serving(folder / SOCKET_NAME, methods(facts, metrics or PodResourcesMetrics())):
+    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    async with serving(directory / SOCKET_NAME, methods(facts, metrics or PodResourcesMetrics())):
         yield
 
 
@@ -121,7 +121,7 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
     """Return the methods of the API's versions v1 and v1alpha1."""
     bucket = TokenBucket(QPS, BURST)
 
-    def limited(version: str, kind: str, answer: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    def limited(version: str, kind: str, respond: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         async def call(request: Any) -> Any:
             if not bucket.take_if_free(asyncio.get_running_loop().time()):
                 raise GrpcError("RESOURCE_EXHAUSTED", "rejected by rate limit")
@@ -129,7 +129,7 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
             if version == _V1:
                 metrics.requests[kind].labels(version).inc()
             try:
-                return answer(request)
+                return respond(request)
             except GrpcError:
                 metrics.errors[kind].labels(version).inc()
                 raise
@@ -154,7 +154,9 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
 
 def list_pods(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
     """Return the response to List."""
-    return pb.ListPodResourcesResponse(pod_resources=[_of_pod(facts, pod) for pod in facts.active_pods()])
+    return pb.ListPodResourcesResponse(
+        pod_resources=[_pod_resources(facts, pod) for pod in facts.active_pods()]
+    )
 
 
 def list_devices(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
@@ -162,15 +164,15 @@ def list_devices(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
 
     It is a subset of the response of v1, in the same fields.
     """
-    answer = pb.ListPodResourcesResponse()
+    response = pb.ListPodResourcesResponse()
     for pod in facts.active_pods():
-        entry = answer.pod_resources.add(name=pod.metadata.name, namespace=pod.metadata.namespace)
+        entry = response.pod_resources.add(name=pod.metadata.name, namespace=pod.metadata.namespace)
         for container in pod.spec.containers:
             mine = entry.containers.add(name=container.name)
             for resource, devices in facts.devices(pod.metadata.uid, container.name).items():
-                for one in devices:
-                    mine.devices.add(resource_name=resource, device_ids=[one])
-    return answer
+                for device_id in devices:
+                    mine.devices.add(resource_name=resource, device_ids=[device_id])
+    return response
 
 
 def get_pod(facts: ResourceFacts, request: pb.GetPodResourcesRequest) -> pb.GetPodResourcesResponse:
@@ -179,7 +181,7 @@ def get_pod(facts: ResourceFacts, request: pb.GetPodResourcesRequest) -> pb.GetP
     if pod is None:
         text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
         raise GrpcError("UNKNOWN", text)
-    return pb.GetPodResourcesResponse(pod_resources=_of_pod(facts, pod))
+    return pb.GetPodResourcesResponse(pod_resources=_pod_resources(facts, pod))
 
 
 def allocatable(facts: ResourceFacts) -> pb.AllocatableResourcesResponse:
@@ -191,17 +193,17 @@ def allocatable(facts: ResourceFacts) -> pb.AllocatableResourcesResponse:
     )
 
 
-def _of_pod(facts: ResourceFacts, pod: Pod) -> pb.PodResources:
+def _pod_resources(facts: ResourceFacts, pod: Pod) -> pb.PodResources:
     # Other init containers have ended when clients query the pod.
     containers = (*filter(is_sidecar, pod.spec.init_containers), *pod.spec.containers)
     return pb.PodResources(
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
-        containers=[_of_container(facts, pod, one) for one in containers],
+        containers=[_container_resources(facts, pod, container) for container in containers],
     )
 
 
-def _of_container(facts: ResourceFacts, pod: Pod, container: Container) -> pb.ContainerResources:
+def _container_resources(facts: ResourceFacts, pod: Pod, container: Container) -> pb.ContainerResources:
     uid = pod.metadata.uid
     return pb.ContainerResources(
         name=container.name,
@@ -214,15 +216,15 @@ def _of_container(facts: ResourceFacts, pod: Pod, container: Container) -> pb.Co
 
 def _devices(devices: Devices) -> list[pb.ContainerDevices]:
     """Return one entry per device and NUMA node, like upstream."""
-    answer = []
+    entries = []
     for resource, ids in devices.items():
-        for one, nodes in ids.items():
-            places: list[pb.TopologyInfo | None] = [_topology([node]) for node in sorted(nodes)] or [None]
-            answer += [
-                pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=place)
-                for place in places
+        for device_id, nodes in ids.items():
+            topologies: list[pb.TopologyInfo | None] = [_topology([node]) for node in sorted(nodes)] or [None]
+            entries += [
+                pb.ContainerDevices(resource_name=resource, device_ids=[device_id], topology=topology)
+                for topology in topologies
             ]
-    return answer
+    return entries
 
 
 def _memory(use: MemoryUse) -> pb.ContainerMemory:
@@ -235,13 +237,13 @@ def _claim(use: ClaimUse) -> pb.DynamicResource:
         claim_namespace=use.namespace,
         claim_resources=[
             pb.ClaimResource(
-                cdi_devices=[pb.CDIDevice(name=name) for name in one.cdi_devices],
-                driver_name=one.driver,
-                pool_name=one.pool,
-                device_name=one.device,
-                share_id=one.share_id,
+                cdi_devices=[pb.CDIDevice(name=name) for name in device.cdi_devices],
+                driver_name=device.driver,
+                pool_name=device.pool,
+                device_name=device.device,
+                share_id=device.share_id,
             )
-            for one in use.devices
+            for device in use.devices
         ],
     )
 

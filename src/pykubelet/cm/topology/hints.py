@@ -9,11 +9,11 @@ candidate wins, and one that all resources prefer is best. Candidates are totall
 providers and of hints does not matter. That also avoids trying every combination, of which eight NUMA nodes
 and four resources have four billion: only the distinct intermediate results are kept.
 
-`meets` computes the intersections of two collections of sets, as bit masks, in bounded time. Two resources on
-a host of sixteen nodes have sixty thousand hints each, and trying each pair would block the kubelet for an
-hour. For all sets together it is fast to count how many members of a collection contain a given set; an
-intersection contains a set if both operands do, so these counts multiply, and inverting the product shows
-which sets are exact intersections.
+`intersections` computes the intersections of two collections of sets, as bit masks, in bounded time. Two
+resources on a host of sixteen nodes have sixty thousand hints each, and trying each pair would block the
+kubelet for an hour. For all sets together it is fast to count how many members of a collection contain a
+given set; an intersection contains a set if both operands do, so these counts multiply, and inverting the
+product shows which sets are exact intersections.
 """
 
 from __future__ import annotations
@@ -94,15 +94,17 @@ def breadth(nodes: frozenset[int]) -> tuple[int, int]:
     return len(nodes), sum(1 << node for node in nodes)
 
 
-def meets(some: Collection[int], others: Collection[int]) -> set[int]:
-    """Return the intersections of each of `some` with each of `others`."""
-    places = _places(some, others)
-    if not places or len(some) * len(others) <= 3 * len(places) << len(places):
-        return {one & other for one in some for other in others}
+def intersections(left: Collection[int], right: Collection[int]) -> set[int]:
+    """Return the intersections of each of `left` with each of `right`."""
+    places = _places(left, right)
+    if not places or len(left) * len(right) <= 3 * len(places) << len(places):
+        return {mask & other_mask for mask in left for other_mask in right}
     if len(places) != places[-1] + 1:
-        packed = meets({_packed(one, places) for one in some}, {_packed(one, places) for one in others})
-        return {_spread(one, places) for one in packed}
-    counts = list(map(mul, _containing(some, len(places)), _containing(others, len(places))))
+        packed = intersections(
+            {_packed(mask, places) for mask in left}, {_packed(mask, places) for mask in right}
+        )
+        return {_spread(mask, places) for mask in packed}
+    counts = list(map(mul, _containing(left, len(places)), _containing(right, len(places))))
     for size in _halves(counts):
         for begin in range(0, len(counts), 2 * size):
             half = slice(begin, begin + size)
@@ -113,8 +115,8 @@ def meets(some: Collection[int], others: Collection[int]) -> set[int]:
 def _containing(sets: Collection[int], bits: int) -> list[int]:
     """Return for each set of `bits` bits how many of these sets contain it."""
     counts = [0] * (1 << bits)
-    for one in sets:
-        counts[one] += 1
+    for mask in sets:
+        counts[mask] += 1
     for size in _halves(counts):
         for begin in range(0, len(counts), 2 * size):
             half = slice(begin, begin + size)
@@ -126,11 +128,11 @@ def _halves(counts: list[int]) -> list[int]:
     return [1 << bit for bit in range(len(counts).bit_length() - 1)]
 
 
-def _places(some: Collection[int], others: Collection[int]) -> list[int]:
+def _places(left: Collection[int], right: Collection[int]) -> list[int]:
     """Return the positions of all bits that are set anywhere: node numbers may have gaps."""
     union = 0
-    for one in (*some, *others):
-        union |= one
+    for mask in (*left, *right):
+        union |= mask
     return [place for place in range(union.bit_length()) if union >> place & 1]
 
 
@@ -192,7 +194,7 @@ def _best(resources: Sequence[Sequence[TopologyHint]], machine: NumaTopology) ->
     distances = machine.distances
 
     def order(nodes: frozenset[int]) -> tuple[int, int]:
-        apart = sum(distances[one][other] for one in nodes for other in nodes) if distances else 0
+        apart = sum(distances[node][other_node] for node in nodes for other_node in nodes) if distances else 0
         return apart, _bits(nodes)
 
     if agreed := _agreed(resources, machine.nodes):
@@ -214,21 +216,25 @@ def _fewest(hints: Iterable[TopologyHint]) -> int:
 
 def _agreed(resources: Sequence[Sequence[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
     """Return the sets of nodes that every resource with a preference prefers."""
-    wishes = [{hint.nodes for hint in hints if hint.preferred} for hints in resources]
-    named = {wish for some in wishes for wish in some if wish is not None}
-    agreed = {wish & nodes for wish in named if all(wish in some or None in some for some in wishes)}
-    if all(None in some for some in wishes):
+    preferences = [{hint.nodes for hint in hints if hint.preferred} for hints in resources]
+    named = {node_set for preferred in preferences for node_set in preferred if node_set is not None}
+    agreed = {
+        node_set & nodes
+        for node_set in named
+        if all(node_set in preferred or None in preferred for preferred in preferences)
+    }
+    if all(None in preferred for preferred in preferences):
         agreed.add(nodes)
     return agreed - {frozenset()}
 
 
 def _common(resources: Iterable[Iterable[TopologyHint]], nodes: frozenset[int]) -> set[frozenset[int]]:
     """Return the non-empty intersections of all selections of one hint per resource."""
-    everything = _bits(nodes)
-    reached = {everything}
+    all_bits = _bits(nodes)
+    reached = {all_bits}
     for hints in resources:
-        picks = {everything if hint.nodes is None else _bits(hint.nodes) & everything for hint in hints}
-        reached = meets(reached, picks)
+        picks = {all_bits if hint.nodes is None else _bits(hint.nodes) & all_bits for hint in hints}
+        reached = intersections(reached, picks)
     return {frozenset(node for node in nodes if common >> node & 1) for common in reached if common}
 
 

@@ -104,12 +104,12 @@ class TopologyMetrics:
     def timed(self) -> Iterator[None]:
         """Count a pod and observe the duration of the block."""
         self._requests.inc()
-        began = perf_counter()
+        started_at = perf_counter()
         try:
             yield
         finally:
             # Whole milliseconds, like upstream.
-            self._duration.observe(int((perf_counter() - began) * 1000))
+            self._duration.observe(int((perf_counter() - started_at) * 1000))
 
 
 Scope = Literal["container", "pod"]
@@ -140,25 +140,27 @@ class TopologyManager:
         nodes: Sequence[MemoryNode],
         providers: Sequence[HintProvider],
         *,
-        asking: HintProvider | None = None,
+        plugin_provider: HintProvider | None = None,
         metrics: TopologyMetrics | None = None,
     ) -> None:
         """Initialize with validated configuration, the host's NUMA nodes and the hint providers.
 
-        Providers allocate in order, after `asking`, the provider that calls plugins. Raises PolicyError when
-        the host does not support the policy.
+        Providers allocate in order, after `plugin_provider`, the provider that calls plugins. Raises
+        PolicyError when the host does not support the policy.
         """
         self.policy = policy
         self.scope = scope
-        self._quick = tuple(providers)
-        self._providers = self._quick if asking is None else (asking, *self._quick)
+        self._local_providers = tuple(providers)
+        self._providers = (
+            self._local_providers if plugin_provider is None else (plugin_provider, *self._local_providers)
+        )
         self._metrics = metrics or TopologyMetrics()
         self._one_at_a_time = asyncio.Lock()
         self._machine = NumaTopology(frozenset())
         if policy != "none":
-            self._machine = numa_of(nodes, options)
-            for each in ("container", "pod"):
-                self._metrics.alignment.expect("numa_node", each)
+            self._machine = numa_topology(nodes, options)
+            for alignment_scope in ("container", "pod"):
+                self._metrics.alignment.expect("numa_node", alignment_scope)
 
     @property
     def aligns(self) -> bool:
@@ -175,28 +177,28 @@ class TopologyManager:
         async with self._one_at_a_time if self.policy != "none" else contextlib.nullcontext():
             with self._metrics.timed():
                 try:
-                    for container, chosen in self._places(pod, self._providers):
+                    for container, chosen in self._placements(pod, self._providers):
                         for provider in self._providers:
                             if (waiting := provider.allocate(pod, container, chosen)) is not None:
                                 await waiting
                 except AllocationError as err:
-                    return self._refused(err)
+                    return self._rejection(err)
         self._count_aligned(pod)
         return None
 
-    def admit_at_once(self, pod: Pod) -> TopologyRejection | None:
+    def admit_nowait(self, pod: Pod) -> TopologyRejection | None:
         """Admit a pod without waiting, if it needs nothing from the provider that calls plugins."""
         with self._metrics.timed():
             try:
-                for container, chosen in self._places(pod, self._quick):
-                    for provider in self._quick:
+                for container, chosen in self._placements(pod, self._local_providers):
+                    for provider in self._local_providers:
                         provider.allocate(pod, container, chosen)
             except AllocationError as err:
-                return self._refused(err)
+                return self._rejection(err)
         self._count_aligned(pod)
         return None
 
-    def _places(
+    def _placements(
         self, pod: Pod, providers: Sequence[HintProvider]
     ) -> Iterator[tuple[Container, TopologyHint]]:
         """Yield each container with its nodes, after those before it are served. Raises AllocationError."""
@@ -204,11 +206,11 @@ class TopologyManager:
         if self.policy == "none":
             together = ANYWHERE
         elif self.scope == "pod":
-            together = merge(self.policy, self._machine, [each.pod_hints(pod) for each in providers])
+            together = merge(self.policy, self._machine, [provider.pod_hints(pod) for provider in providers])
         for container in (*pod.spec.init_containers, *pod.spec.containers):
             chosen = together
             if chosen is None:
-                hints = [each.hints(pod, container) for each in providers]
+                hints = [provider.hints(pod, container) for provider in providers]
                 chosen = merge(self.policy, self._machine, hints)
             if self.policy != "none":
                 log.v(4).info(
@@ -218,12 +220,12 @@ class TopologyManager:
                 raise AllocationError(_MISALIGNED, TOPOLOGY_AFFINITY)
             yield container, chosen
 
-    def _refused(self, err: AllocationError) -> TopologyRejection:
+    def _rejection(self, err: AllocationError) -> TopologyRejection:
         if self.policy != "none":
             self._metrics.errors.inc()
         if self.aligns and err.reason == TOPOLOGY_AFFINITY:
             self._metrics.alignment.failed("numa_node", self.scope)
-        return refusal_of(err)
+        return rejection_of(err)
 
     def _count_aligned(self, pod: Pod) -> None:
         if self.aligns:
@@ -231,20 +233,20 @@ class TopologyManager:
             self._metrics.alignment.aligned("numa_node", self.scope, 1 if self.scope == "pod" else containers)
 
 
-def refusal_of(err: AllocationError) -> TopologyRejection:
+def rejection_of(err: AllocationError) -> TopologyRejection:
     """Return upstream's rejection for an error: one without a reason is wrapped as unexpected."""
     if err.reason is not None:
         return TopologyRejection(err.reason, str(err))
     return TopologyRejection(UNEXPECTED, f"Allocate failed due to {err}, which is unexpected")
 
 
-def numa_of(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> NumaTopology:
+def numa_topology(nodes: Sequence[MemoryNode], options: Mapping[str, str]) -> NumaTopology:
     """Return the NUMA topology for merging, under the policy's options. Raises PolicyError."""
-    most = int(options.get(_MOST_NODES, FEWEST_NUMA_NODES))
-    if len(nodes) > most:
+    limit = int(options.get(_MOST_NODES, FEWEST_NUMA_NODES))
+    if len(nodes) > limit:
         raise PolicyError(
             f"this machine has {len(nodes)} NUMA nodes, more than topologyManagerPolicy can handle "
-            f"({most}): raise {_MOST_NODES} in topologyManagerPolicyOptions, or set the policy to none"
+            f"({limit}): raise {_MOST_NODES} in topologyManagerPolicyOptions, or set the policy to none"
         )
     names = frozenset(node.number for node in nodes)
     if options.get(_PREFER_CLOSEST) not in _TRUE:

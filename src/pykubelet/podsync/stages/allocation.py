@@ -29,10 +29,10 @@ class AllocationStage(Stage):
 
     async def release(self, uid: str, pod: Pod | None) -> None:
         """Release CPUs, memory and devices; other pods may get them before volumes are unmounted."""
-        self._allocation.ended(uid)
+        self._allocation.on_pod_terminated(uid)
         if not self._is_restarting(uid):
             self._resources.forget(uid)
 
     def forget(self, uid: str) -> None:
         """Drop the checkpoint entries of the allocated and actuated resources."""
-        self._allocation.gone(uid)
+        self._allocation.on_pod_removed(uid)

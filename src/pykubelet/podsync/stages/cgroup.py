@@ -25,7 +25,7 @@ class CgroupStage(Stage):
             message = f"unable to ensure pod container exists: {err}"
             self._history.event(start.pod, "Warning", "FailedCreatePodContainer", message)
             raise SyncError(message) from err
-        self._allocation.made(start.pod)
+        self._allocation.on_cgroup_created(start.pod)
 
     def is_intact(self, pod: Pod) -> bool:
         """Return whether the cgroup exists: without it, the pod runs without limits."""
