@@ -28,7 +28,7 @@ async def start(
     """Start a pod's only container in a sandbox that is there; raises StartError."""
     cri, nothing = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None)
     observer = Observer(cri)
-    await observer.new_sandbox("sandbox")
+    await observer.observe_sandbox("sandbox")
     starter = ContainerStarter(
         cri,
         observer,
@@ -44,7 +44,7 @@ async def start(
         None,
     )
     pod = make_pod(container)
-    await starter.container(
+    await starter.start_container(
         pod,
         container,
         PresentImage("sha256:x", 0, ""),

@@ -222,7 +222,7 @@ async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
     pod = make_pod()
     pod.spec.dns_policy = "ClusterFirst"
     pod.metadata.annotations[SOURCE_ANNOTATION] = "file" if static else "api"
-    await starter.sandbox(pod, pb.PodSandboxConfig())
+    await starter.run_sandbox(pod, pb.PodSandboxConfig())
     assert [(kind, reason) for kind, reason, _ in on_node] == [("Warning", "MissingClusterDNS")] * expected
     assert [event.reason for event in journal.events(pod.uid)] == ["MissingClusterDNS"] * expected
     assert all("pod:" not in message for _, _, message in on_node)

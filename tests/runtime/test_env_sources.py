@@ -139,7 +139,7 @@ class Started:
         pod = make_pod(container)
         mounted = {name: MountedVolume(str(path)) for name, path in volumes.items()}
         with pytest.raises(StartError) as caught:
-            await self.starter.container(
+            await self.starter.start_container(
                 pod,
                 container,
                 PresentImage("sha256:x", 0, ""),

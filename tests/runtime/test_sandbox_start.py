@@ -58,7 +58,7 @@ async def test_sandbox_failed_call_has_its_own_event(
     )
     pod = make_pod(dns_policy="Default")
     with pytest.raises(CriError):
-        await starter.sandbox(pod, pb.PodSandboxConfig())
+        await starter.run_sandbox(pod, pb.PodSandboxConfig())
     events = [(event.kind, event.reason, event.message) for event in journal.events(pod.uid)]
     assert events == [("Warning", reason, f"{message}: rpc error: code = Unavailable desc = gone away")]
     # A sandbox that exists is known as the pod's, or the next kubelet process would not look for it.

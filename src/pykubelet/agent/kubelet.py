@@ -54,7 +54,7 @@ from pykubelet.images.credential_provider import CredentialProvider, load_provid
 from pykubelet.images.pull_manager import PullManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts, recursive_handlers
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_options, recursive_handlers
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR
 from pykubelet.linux import HostError
 from pykubelet.linux import cgroupfs as cgroups
@@ -297,7 +297,7 @@ class Kubelet:
         root, found = Path(self.flags.root_dir), cgroups.detect_cgroups()
         record = cluster.node_event if cluster is not None else no_record
         pod_cgroups = await prepare_cgroups(self.config, self.gates, root, self.registry, record)
-        node = gather_node_facts(
+        node = gather_node_options(
             self.config,
             self.gates,
             root,

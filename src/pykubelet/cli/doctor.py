@@ -43,7 +43,7 @@ from pykubelet.linux.kernel import (
     swap_areas,
 )
 from pykubelet.linux.network import host_address, node_name
-from pykubelet.linux.port_owner import PortOwner, port_holder
+from pykubelet.linux.port_owner import PortOwner, find_port_owner
 from pykubelet.linux.processes import search_path
 from pykubelet.standalone.data_dir import holder
 from pykubelet.standalone.instance import EmbeddedError, Instance
@@ -499,7 +499,7 @@ def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
 
 def check_ports(patient: DoctorContext) -> list[Finding]:
     """Check the ports that the kubelet listens on."""
-    return judge_ports({port: port_holder(port) for port, *_ in PORTS}, _running_node(patient))
+    return judge_ports({port: find_port_owner(port) for port, *_ in PORTS}, _running_node(patient))
 
 
 def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:

@@ -313,7 +313,7 @@ async def _run(program: Path, args: Sequence[str], environment: Mapping[str, str
         why = err.strerror if isinstance(err, OSError) else str(err)
         raise ProviderError(f"{program} could not be started: {why}") from None
     if finished.status:
-        words = finished.complaint or "it gave no reason"
+        words = finished.stderr or "it gave no reason"
         raise ProviderError(f"it failed with status {finished.status}: {words}")
     return finished.output
 

@@ -42,7 +42,7 @@ from pykubelet.images.puller import (
 )
 from pykubelet.podconfig.pod_history import EventKind, PodHistory, field_of
 from pykubelet.transport.errors import CriError
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 from pykubelet.util.singleflight import ScopeClosed
 from pykubelet.util.tasks import TaskScope
 
@@ -136,7 +136,7 @@ class ImageManager:
         self._clock = clock or _loop_time
         self._presence = ImageStatusCache(service, tasks)
         self._pulls = Pulls(service, self._presence, limits, tasks)
-        self._back_off = BackOff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._back_off = KeyedBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
 
     async def ensure(
@@ -313,7 +313,7 @@ class ImageManager:
         now = self._clock()
         self._back_off.attempt(want.key, now, now)
         self._failures[want.key] = _Failure(now, f"{reason}: {message}")
-        return ImageError(reason, message, retry_after=self._back_off.pause(want.key))
+        return ImageError(reason, message, retry_after=self._back_off.delay(want.key))
 
     def _pulled(self, want: _PullRequest, pulled: PullResult, waited: float) -> None:
         # A caller that joined a pull in progress has waited for a shorter time than the pull took.
@@ -330,7 +330,7 @@ class ImageManager:
 
     def _prune(self) -> None:
         self._back_off.prune(self._clock())
-        self._failures = {key: item for key, item in self._failures.items() if self._back_off.pause(key)}
+        self._failures = {key: item for key, item in self._failures.items() if self._back_off.delay(key)}
 
     def _inspect_failed(self, want: _PullRequest, why: str) -> ImageError:
         message = f"Failed to inspect image {want.quoted}: {why}"

@@ -34,7 +34,7 @@ class RootNotAllowed(ContainerConfigError):
 
 
 @contextmanager
-def growth_is_a_problem() -> Iterator[None]:
+def convert_expansion_errors() -> Iterator[None]:
     """Convert ExpansionTooLongError to ContainerConfigError; a context manager and decorator."""
     try:
         yield

@@ -192,7 +192,7 @@ class RunContainerOptions:
     env_file: EnvFileReader = no_env_files
 
 
-def gather_node_facts(
+def gather_node_options(
     config: KubeletConfiguration,
     gates: FeatureGates,
     root_dir: Path,
@@ -266,11 +266,11 @@ def block_volumes(volumes: Mapping[str, MountedVolume]) -> dict[str, DeviceNode]
 
 def extra_groups(pod: Pod, volumes: Iterable[MountedVolume]) -> tuple[int, ...]:
     """Return the groups required by volumes that are not in the pod's `supplementalGroups`."""
-    asked = {volume.group for volume in volumes if volume.group is not None}
-    return tuple(sorted(asked - set(pod.spec.security_context.supplemental_groups)))
+    required = {volume.group for volume in volumes if volume.group is not None}
+    return tuple(sorted(required - set(pod.spec.security_context.supplemental_groups)))
 
 
-def wanted_images(
+def mounted_image_volumes(
     pod: Pod, container: Container, volumes: Mapping[str, MountedVolume]
 ) -> dict[str, tuple[str, str]]:
     """Return image and pull policy of the image volumes that a container mounts, by volume name."""
@@ -287,7 +287,7 @@ def wanted_images(
 
 _NUMBERS = re.compile(r"v?(\d+)\.(\d+)")
 _MOUNTS_IMAGES = {"containerd": (2, 1), "cri-o": (1, 31)}
-_KNOWS_CDI = {"containerd": (1, 7)}
+_SUPPORTS_CDI = {"containerd": (1, 7)}
 
 
 def can_mount_images(name: str, version: str) -> bool:
@@ -295,9 +295,9 @@ def can_mount_images(name: str, version: str) -> bool:
     return _is_new_enough(name, version, _MOUNTS_IMAGES)
 
 
-def knows_cdi(name: str, version: str) -> bool:
+def supports_cdi(name: str, version: str) -> bool:
     """Return whether a runtime supports CDI device names; True for an unknown runtime."""
-    return _is_new_enough(name, version, _KNOWS_CDI)
+    return _is_new_enough(name, version, _SUPPORTS_CDI)
 
 
 def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]) -> bool:
@@ -327,11 +327,11 @@ class CpusetAssigner(Protocol):
         """Return whether a container of this pod has exclusive CPUs."""
         ...
 
-    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
+    def assignment_for(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Return the assignment of a container that is about to be created."""
         ...
 
-    def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
+    def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Record that the runtime has created a container with these CPUs."""
         ...
 
@@ -343,12 +343,12 @@ class UnrestrictedAssigner:
         """Return False."""
         return False
 
-    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
+    def assignment_for(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Return the unrestricted assignment."""
-        return ALL
+        return UNRESTRICTED
 
-    def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
+    def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Ignore the container."""
 
 
-ALL = CpusetAssignment()
+UNRESTRICTED = CpusetAssignment()

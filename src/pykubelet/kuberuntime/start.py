@@ -28,7 +28,7 @@ from pykubelet.kuberuntime.dns import pod_dns
 from pykubelet.kuberuntime.env import container_env, gather_env_sources
 from pykubelet.kuberuntime.errors import ContainerConfigError, ServicesNotSynced
 from pykubelet.kuberuntime.kill import ContainerKiller, HookError, HookRunner
-from pykubelet.kuberuntime.mounts import hosts_file, sub_path, wants_hosts_file
+from pykubelet.kuberuntime.mounts import hosts_file, should_mount_hosts_file, sub_path
 from pykubelet.kuberuntime.observe import Observer, observed_container
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.options import (
@@ -39,7 +39,7 @@ from pykubelet.kuberuntime.options import (
     RuntimeNodeOptions,
     UnrestrictedAssigner,
     block_volumes,
-    wanted_images,
+    mounted_image_volumes,
 )
 from pykubelet.kuberuntime.paths import (
     PodDirs,
@@ -145,20 +145,20 @@ class ContainerStarter:
         self._shares = shares or UnrestrictedAssigner()
         self._node_event = node_event
 
-    def sandbox_config(self, pod: Pod, attempt: int, setting: PodStartContext) -> pb.PodSandboxConfig:
+    def sandbox_config(self, pod: Pod, attempt: int, context: PodStartContext) -> pb.PodSandboxConfig:
         """Return the config of the pod's sandbox. Raises ContainerConfigError."""
-        facts = RunSandboxOptions(
+        options = RunSandboxOptions(
             node=self._node,
             attempt=attempt,
-            cgroup_parent=setting.cgroup_parent,
+            cgroup_parent=context.cgroup_parent,
             resolv_conf=self._read_resolv_conf(),
-            id_mappings=setting.id_mappings,
-            extra_groups=setting.extra_groups,
+            id_mappings=context.id_mappings,
+            extra_groups=context.extra_groups,
             exclusive_cpus=self._shares.has_exclusive(pod.uid),
         )
-        return make_sandbox_config(pod, facts)
+        return make_sandbox_config(pod, options)
 
-    async def sandbox(
+    async def run_sandbox(
         self, pod: Pod, config: pb.PodSandboxConfig, handler: str = ""
     ) -> tuple[str, tuple[str, ...]]:
         """Run the sandbox and return its ID and IP addresses. Raises CriError after recording an event."""
@@ -178,13 +178,15 @@ class ContainerStarter:
             raise
         self._on_created(pod.uid, sandbox_id)
         try:
-            return sandbox_id, (await self._observer.new_sandbox(sandbox_id)).ips
+            return sandbox_id, (await self._observer.observe_sandbox(sandbox_id)).ips
         except CriError as err:
             message = f"Unable to get pod sandbox status: {err.rpc_text}"
             self._journal.event(pod, "Warning", "FailedPodSandBoxStatus", message)
             raise
 
-    async def image(self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig) -> PresentImage:
+    async def ensure_image(
+        self, pod: Pod, container: Container, sandbox: pb.PodSandboxConfig
+    ) -> PresentImage:
         """Ensure that the container's image is present. Raises StartError after recording an event."""
         secrets = await pull_secrets(pod, self._objects, self._journal)
         try:
@@ -193,7 +195,7 @@ class ContainerStarter:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.reason}")
             raise StartError(err.reason, err.message, err.retry_after) from err
 
-    async def grants(self, pod: Pod, container: Container) -> DeviceRunOptions:
+    async def prepare_devices(self, pod: Pod, container: Container) -> DeviceRunOptions:
         """Prepare a container's devices for its start. Raises StartError after recording an event."""
         if self._grants is None:
             return NOTHING
@@ -203,14 +205,14 @@ class ContainerStarter:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
             raise StartError("CreateContainerConfigError", str(err)) from err
 
-    async def container(
+    async def start_container(
         self,
         pod: Pod,
         container: Container,
         image: PresentImage,
         sandbox_id: str,
         sandbox: pb.PodSandboxConfig,
-        setting: PodStartContext,
+        context: PodStartContext,
         ips: Sequence[str],
         observed: ObservedPod,
         grants: DeviceRunOptions = NOTHING,
@@ -220,7 +222,7 @@ class ContainerStarter:
         handlers = self._node.recursive_handlers
         recursive = bool(handlers) and self._observer.handler_of(sandbox_id) in handlers
         config = await self._config(
-            pod, container, image, attempt, setting, ips, observed, sandbox, grants, recursive
+            pod, container, image, attempt, context, ips, observed, sandbox, grants, recursive
         )
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
@@ -228,7 +230,7 @@ class ContainerStarter:
             self._event(pod, container, "Warning", "Failed", f"Error: {err.rpc_text}")
             raise StartError("CreateContainerError", err.rpc_text) from err
         self._on_created(pod.uid, container_id)
-        self._shares.made(pod, container, container_id, config.linux.resources.cpuset_cpus)
+        self._shares.on_container_created(pod, container, container_id, config.linux.resources.cpuset_cpus)
         self._event(pod, container, "Normal", "Created", "Container created")
         try:
             await self._cri.runtime.start_container(container_id)
@@ -245,7 +247,7 @@ class ContainerStarter:
         container: Container,
         image: PresentImage,
         attempt: int,
-        setting: PodStartContext,
+        context: PodStartContext,
         ips: Sequence[str],
         observed: ObservedPod,
         sandbox: pb.PodSandboxConfig,
@@ -255,74 +257,74 @@ class ContainerStarter:
         hosts, termination = "", ""
         try:
             self._dirs.make(pod.uid)
-            if wants_hosts_file(pod, ips):
+            if should_mount_hosts_file(pod, ips):
                 content = hosts_file(
                     pod, ips, self._node.cluster_domain, _node_hosts() if pod.spec.host_network else ""
                 )
                 hosts = str(self._dirs.write_hosts(pod.uid, content))
             if container.termination_message_path:
                 termination = str(self._dirs.new_termination_log(pod.uid, container.name))
-            sources = await gather_env_sources(self._objects, pod, container, setting.volumes)
-            facts = RunContainerOptions(
+            sources = await gather_env_sources(self._objects, pod, container, context.volumes)
+            options = RunContainerOptions(
                 node=self._node,
                 attempt=attempt,
                 image_id=image.id,
                 image_uid=image.uid,
                 image_username=image.username,
                 pod_ips=tuple(ips),
-                id_mappings=setting.id_mappings,
-                extra_groups=setting.extra_groups,
+                id_mappings=context.id_mappings,
+                extra_groups=context.extra_groups,
                 target_id=_target(container, observed),
                 hosts_file=hosts,
                 termination_log=termination,
-                volumes=setting.volumes,
+                volumes=context.volumes,
                 recursive_read_only=recursive_read_only,
                 service_env=self._services(pod),
                 config_map=sources.config_map,
                 secret=sources.secret,
                 env_file=sources.file_value,
             )
-            facts = replace(
-                facts,
-                block_volumes=block_volumes(setting.volumes),
-                image_volumes=await self._image_volumes(pod, container, setting, sandbox),
+            options = replace(
+                options,
+                block_volumes=block_volumes(context.volumes),
+                image_volumes=await self._image_volumes(pod, container, context, sandbox),
                 grants=grants,
             )
-            facts = replace(facts, sub_paths=await self._parts_of_volumes(pod, container, facts))
-            share = self._shares.of(pod, container)
-            facts = replace(
-                facts,
+            options = replace(options, sub_paths=await self._prepare_sub_paths(pod, container, options))
+            share = self._shares.assignment_for(pod, container)
+            options = replace(
+                options,
                 cpuset_cpus=share.cpus,
                 cpuset_mems=share.memory_nodes,
                 exclusive_cpus=share.exclusive,
             )
-            return make_container_config(pod, container, facts)
+            return make_container_config(pod, container, options)
         except (ContainerConfigError, VolumeError, OSError) as err:
             self._event(pod, container, "Warning", "Failed", f"Error: {err}")
             wait = SERVICES_SECONDS if isinstance(err, ServicesNotSynced) else None
             raise StartError("CreateContainerConfigError", str(err), wait) from err
 
-    async def _parts_of_volumes(
-        self, pod: Pod, container: Container, facts: RunContainerOptions
+    async def _prepare_sub_paths(
+        self, pod: Pod, container: Container, options: RunContainerOptions
     ) -> dict[int, str]:
-        partial = [
+        sub_path_mounts = [
             (index, mount)
             for index, mount in enumerate(container.volume_mounts)
-            if (mount.sub_path or mount.sub_path_expr) and mount.name not in facts.image_volumes
+            if (mount.sub_path or mount.sub_path_expr) and mount.name not in options.image_volumes
         ]
-        if not partial:
+        if not sub_path_mounts:
             return {}
-        env = container_env(pod, container, facts)
-        paths = {index: sub_path(mount, env) for index, mount in partial}
+        env = container_env(pod, container, options)
+        paths = {index: sub_path(mount, env) for index, mount in sub_path_mounts}
         return await self._sub_paths(
-            pod, container, facts.volumes, {i: path for i, path in paths.items() if path}
+            pod, container, options.volumes, {i: path for i, path in paths.items() if path}
         )
 
     async def _image_volumes(
-        self, pod: Pod, container: Container, setting: PodStartContext, sandbox: pb.PodSandboxConfig
+        self, pod: Pod, container: Container, context: PodStartContext, sandbox: pb.PodSandboxConfig
     ) -> dict[str, pb.ImageSpec]:
         """Ensure that a container's image volumes are present; return them by volume. Raises StartError."""
-        images = wanted_images(pod, container, setting.volumes)
+        images = mounted_image_volumes(pod, container, context.volumes)
         if not images:
             return {}
         secrets = await pull_secrets(pod, self._objects, self._journal)
@@ -339,7 +341,7 @@ class ContainerStarter:
             found[name] = pb.ImageSpec(image=present.id, user_specified_image=image)
         return found
 
-    async def post_start(self, pod: Pod, container: Container, container_id: str) -> None:
+    async def run_post_start_hook(self, pod: Pod, container: Container, container_id: str) -> None:
         """Run a container's postStart hook, if any; kill the container and raise StartError if it fails."""
         if container.lifecycle is None or container.lifecycle.post_start is None:
             return
@@ -352,7 +354,7 @@ class ContainerStarter:
             self._event(pod, container, "Warning", "FailedPostStartHook", "PostStartHook failed")
             target = ObservedContainer(id=container_id, name=container.name, phase="running")
             try:
-                await self._killer.container(pod, target, "FailedPostStartHook")
+                await self._killer.kill_container(pod, target, "FailedPostStartHook")
             except CriError as kill_err:
                 log.error(kill_err, "Failed to kill container", pod=pod.full_name, containerID=container_id)
             raise StartError("PostStartHookError", str(err)) from err
@@ -364,22 +366,22 @@ class ContainerStarter:
         """
         name, namespace = pod.metadata.name, pod.metadata.namespace
         if not name or not namespace:
-            for folder in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
-                _remove_log_dir(folder)
+            for directory in Path(self._node.pod_logs_dir).glob(f"*_{glob.escape(pod.uid)}"):
+                _remove_log_dir(directory)
             return
-        folder = self._log_dir(pod)
-        _remove_log_dir(folder)
+        directory = self._log_dir(pod)
+        _remove_log_dir(directory)
         if self._legacy_logs is not None and self._legacy_logs.is_dir():
             for link in self._legacy_logs.iterdir():
-                ours = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
-                if ours and folder in link.readlink().parents:
+                is_pod_link = link.name.startswith(f"{name}_{namespace}_") and link.is_symlink()
+                if is_pod_link and directory in link.readlink().parents:
                     link.unlink(missing_ok=True)
 
     async def _attempt(self, pod: Pod, container: Container, last: ObservedContainer | None) -> int:
         """Return the attempt number of this start. Raises StartError while an earlier one is in progress."""
         if last is None:
-            folder = self._log_dir(pod) / container.name
-            return attempts_in_logs(path.name for path in folder.iterdir()) if folder.is_dir() else 0
+            directory = self._log_dir(pod) / container.name
+            return attempts_in_logs(path.name for path in directory.iterdir()) if directory.is_dir() else 0
         if last.phase != "created" and not await self._never_ran(last):
             return last.restart_count + 1
         # Created and never started: the kubelet was killed in between. Its attempt number is reused.
@@ -390,10 +392,10 @@ class ContainerStarter:
             raise StartError("CreateContainerError", err.rpc_text, wait) from err
         # Its empty log would count as a start if the kubelet were killed again before the next one. Not
         # before its removal: a start in progress may still succeed, and write to the log.
-        trace = self._log_dir(pod) / container_log_path(container.name, last.attempt)
+        log_file = self._log_dir(pod) / container_log_path(container.name, last.attempt)
         with contextlib.suppress(OSError):
-            if not trace.stat().st_size:
-                trace.unlink()
+            if not log_file.stat().st_size:
+                log_file.unlink()
         return last.restart_count
 
     async def _never_ran(self, last: ObservedContainer) -> bool:

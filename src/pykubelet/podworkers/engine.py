@@ -238,7 +238,11 @@ def make_resizing(
         metrics=ResizeMetrics(registry),
     )
     resizer = Resizer(
-        cri, node, cgroups.group, resizing, lambda pod, container: shares.of(pod, container).exclusive
+        cri,
+        node,
+        cgroups.group,
+        resizing,
+        lambda pod, container: shares.assignment_for(pod, container).exclusive,
     )
     return resizing, PodResizeStep(resizing, resizer)
 

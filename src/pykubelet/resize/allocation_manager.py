@@ -196,7 +196,7 @@ class AllocationManager:
         """Record that the runtime has set a container to these resources."""
         self._set(pod.uid, container.name, resources)
 
-    def resized_whole(self, pod: Pod, resource: Resource) -> None:
+    def resized_pod_level(self, pod: Pod, resource: Resource) -> None:
         """Record that the pod-level allocation of a resource was actuated."""
         promised = pod.spec.resources
         if promised is None:

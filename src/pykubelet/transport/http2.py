@@ -142,11 +142,11 @@ def _text(text: str) -> bytes:
     return bytes(written) + data
 
 
-MOST_CONTINUATIONS = 8
+MAX_CONTINUATIONS = 8
 """Maximum frames of one header block."""
 HEADER_BYTES = 16 * 1024
 """Maximum bytes of one header block, compressed and as a list."""
-_MOST_SIZE_UPDATES = 2
+_MAX_SIZE_UPDATES = 2
 _LARGEST_FRAME_SETTING = 2**24 - 1
 _SIZES = {FrameType.PRIORITY: 5, FrameType.RST_STREAM: 4, FrameType.WINDOW_UPDATE: 4, FrameType.PING: 8}
 _ON_CONNECTION = (FrameType.SETTINGS, FrameType.PING, FrameType.GOAWAY)
@@ -165,7 +165,7 @@ class Code(IntEnum):
     FRAME_SIZE = 6
     REFUSED_STREAM = 7
     COMPRESSION = 9
-    CALM_DOWN = 11
+    ENHANCE_YOUR_CALM = 11
 
 
 class Http2Error(ProtocolError):
@@ -185,10 +185,10 @@ def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
     if kind == FrameType.HEADERS and stream % 2 == 0:
         raise ProtocolError("a client's calls have odd numbers")
     size = len(payload)
-    wrong = size != _SIZES.get(FrameType(kind), size)
+    is_wrong_size = size != _SIZES.get(FrameType(kind), size)
     if kind == FrameType.SETTINGS:
-        wrong = bool(size % 6 or (flags & ACK and size))
-    if wrong or (kind == FrameType.GOAWAY and size < 8):
+        is_wrong_size = bool(size % 6 or (flags & ACK and size))
+    if is_wrong_size or (kind == FrameType.GOAWAY and size < 8):
         raise Http2Error(Code.FRAME_SIZE, "a frame of a wrong length")
 
 
@@ -251,7 +251,7 @@ class HeaderBlocks:
         try:
             return list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
         except hpack.OversizedHeaderListError:
-            raise Http2Error(Code.CALM_DOWN, "headers are too large") from None
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "headers are too large") from None
         except (hpack.HPACKError, UnicodeDecodeError):
             # The exception's text contains the block.
             raise Http2Error(Code.COMPRESSION, "headers cannot be decoded") from None
@@ -262,8 +262,8 @@ class HeaderBlocks:
         _, before, parts, size = self._begun
         size += len(part)
         parts.append(part)
-        if size > self._limit or len(parts) > MOST_CONTINUATIONS:
-            raise Http2Error(Code.CALM_DOWN, "headers are too large")
+        if size > self._limit or len(parts) > MAX_CONTINUATIONS:
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "headers are too large")
         if flags & END_HEADERS:
             self._begun = None
             return stream, before | END_HEADERS, b"".join(parts)
@@ -294,7 +294,7 @@ class FrameBudget:
         self.earn((now - self._since) * _POINTS_PER_SECOND)
         self._since = now
         if self._points < 0:
-            raise Http2Error(Code.CALM_DOWN, "too many frames without progress")
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "too many frames without progress")
 
     def earn(self, points: float) -> None:
         """Credit points, up to the bucket's capacity."""
@@ -310,7 +310,7 @@ def _check_size_updates(block: bytes) -> None:
     at = count = 0
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1
-        if count > _MOST_SIZE_UPDATES:
+        if count > _MAX_SIZE_UPDATES:
             raise Http2Error(Code.COMPRESSION, "too many table size updates")
         at += 1
         if block[at - 1] & 0x1F == 0x1F:

@@ -254,7 +254,7 @@ class PodUnmounter:
             async with self._turn():
                 self._working[uid] = work
                 try:
-                    await in_own_thread(step, name=f"unmount {uid}", patience=0)
+                    await in_own_thread(step, name=f"unmount {uid}", cancel_timeout=0)
                 finally:
                     del self._working[uid]
 
@@ -292,7 +292,9 @@ class PodUnmounter:
         log.warning("Detaching unresponsive volume mount", path=point, podUID=uid)
         try:
             async with asyncio.timeout(PATIENCE):
-                await in_own_thread(lambda: unmount(point, detach=True), name=f"detach {uid}", patience=0)
+                await in_own_thread(
+                    lambda: unmount(point, detach=True), name=f"detach {uid}", cancel_timeout=0
+                )
         except TimeoutError:
             raise _failed(uid, f"{point} does not answer, and cannot be detached") from None
         except OSError as err:

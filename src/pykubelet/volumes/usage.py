@@ -326,7 +326,7 @@ class VolumeStatCalculator:
         self._walking.add(pod.uid)
         try:
             found = await in_own_thread(
-                lambda: measure(self._root, pod, pace, self._clock), name="volume-usage", patience=0
+                lambda: measure(self._root, pod, pace, self._clock), name="volume-usage", cancel_timeout=0
             )
         finally:
             stop.set()
@@ -462,7 +462,7 @@ class PluginStatsCollector:
 
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = await in_own_thread(ask, name=f"usage-{name}", patience=0)
+                found = await in_own_thread(ask, name=f"usage-{name}", cancel_timeout=0)
         except (OSError, TimeoutError) as err:
             log.v(4).info(
                 "Failed to measure volume",

@@ -140,7 +140,7 @@ async def _unmounted(place: Path, *, detach: bool) -> None:
             unmount(mounted.point, detach=detach)
 
     async with asyncio.timeout(UNMOUNT_SECONDS):
-        await in_own_thread(work, name=f"unmount {place}", patience=0)
+        await in_own_thread(work, name=f"unmount {place}", cancel_timeout=0)
 
 
 def _is_absent(err: Exception) -> bool:
