@@ -216,14 +216,14 @@ def test_header_blocks_undecodable_block_error_without_content() -> None:
 def test_frame_budget_refilled_by_time() -> None:
     now = 0.0
     budget = FrameBudget(lambda: now)
-    budget.earn(1e9)
+    budget.credit(1e9)
     for _ in range(int(http2_rules._POINTS)):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
     with pytest.raises(Http2Error):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
     now = 1.0
     for _ in range(int(http2_rules._POINTS_PER_SECOND) - 2):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
 
 
 @pytest.mark.parametrize("headers", [{"grpc-status": "9" * 5000}, {":status": "9" * 5000}])

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pykubelet.linux.process_limits import FileDescriptorLimits, attainable_soft_limit, has
+from pykubelet.linux.process_limits import FileDescriptorLimits, attainable_soft_limit, has_capability
 
 
 def in_a_child(wanted: int, before: tuple[int, int]) -> FileDescriptorLimits:
@@ -26,7 +26,7 @@ def test_both_limits_become_what_was_asked_for() -> None:
     assert in_a_child(3000, (1000, 3000)).reached
 
 
-@pytest.mark.skipif(has("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
+@pytest.mark.skipif(has_capability("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
 def test_without_the_capability_the_soft_limit_meets_the_hard_one() -> None:
     got = in_a_child(1_000_000, (1000, 3000))
     assert got == FileDescriptorLimits(3000, 3000, 1_000_000)

@@ -90,7 +90,9 @@ def test_commands_see_the_environment() -> None:
             "stdin_once": True,
             "tty": True,
         },
-        grants=DeviceRunOptions(env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}),
+        device_options=DeviceRunOptions(
+            env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}
+        ),
         attempt=3,
         image_id="sha256:1",
     )

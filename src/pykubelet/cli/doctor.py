@@ -130,7 +130,7 @@ def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
 
 def check_capabilities(_: DoctorContext) -> list[Finding]:
     """Check for root and its capabilities."""
-    return judge_capabilities(capabilities.is_root(), capabilities.effective())
+    return judge_capabilities(capabilities.is_root(), capabilities.effective_capabilities())
 
 
 def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
@@ -301,7 +301,7 @@ def judge_memory(meminfo: str) -> list[Finding]:
 def check_open_files(_: DoctorContext) -> list[Finding]:
     """Check the limit on open files, which `maxOpenFiles` raises."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return judge_open_files(hard, capabilities.has("CAP_SYS_RESOURCE"))
+    return judge_open_files(hard, capabilities.has_capability("CAP_SYS_RESOURCE"))
 
 
 def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:

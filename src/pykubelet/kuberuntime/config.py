@@ -50,9 +50,11 @@ def make_container_config(
             ],
             mounts=container_mounts(pod, container, env, options),
             devices=container_devices(container, options),
-            CDI_devices=[cri.CDIDevice(name=name) for name in options.grants.cdi_devices],
+            CDI_devices=[cri.CDIDevice(name=name) for name in options.device_options.cdi_devices],
             labels=container_labels(pod, container),
-            annotations=container_annotations(pod, container, options.attempt, options.grants.annotations),
+            annotations=container_annotations(
+                pod, container, options.attempt, options.device_options.annotations
+            ),
             log_path=container_log_path(container.name, options.attempt),
             stdin=container.stdin,
             stdin_once=container.stdin_once,

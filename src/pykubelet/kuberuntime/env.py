@@ -85,7 +85,7 @@ def container_env(pod: Pod, container: Container, options: RunContainerOptions) 
             variables[variable.name] = value
             # Checked for each variable: a few references to a long value could exhaust the memory.
             size = checked_size(size + len(value))
-    env = {**options.grants.env, **variables}
+    env = {**options.device_options.env, **variables}
     env |= {name: value for name, value in services.items() if name not in env}
     return env
 

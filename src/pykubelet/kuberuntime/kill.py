@@ -221,12 +221,12 @@ class ContainerKiller:
     """Stops containers and pods."""
 
     def __init__(
-        self, cri: RuntimeConnection, hooks: HookRunner, journal: PodHistory, scope: TaskScope | None = None
+        self, cri: RuntimeConnection, hooks: HookRunner, history: PodHistory, scope: TaskScope | None = None
     ) -> None:
         """Initialize with the scope that owns the tasks; without one they end with the event loop."""
         self._cri = cri
         self._hooks = hooks
-        self._journal = journal
+        self._history = history
         self._scope = scope
         self._stops: dict[str, _Stop] = {}
         """Stops in progress, by container id."""
@@ -293,8 +293,8 @@ class ContainerKiller:
             stop.shorten(allowed)
             return stop
         where = field_of(pod, target.name)
-        self._journal.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
-        self._journal.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
+        self._history.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
+        self._history.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
         stop = self._stops[target.id] = _Stop(allowed)
         has_hook = spec is not None and spec.lifecycle is not None and spec.lifecycle.pre_stop is not None
         self._start(self._run(stop, pod, target, spec if has_hook and allowed > 0 else None, after))
@@ -389,7 +389,7 @@ class ContainerKiller:
         except HookError as err:
             log.error(err, "PreStop hook failed", pod=pod.full_name, podUID=pod.uid, containerName=spec.name)
             # The hook's output stays out of the event: it may carry secrets.
-            self._journal.event(
+            self._history.event(
                 pod, "Warning", "FailedPreStopHook", "PreStopHook failed", field_of(pod, spec.name)
             )
         except Exception as err:  # a bug in a hook must not keep its container from being stopped

@@ -129,8 +129,12 @@ def container_mounts(
 ) -> list[cri.Mount]:
     """Return a container's mounts, in the order of its spec. Raises ContainerConfigError."""
     mounts = [
-        cri.Mount(host_path=grant.host_path, container_path=grant.container_path, readonly=grant.read_only)
-        for grant in options.grants.mounts
+        cri.Mount(
+            host_path=device_mount.host_path,
+            container_path=device_mount.container_path,
+            readonly=device_mount.read_only,
+        )
+        for device_mount in options.device_options.mounts
     ]
     mounts += [
         _volume_mount(container, index, mount, env, options)
@@ -152,7 +156,7 @@ def container_devices(container: Container, options: RunContainerOptions) -> lis
     """Return a container's devices: allocated ones and block volumes. Raises ContainerConfigError."""
     devices = [
         cri.Device(host_path=d.host_path, container_path=d.container_path, permissions=d.permissions)
-        for d in options.grants.devices
+        for d in options.device_options.devices
     ]
     for volume_device in container.volume_devices:
         if not volume_device.device_path.startswith("/"):

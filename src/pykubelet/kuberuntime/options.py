@@ -170,7 +170,7 @@ class RunContainerOptions:
     """Whether this container has exclusive CPUs."""
     cpuset_cpus: str = ""
     cpuset_mems: str = ""
-    grants: DeviceRunOptions = NOTHING
+    device_options: DeviceRunOptions = NOTHING
 
     hosts_file: str = ""
     """Host path of the pod's /etc/hosts."""

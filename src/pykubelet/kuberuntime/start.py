@@ -288,7 +288,7 @@ class ContainerStarter:
                 options,
                 block_volumes=block_volumes(context.volumes),
                 image_volumes=await self._image_volumes(pod, container, context, sandbox),
-                grants=grants,
+                device_options=grants,
             )
             options = replace(options, sub_paths=await self._prepare_sub_paths(pod, container, options))
             share = self._shares.assignment_for(pod, container)

@@ -76,7 +76,7 @@ def mount_points_in(directory: Path) -> list[Path]:
             raise TooManyEntries
         for name in names:
             try:
-                entry = _open_beside(opened, name)
+                entry = _open_if_same_mount(opened, name)
             except _MountedError:
                 found.append(directory / name)
             else:
@@ -101,7 +101,7 @@ def _search(directory: int, budget: int, depth: int) -> int:
             budget -= 1
             if budget < 0 or not depth:
                 raise TooManyEntries
-            entry = _open_beside(directory, listed.name)
+            entry = _open_if_same_mount(directory, listed.name)
             if entry is None:
                 continue
             try:
@@ -116,7 +116,7 @@ def _search(directory: int, budget: int, depth: int) -> int:
     return budget
 
 
-def _open_beside(directory: int, name: str) -> int | None:
+def _open_if_same_mount(directory: int, name: str) -> int | None:
     """Open an entry of a directory on the same mount; None if it was removed concurrently.
 
     Raises _MountedError for a mount point, and TooManyEntries without openat2.

@@ -68,12 +68,12 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def has(name: str, proc: Path = Path("/proc")) -> bool:
+def has_capability(name: str, proc: Path = Path("/proc")) -> bool:
     """Return whether a capability, such as `CAP_SYS_RESOURCE`, is effective for this process."""
-    return name in effective(proc)
+    return name in effective_capabilities(proc)
 
 
-def effective(proc: Path = Path("/proc")) -> frozenset[str]:
+def effective_capabilities(proc: Path = Path("/proc")) -> frozenset[str]:
     """Return the effective capabilities of this process.
 
     Raises OSError if /proc is not mounted.

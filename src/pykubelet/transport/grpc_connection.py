@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
     ) -> Call:
         """Start a call; `timeout` is in seconds."""
         stream, self._next = self._next, self._next + 2
-        self._budget.earn(_POINTS_PER_CALL)
+        self._budget.credit(_POINTS_PER_CALL)
         call = self._calls[stream] = Call(self, stream, self._stream_window, self._limit)
         if not self._open:
             # No response can arrive: without a timeout the caller would wait indefinitely.
@@ -340,7 +340,7 @@ class Connection(asyncio.Protocol):
 
     def credit_message(self) -> None:
         """Credit a message of the server to its frame budget."""
-        self._budget.earn(1)
+        self._budget.credit(1)
 
     def reset(self, stream: int) -> None:
         """Send RST_STREAM for a call."""
@@ -414,7 +414,7 @@ class Connection(asyncio.Protocol):
         http2_rules.check_frame(kind, flags, stream, payload)
         if stream >= self._next:
             raise ProtocolError("a frame of a call that was never made")
-        self._budget.spend(kind, len(payload))
+        self._budget.charge(kind, len(payload))
         match kind:
             case FrameType.DATA:
                 self._data_frame(flags, stream, payload)
@@ -446,7 +446,7 @@ class Connection(asyncio.Protocol):
         call = self._calls.get(stream)
         if call is not None:
             content = http2.unpadded(flags, payload)
-            self._budget.earn_bytes(len(content))
+            self._budget.credit_bytes(len(content))
             call.received(content, len(payload))
             if flags & http2.END_STREAM:
                 call.end(Status("INTERNAL", "the answer ended without a status"))
@@ -512,7 +512,7 @@ class Connection(asyncio.Protocol):
             part, at = call.unsent[at : at + size], at + size
             self._window -= size
             call.window -= size
-            self._budget.earn_bytes(size)
+            self._budget.credit_bytes(size)
             frames.append(frame(FrameType.DATA, 0 if at < end else http2.END_STREAM, stream, part))
         call.unsent = call.unsent[at:]
         return b"".join(frames)
