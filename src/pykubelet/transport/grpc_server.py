@@ -33,7 +33,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
@@ -127,26 +127,10 @@ _LATE = Status("DEADLINE_EXCEEDED", "context deadline exceeded")
 _PLAIN = "".join(char for char in string.printable[:95] if char != "%")
 
 
-class StreamSink(Protocol):
-    """Interface of a connection to its calls."""
-
-    def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
-        """Send headers or trailers."""
-
-    def reset(self, stream: int, code: Code) -> None:
-        """Send RST_STREAM for a call."""
-
-    def forget(self, stream: int) -> None:
-        """Remove a call that has ended."""
-
-    def flush(self) -> None:
-        """Send the response data that flow control allows."""
-
-
 class ServerStream:
     """A call in progress."""
 
-    def __init__(self, connection: StreamSink, number: int, path: str, window: int) -> None:
+    def __init__(self, connection: ServerConnection, number: int, path: str, window: int) -> None:
         self.path = path
         self.window = window
         """Bytes that may be sent to the client."""
@@ -217,33 +201,13 @@ HANDSHAKE_SECONDS = 10.0
 _RENEW_BELOW_BYTES = http2.FIRST_WINDOW // 2
 
 
-class ConnectionOwner(Protocol):
-    """Interface of the server to its connections."""
-
-    limits: Limits
-    buffered: int
-    """Bytes of incomplete requests of all connections."""
-
-    def enter(self, connection: ServerConnection) -> bool:
-        """Register a connection; False if there are too many."""
-
-    def leave(self, connection: ServerConnection) -> None:
-        """Unregister a connection."""
-
-    def unknown_method(self, path: str) -> Status | None:
-        """Return the status for a method that does not exist; None if it exists."""
-
-    def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
-        """Start the handler of a call whose request is complete."""
-
-
 class ServerConnection(asyncio.Protocol):
     """One HTTP/2 connection of a client, as an asyncio protocol."""
 
-    def __init__(self, owner: ConnectionOwner) -> None:
-        self._owner = owner
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._transport: asyncio.Transport | None = None
-        self._headers = HeaderBlocks(owner.limits.headers)
+        self._headers = HeaderBlocks(server.limits.headers)
         self._buffer = b""
         self._streams: dict[int, ServerStream] = {}
         self._running = 0
@@ -286,7 +250,7 @@ class ServerConnection(asyncio.Protocol):
     def forget(self, stream: int) -> None:
         """Remove a call that has ended."""
         if ended := self._streams.pop(stream, None):
-            self._owner.buffered -= len(ended.request)
+            self._server.buffered -= len(ended.request)
             ended.request.clear()
 
     def flush(self) -> None:
@@ -308,11 +272,11 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register with the server and send the settings; close the connection if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
-        if not self._owner.enter(self):
+        if not self._server.enter(self):
             self.close(Code.ENHANCE_YOUR_CALM, "too many connections")
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._silent)
-        self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._owner.limits.calls}))
+        self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._server.limits.calls}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls of the client."""
@@ -366,7 +330,7 @@ class ServerConnection(asyncio.Protocol):
         self.close(Code.PROTOCOL, "it does not introduce itself")
 
     def _abandon(self) -> None:
-        self._owner.leave(self)
+        self._server.leave(self)
         self._buffer = b""
         if self._timer is not None:
             self._timer.cancel()
@@ -431,9 +395,9 @@ class ServerConnection(asyncio.Protocol):
             self._renew(number, http2.FIRST_WINDOW - stream.receive_window)
             stream.receive_window = http2.FIRST_WINDOW
         stream.request += content
-        self._owner.buffered += len(content)
-        problem = request_problem(stream.request, self._owner.limits.request)
-        if self._owner.buffered > self._owner.limits.buffered:
+        self._server.buffered += len(content)
+        problem = request_problem(stream.request, self._server.limits.request)
+        if self._server.buffered > self._server.limits.buffered:
             problem = Status("RESOURCE_EXHAUSTED", "too many requests are under way")
         if problem is not None:
             stream.finish(problem)
@@ -443,13 +407,13 @@ class ServerConnection(asyncio.Protocol):
     def _complete(self, stream: ServerStream) -> None:
         stream.complete = True
         message = request_message(stream.request)
-        self._owner.buffered -= len(stream.request)
+        self._server.buffered -= len(stream.request)
         stream.request.clear()
         if message is None:
             stream.finish(Status("INTERNAL", "the request ended before its message"))
             return
         self._running += 1
-        stream.task = self._owner.start(stream, stream.path, message)
+        stream.task = self._server.start(stream, stream.path, message)
         stream.task.add_done_callback(self._ended)
 
     def _ended(self, _: asyncio.Task[None]) -> None:
@@ -465,7 +429,7 @@ class ServerConnection(asyncio.Protocol):
             self._trailers(number, flags)
             return
         self._last = number
-        if max(len(self._streams), self._running) >= self._owner.limits.calls:
+        if max(len(self._streams), self._running) >= self._server.limits.calls:
             self.reset(number, Code.REFUSED_STREAM)
             return
         self._start_call(number, headers, ended=bool(flags & http2.END_STREAM))
@@ -480,7 +444,7 @@ class ServerConnection(asyncio.Protocol):
                 self.reset(number, Code.NO_ERROR)
             stream.drop()
             return
-        problem = self._owner.unknown_method(path)
+        problem = self._server.unknown_method(path)
         if problem is None and timeout is not None:
             seconds = read_timeout(timeout)
             if seconds is None:
