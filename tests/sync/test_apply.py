@@ -15,9 +15,9 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration, complete
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState, SyncError
 from pykubelet.podsync.executor import ActionExecutor

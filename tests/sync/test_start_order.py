@@ -9,8 +9,8 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState
 from pykubelet.podsync.executor import ActionExecutor

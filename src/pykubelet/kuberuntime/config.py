@@ -40,7 +40,7 @@ def make_container_config(
     try:
         return cri.ContainerConfig(
             metadata=cri.ContainerMetadata(name=container.name, attempt=options.attempt),
-            image=cri.ImageSpec(image=options.image_id, user_specified_image=container.image),
+            image=cri.ImageSpec(image=options.image.id, user_specified_image=container.image),
             command=expand_all(container.command, env),
             args=expand_all(container.args, env),
             working_dir=container.working_dir,

@@ -41,12 +41,12 @@ def container_resources(
         _limit("cpu", pod, container, node),
         _limit("memory", pod, container, node),
         node,
-        unlimited_cpu=options.exclusive_cpus,
+        unlimited_cpu=options.cpuset.exclusive,
     )
     message.oom_score_adj = oom_score_adj(pod, container, node.memory_capacity, pod_level=node.pod_level)
     message.hugepage_limits.extend(_huge_pages(pod, container, node))
-    message.cpuset_cpus = options.cpuset_cpus
-    message.cpuset_mems = options.cpuset_mems
+    message.cpuset_cpus = options.cpuset.cpus
+    message.cpuset_mems = options.cpuset.memory_nodes
     _bound_swap(message, pod, container, node)
     if node.cgroup_v2 and node.gates.enabled("MemoryQoS"):
         message.unified.update(_memory_qos(pod, container, node))

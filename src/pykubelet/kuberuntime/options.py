@@ -27,6 +27,7 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.linux.cgroupfs import can_bound_swap
 from pykubelet.linux.kernel import FS, has_selinux
@@ -147,6 +148,22 @@ class RunSandboxOptions:
     """Whether a container of the pod has exclusive CPUs, which need no quota."""
 
 
+@dataclass(frozen=True, slots=True)
+class CpusetAssignment:
+    """CPUs and NUMA nodes assigned to a container."""
+
+    cpus: str = ""
+    """CPU list (`0-3,5`); empty: unrestricted."""
+    memory_nodes: str = ""
+    """NUMA nodes for memory; empty: unrestricted."""
+    exclusive: bool = False
+    """Whether the CPUs are exclusive to the container."""
+
+
+UNRESTRICTED = CpusetAssignment()
+NO_IMAGE = PresentImage("", 0, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContainerOptions:
     """Options of one container config."""
@@ -154,11 +171,7 @@ class RunContainerOptions:
     node: RuntimeNodeOptions
     attempt: int = 0
     """Number of previous starts of the container."""
-    image_id: str = ""
-    """The runtime's reference of the present image."""
-    image_uid: int | None = 0
-    """UID of the image's user; None when only `image_username` is known."""
-    image_username: str = ""
+    image: PresentImage = NO_IMAGE
     pod_ips: tuple[str, ...] = ()
     """IP addresses of the sandbox, the preferred family first."""
     id_mappings: IdMappings | None = None
@@ -166,10 +179,7 @@ class RunContainerOptions:
     extra_groups: tuple[int, ...] = ()
     target_id: str = ""
     """ID of the container whose PID namespace an ephemeral container joins."""
-    exclusive_cpus: bool = False
-    """Whether this container has exclusive CPUs."""
-    cpuset_cpus: str = ""
-    cpuset_mems: str = ""
+    cpuset: CpusetAssignment = UNRESTRICTED
     device_options: DeviceRunOptions = NOTHING
 
     hosts_file: str = ""
@@ -308,18 +318,6 @@ def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]
     return (int(found[1]), int(found[2])) >= first
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetAssignment:
-    """CPUs and NUMA nodes assigned to a container."""
-
-    cpus: str = ""
-    """CPU list (`0-3,5`); empty: unrestricted."""
-    memory_nodes: str = ""
-    """NUMA nodes for memory; empty: unrestricted."""
-    exclusive: bool = False
-    """Whether the CPUs are exclusive to the container."""
-
-
 class CpusetAssigner(Protocol):
     """Source of cpuset assignments; no method blocks."""
 
@@ -349,6 +347,3 @@ class UnrestrictedAssigner:
 
     def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Ignore the container."""
-
-
-UNRESTRICTED = CpusetAssignment()

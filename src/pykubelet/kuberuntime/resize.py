@@ -35,7 +35,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import Resize
 from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources
-from pykubelet.kuberuntime.options import RunContainerOptions, RuntimeNodeOptions
+from pykubelet.kuberuntime.options import CpusetAssignment, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
 
@@ -219,7 +219,8 @@ class Resizer:
         for update in updates:
             container = containers[update.name]
             resized_container = with_sizes(container, update.after(resource))
-            options = RunContainerOptions(node=self._node, exclusive_cpus=self._is_exclusive(pod, container))
+            cpuset = CpusetAssignment(exclusive=self._is_exclusive(pod, container))
+            options = RunContainerOptions(node=self._node, cpuset=cpuset)
             await self._cri.runtime.update_container_resources(
                 ids[update.name], container_resources(pod, resized_container, options)
             )

@@ -144,7 +144,7 @@ def container_security(
     pod_security = pod.spec.security_context
     user, username = security.run_as_user, ""
     if user is None:
-        user, username = options.image_uid, options.image_username
+        user, username = options.image.uid, options.image.username
     message = cri.LinuxContainerSecurityContext(
         run_as_user=_optional(user),
         run_as_username=username,
@@ -250,7 +250,7 @@ def verify_run_as_non_root(
 
 def check_run_as_non_root(pod: Pod, container: Container, options: RunContainerOptions) -> None:
     """Raise RootNotAllowed when the container violates `runAsNonRoot`."""
-    if problem := verify_run_as_non_root(pod, container, options.image_uid, options.image_username):
+    if problem := verify_run_as_non_root(pod, container, options.image.uid, options.image.username):
         raise RootNotAllowed(problem)
 
 

@@ -29,6 +29,8 @@ from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import PullLimits
+from pykubelet.kuberuntime.config_builder import ConfigBuilder
+from pykubelet.kuberuntime.container_images import ContainerImages
 from pykubelet.kuberuntime.decide import always_restarts
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
@@ -36,9 +38,10 @@ from pykubelet.kuberuntime.linux_resources import can_swap
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.options import CpusetAssigner, RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.kuberuntime.resize import Resizer
-from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.kuberuntime.start import ContainerStarter, PostStartHooks
 from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange, UserNamespaces
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
@@ -323,25 +326,31 @@ class PodEngine:
             accounts=cluster.accounts if cluster is not None else None,
             pull_manager=parts.pull_manager,
         )
-        starter = ContainerStarter(
-            parts.cri,
-            self._observer,
+        container_images = ContainerImages(self._images, self.book, objects)
+        configs = ConfigBuilder(
             parts.node,
             self.dirs,
-            self._images,
-            hooks,
-            killer,
-            self.book,
-            self.pleg.learn,
+            container_images,
             parts.volumes.sub_paths,
             lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
-            parts.legacy_logs,
             objects=objects,
             services=lambda pod: (
                 self._cluster.services(pod) if self._cluster is not None else no_services(pod)
             ),
-            grants=parts.devices.grants,
-            shares=parts.allotment,
+            devices=parts.devices.grants,
+            cpusets=parts.allotment,
+        )
+        pod_logs = PodLogs(parts.node.pod_logs_dir, parts.legacy_logs)
+        starter = ContainerStarter(
+            parts.cri,
+            self._observer,
+            configs,
+            container_images,
+            pod_logs,
+            PostStartHooks(hooks, killer, self.book),
+            self.book,
+            self.pleg.learn,
+            cpusets=parts.allotment,
             node_event=parts.node_event,
         )
         self._resizing, resize_doing = make_resizing(
@@ -408,9 +417,7 @@ class PodEngine:
                 self.book,
                 parts.devices.health,
             ),
-            remover=RemnantRemover(
-                parts.cri, self._observer, self.dirs, starter.remove_logs, self.pleg.forget
-            ),
+            remover=RemnantRemover(parts.cri, self._observer, self.dirs, pod_logs.remove, self.pleg.forget),
             restart_all=RestartAll(killer, remover, self.book, time.time, enabled=restart_all),
             allocation=self._resizing,
             prober=self.prober,

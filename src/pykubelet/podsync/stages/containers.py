@@ -13,11 +13,12 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.kill import containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import ContainerStarter, StartError
+from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podsync.contract import PodSyncState
 from pykubelet.podsync.stages.base import PodStart

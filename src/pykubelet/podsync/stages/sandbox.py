@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.config_builder import PodStartContext
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.metrics import StartMetrics
-from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext
+from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.objects.base import ObjectError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import SyncError
