@@ -21,6 +21,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
 from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from pykubelet.podconfig.static_pods import static_pods
@@ -121,7 +122,7 @@ def _requests(instance: Instance, image: str, number: int, files: Path) -> _Requ
         file.touch()
     facts = RunContainerOptions(
         node=node,
-        image_id=image,
+        image=PresentImage(image, 0, ""),
         pod_ips=("10.0.0.2",),
         hosts_file=str(own["hosts"]),
         termination_log=str(own["termination"]),

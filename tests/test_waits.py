@@ -103,7 +103,7 @@ async def test_event_recorder_hold_between_ticks_delivers(monkeypatch: pytest.Mo
 @pytest.mark.looptime
 async def test_in_own_thread_cancelled_caller_waits_at_most_its_patience() -> None:
     release = threading.Event()
-    waiting = asyncio.ensure_future(in_own_thread(release.wait, name="stuck", patience=3 + TINY))
+    waiting = asyncio.ensure_future(in_own_thread(release.wait, name="stuck", cancel_timeout=3 + TINY))
     await asyncio.sleep(1)
     waiting.cancel()
     try:

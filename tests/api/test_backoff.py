@@ -1,15 +1,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 
 
 def test_pauses_double_up_to_the_limit() -> None:
-    back_off, now, pauses = BackOff(), 1000.0, []
+    back_off, now, pauses = KeyedBackoff(), 1000.0, []
     for _ in range(8):
         failed = now
         back_off.attempt("pod/main", failed, now)
-        pauses.append(back_off.pause("pod/main"))
+        pauses.append(back_off.delay("pod/main"))
         assert back_off.remaining("pod/main", failed, now) == pauses[-1]
         now += pauses[-1]
         assert back_off.remaining("pod/main", failed, now) == 0
@@ -17,37 +17,37 @@ def test_pauses_double_up_to_the_limit() -> None:
 
 
 def test_health_for_twice_the_limit_starts_over() -> None:
-    back_off = BackOff()
+    back_off = KeyedBackoff()
     back_off.attempt("k", 0, 0)
     back_off.attempt("k", 10, 10)
-    assert back_off.pause("k") == 20
+    assert back_off.delay("k") == 20
     assert back_off.remaining("k", since=10 + 601, now=10 + 601) == 0
     back_off.attempt("k", since=10 + 601, now=10 + 601)
-    assert back_off.pause("k") == 10
+    assert back_off.delay("k") == 10
 
 
 def test_keys_are_independent_and_forgotten() -> None:
-    back_off = BackOff()
+    back_off = KeyedBackoff()
     back_off.attempt("a", 0, 0)
     assert back_off.remaining("b", 0, 0) == 0
     back_off.forget("a")
     assert back_off.remaining("a", 0, 0) == 0
     back_off.attempt("a", 0, 0)
     back_off.prune(601)
-    assert back_off.pause("a") == 0
+    assert back_off.delay("a") == 0
 
 
 def test_the_first_pause_never_exceeds_the_limit() -> None:
-    back_off = BackOff(limit=1)
+    back_off = KeyedBackoff(limit=1)
     back_off.attempt("a", 0, 0)
-    assert back_off.pause("a") == 1
+    assert back_off.delay("a") == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 2000), st.floats(0, 2000)), max_size=30))
 def test_a_pause_is_always_between_the_first_and_the_limit(moments: list[tuple[float, float]]) -> None:
-    back_off, now = BackOff(), 0.0
+    back_off, now = KeyedBackoff(), 0.0
     for failed_ago, passed in moments:
         now += passed
         back_off.attempt("k", now - failed_ago, now)
-        assert 10 <= back_off.pause("k") <= 300
+        assert 10 <= back_off.delay("k") <= 300
         assert 0 <= back_off.remaining("k", now, now) <= 300

@@ -152,7 +152,7 @@ def expect_oom_scores(node: ClusterNode, pods: list[Document]) -> None:
     # A runtime that may not lower scores gives containers its own.
     # What it has just begun to start looks like itself for a moment, and is the younger.
     daemon = min(find_daemons(node.instance), key=lambda one: one.start)
-    lowest = -1000 if capabilities.has("CAP_SYS_RESOURCE") else oom_score(daemon.pid)
+    lowest = -1000 if capabilities.has_capability("CAP_SYS_RESOURCE") else oom_score(daemon.pid)
     for one in node.truth.running():
         pod, name = known[one.labels[POD_UID]], one.labels[CONTAINER_NAME]
         path = Path(f"/proc/{node.truth.container_pid(one.id)}/oom_score_adj")

@@ -12,12 +12,12 @@ import grpc.aio
 from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 
 from pykubelet.transport import http2
-from pykubelet.transport.grpc_server import GrpcError, Limits, Server, Streaming, Unary, serving
+from pykubelet.transport.grpc_server import GrpcError, Limits, Server, StreamingMethod, UnaryMethod, serving
 from pykubelet.transport.http2 import FrameType, Setting, frame
 
 MESSAGE = StringValue(value="x").SerializeToString()
 
-SHORT = Limits(request=1 << 20, calls=4, connections=3, held=2 << 20)
+SHORT = Limits(request=1 << 20, calls=4, connections=3, buffered=2 << 20)
 
 
 class Service:
@@ -62,15 +62,15 @@ class Service:
         finally:
             self.cancelled.set()
 
-    def methods(self) -> dict[str, Unary | Streaming]:
+    def methods(self) -> dict[str, UnaryMethod | StreamingMethod]:
         return {
-            "/t.Test/Echo": Unary(StringValue, self.echo),
-            "/t.Test/Refuse": Unary(StringValue, self.refuse),
-            "/t.Test/Break": Unary(StringValue, self.break_down),
-            "/t.Test/Hang": Unary(StringValue, self.hang),
-            "/t.Test/Blob": Unary(Int64Value, self.blob),
-            "/t.Test/Measure": Unary(BytesValue, self.measure),
-            "/t.Test/Count": Streaming(Int64Value, self.count),
+            "/t.Test/Echo": UnaryMethod(StringValue, self.echo),
+            "/t.Test/Refuse": UnaryMethod(StringValue, self.refuse),
+            "/t.Test/Break": UnaryMethod(StringValue, self.break_down),
+            "/t.Test/Hang": UnaryMethod(StringValue, self.hang),
+            "/t.Test/Blob": UnaryMethod(Int64Value, self.blob),
+            "/t.Test/Measure": UnaryMethod(BytesValue, self.measure),
+            "/t.Test/Count": StreamingMethod(Int64Value, self.count),
         }
 
 
@@ -105,7 +105,7 @@ async def served(folder: Path, limits: Limits | None = None) -> AsyncIterator[Pe
         async with grpc.aio.insecure_channel(f"unix://{path}", options=sizes) as channel:
             yield Peer(channel, service, server)
     assert not path.exists()
-    assert server.held == 0
+    assert server.buffered == 0
 
 
 class Raw:
@@ -172,11 +172,11 @@ class Raw:
 
 
 @asynccontextmanager
-async def raw(path: Path, *, greeted: bool = True, window: int = 65_535) -> AsyncIterator[Raw]:
+async def raw(path: Path, *, wait_settings: bool = True, window: int = 65_535) -> AsyncIterator[Raw]:
     reader, writer = await asyncio.open_unix_connection(str(path))
     client = Raw(reader, writer)
     try:
-        if greeted:
+        if wait_settings:
             client.send(http2.PREFACE, http2.settings({Setting.INITIAL_WINDOW_SIZE: window}))
             assert await client.read()  # its settings
         yield client

@@ -83,7 +83,7 @@ class Server:
 
 async def outcome(call: Call) -> tuple[bytes | None, Status | None]:
     async with asyncio.timeout(30):
-        return await call.answer(), call.status
+        return await call.wait_response(), call.status
 
 
 async def test_a_call() -> None:
@@ -270,7 +270,7 @@ async def test_a_server_may_bound_how_many_calls_there_are() -> None:
 
 async def test_silence_is_not_waited_for_for_ever() -> None:
     server = Server(greets=False)
-    assert not await server.connection.greeted(0.01)
+    assert not await server.connection.wait_settings(0.01)
     assert server.wire.closed
 
 

@@ -170,21 +170,21 @@ async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
         path = tmp_path / "test.sock"
         async with raw(path), raw(path), raw(path):
             assert peer.server.connections == 3
-            async with raw(path, greeted=False) as fourth:
-                assert await fourth.ended() == Code.CALM_DOWN
+            async with raw(path, wait_settings=False) as fourth:
+                assert await fourth.ended() == Code.ENHANCE_YOUR_CALM
         await asyncio.wait_for(_until(lambda: peer.server.connections == 0), 30)
         assert (await peer.call("Echo", StringValue(value="again"))).value == "again"
 
 
 async def test_requests_in_memory_are_bounded(tmp_path: Path) -> None:
-    limits = Limits(request=1 << 20, calls=8, held=100_000)
+    limits = Limits(request=1 << 20, calls=8, buffered=100_000)
     async with served(tmp_path, limits) as peer, raw(tmp_path / "test.sock") as client:
         for number in range(1, 15, 2):
             client.begin(number, "/t.Test/Measure")
             client.send(frame(FrameType.DATA, 0, number, struct.pack(">?L", False, 90_000) + bytes(16_000)))
         await client.until(lambda: bool(client.headers))
         assert {headers["grpc-status"] for headers in client.headers.values()} == {"8"}
-        assert peer.server.held <= 100_000
+        assert peer.server.buffered <= 100_000
 
 
 @pytest.mark.looptime
@@ -202,7 +202,7 @@ async def test_our_own_client_understands_it(tmp_path: Path) -> None:
     async with served(tmp_path):
         connection = await connect_unix(str(tmp_path / "test.sock"))
         call = connection.call("/t.Test/Echo", MESSAGE, timeout=60)
-        assert await call.answer() == MESSAGE
+        assert await call.wait_response() == MESSAGE
         assert call.status is not None
         assert call.status.code == "OK"
         stream = connection.call("/t.Test/Count", Int64Value(value=7).SerializeToString())
@@ -220,7 +220,7 @@ async def test_the_end_of_the_server_ends_calls(tmp_path: Path) -> None:
         call = connection.call("/t.Test/Hang", MESSAGE)
         await asyncio.wait_for(service.begun.wait(), 30)
     assert service.cancelled.is_set()
-    await call.answer()
+    await call.wait_response()
     assert call.status is not None
     assert call.status.code == "UNAVAILABLE"
 
@@ -230,7 +230,7 @@ async def test_a_socket_of_old_is_replaced_and_anothers_is_left(tmp_path: Path) 
     async with serving(path, {}), serving(path, Service().methods()):
         connection = await connect_unix(str(path))
         call = connection.call("/t.Test/Echo", MESSAGE)
-        assert await call.answer() == MESSAGE
+        assert await call.wait_response() == MESSAGE
         connection.close(call.status or pytest.fail("no status"))
         path.rename(tmp_path / "moved")
         path.write_text("somebody else's")

@@ -45,10 +45,13 @@ _OPEN = frame(FrameType.HEADERS, http2.END_HEADERS, 1, _HEAD)
         (frame(FrameType.HEADERS, http2.END_HEADERS, 1, b"\xff\xff\xff\xff\xff\xff"), Code.COMPRESSION),
         (frame(FrameType.HEADERS, http2.END_HEADERS | http2.PADDED, 1, b"\xff"), Code.PROTOCOL),
         (frame(FrameType.HEADERS, 0, 1, _HEAD) + frame(FrameType.PING, 0, 0, bytes(8)), Code.PROTOCOL),
-        (frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"") * 9, Code.CALM_DOWN),
+        (
+            frame(FrameType.HEADERS, 0, 1, b"") + frame(FrameType.CONTINUATION, 0, 1, b"") * 9,
+            Code.ENHANCE_YOUR_CALM,
+        ),
         (
             frame(FrameType.HEADERS, 0, 1, bytes(16384)) + frame(FrameType.CONTINUATION, 0, 1, b"x"),
-            Code.CALM_DOWN,
+            Code.ENHANCE_YOUR_CALM,
         ),
         (frame(FrameType.CONTINUATION, http2.END_HEADERS, 1, _HEAD), Code.PROTOCOL),
         (frame(FrameType.DATA, 0, 5, b"x"), Code.PROTOCOL),
@@ -106,7 +109,7 @@ async def test_what_is_not_grpc_is_told_so_in_http(tmp_path: Path) -> None:
 
 
 async def test_http1_is_turned_away(tmp_path: Path) -> None:
-    async with served(tmp_path), raw(tmp_path / "test.sock", greeted=False) as client:
+    async with served(tmp_path), raw(tmp_path / "test.sock", wait_settings=False) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await client.ended() == Code.PROTOCOL
 
@@ -159,8 +162,8 @@ def test_no_frames_break_the_server(tmp_path: Path, frames: list[bytes], preface
             writer.close()
             connection = await connect_unix(str(tmp_path / "fuzz"))
             call = connection.call("/t.Test/Echo", MESSAGE, timeout=60)
-            assert await call.answer() == MESSAGE
+            assert await call.wait_response() == MESSAGE
             connection.close(call.status or pytest.fail("no status"))
-        assert (server.held, server.connections) == (0, 0)
+        assert (server.buffered, server.connections) == (0, 0)
 
     asyncio.run(run())

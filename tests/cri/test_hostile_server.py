@@ -76,13 +76,13 @@ async def test_connection_server_not_reading_aborted_on_close() -> None:
         port = listener.sockets[0].getsockname()[1]
         loop = asyncio.get_running_loop()
         transport, connection = await loop.create_connection(lambda: Connection("x"), "127.0.0.1", port)
-        assert await connection.greeted()
+        assert await connection.wait_settings()
         call = connection.call("/a.B/C", bytes(32 * MIB))
         async with asyncio.timeout(30):
             while not transport.get_write_buffer_size():
                 await asyncio.sleep(0.01)
             connection.close(Status("CANCELLED"))
-            await call.answer()
+            await call.wait_response()
             while transport.get_write_buffer_size():
                 await asyncio.sleep(0.01)
         released.set()
@@ -117,7 +117,7 @@ def _status(call: Call) -> str:
 async def test_call_unary_second_message_rejected() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
-    answer = asyncio.create_task(call.answer())
+    answer = asyncio.create_task(call.wait_response())
     await asyncio.sleep(0)
     server.send(
         frame(FrameType.HEADERS, http2.END_HEADERS, 1, HEADERS), frame(FrameType.DATA, 0, 1, MESSAGE * 2)
@@ -216,14 +216,14 @@ def test_header_blocks_undecodable_block_error_without_content() -> None:
 def test_frame_budget_refilled_by_time() -> None:
     now = 0.0
     budget = FrameBudget(lambda: now)
-    budget.earn(1e9)
+    budget.credit(1e9)
     for _ in range(int(http2_rules._POINTS)):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
     with pytest.raises(Http2Error):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
     now = 1.0
     for _ in range(int(http2_rules._POINTS_PER_SECOND) - 2):
-        budget.spend(FrameType.PING, 8)
+        budget.charge(FrameType.PING, 8)
 
 
 @pytest.mark.parametrize("headers", [{"grpc-status": "9" * 5000}, {":status": "9" * 5000}])
@@ -231,7 +231,7 @@ def test_status_in_long_numbers_bounded(headers: dict[str, str]) -> None:
     assert len(status_in(headers).message) < 200
 
 
-@pytest.mark.parametrize(("size", "most"), [(60, 1), (0, http2_rules.MOST_CONTINUATIONS - 1)])
+@pytest.mark.parametrize(("size", "most"), [(60, 1), (0, http2_rules.MAX_CONTINUATIONS - 1)])
 def test_header_blocks_unfinished_block_bounded(size: int, most: int) -> None:
     """Verify that a block is rejected by its bytes and by its frames, before it is complete."""
     blocks = HeaderBlocks(limit=150)

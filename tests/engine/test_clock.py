@@ -123,7 +123,7 @@ async def test_a_newer_container_with_an_older_date_is_the_newer_one() -> None:
     cri: Any = SimpleNamespace(
         runtime=SimpleNamespace(list_containers=containers, list_pod_sandbox=sandboxes)
     )
-    seen = (await Observer(cri).all_pods())["u"]
+    seen = (await Observer(cri).list_pods())["u"]
     latest = seen.latest("main")
     assert latest is not None
     assert latest.id == "alive"

@@ -31,11 +31,11 @@ def test_every_bit_that_the_kernel_knows_has_a_name() -> None:
 def test_asked_by_name(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/status").write_text("CapEff:\t000001fffeffffff\n")
-    assert capabilities.has("CAP_SYS_ADMIN", tmp_path)
-    assert not capabilities.has("CAP_SYS_RESOURCE", tmp_path)
+    assert capabilities.has_capability("CAP_SYS_ADMIN", tmp_path)
+    assert not capabilities.has_capability("CAP_SYS_RESOURCE", tmp_path)
 
 
 @pytest.mark.machine
 def test_root_here() -> None:
     assert capabilities.is_root()
-    assert capabilities.has("CAP_SYS_ADMIN")
+    assert capabilities.has_capability("CAP_SYS_ADMIN")

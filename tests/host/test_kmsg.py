@@ -38,7 +38,7 @@ def killed(pid: int, process: str, cgroup: str = "", limit: str = "", *, whole: 
         limit=limit,
         microseconds=5,
         sequence=7,
-        of_the_machine=whole,
+        system_oom=whole,
     )
 
 
@@ -138,7 +138,7 @@ class TestKills:
         (kill,) = found
         assert (kill.process, kill.cgroup) == ("a) (b,task=c", "/pykubelet-oomtest/inner")
         assert kill.limit == "/pykubelet-oomtest"
-        assert not kill.of_the_machine
+        assert not kill.system_oom
         assert (kill.microseconds, kill.sequence) == (25622588378, 118684)
         forged = [each for each in records if "forged" in each.text]
         assert [each.facility for each in forged] == [1]

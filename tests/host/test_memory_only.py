@@ -8,7 +8,7 @@ import pytest
 
 import pykubelet.linux.kernel
 from pykubelet.agent.host_setup import warn_of_swap
-from pykubelet.linux.kernel import SwapArea, can_refuse_swap
+from pykubelet.linux.kernel import SwapArea, supports_noswap
 from pykubelet.linux.mounts import mounts_below, read_mounts
 
 AREA = SwapArea("/dev/zram0", "partition", 4, 0, 100)
@@ -19,7 +19,7 @@ def test_this_kernel(tmp_path: Path) -> None:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     if (major, minor) < (6, 4):
         pytest.skip("the kernel may or may not know it")
-    assert can_refuse_swap(tmp_path)
+    assert supports_noswap(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert not mounts_below(read_mounts(), tmp_path)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.linux.process_limits import has, oom_score, set_oom_score
+from pykubelet.linux.process_limits import has_capability, oom_score, set_oom_score
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def test_a_score_rises(sleeper: int) -> None:
     assert Path(f"/proc/{sleeper}/oom_score_adj").read_text().strip() == "500"
 
 
-@pytest.mark.skipif(has("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
+@pytest.mark.skipif(has_capability("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
 def test_without_the_capability_a_score_does_not_fall_and_the_error_says_why() -> None:
     with pytest.raises(PermissionError, match="CAP_SYS_RESOURCE") as caught:
         set_oom_score(-999)
     assert caught.value.filename == "/proc/self/oom_score_adj"
 
 
-@pytest.mark.skipif(not has("CAP_SYS_RESOURCE"), reason="only with CAP_SYS_RESOURCE")
+@pytest.mark.skipif(not has_capability("CAP_SYS_RESOURCE"), reason="only with CAP_SYS_RESOURCE")
 def test_with_the_capability_a_score_falls(sleeper: int) -> None:
     set_oom_score(-999, sleeper)
     assert oom_score(sleeper) == -999

@@ -128,4 +128,4 @@ async def test_the_kernels_own_log(root: str) -> None:
             await process.wait()
     finally:
         os.close(fd)
-    assert (kill.cgroup, kill.of_the_machine) == (kill.limit, False)
+    assert (kill.cgroup, kill.system_oom) == (kill.limit, False)

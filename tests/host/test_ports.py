@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.linux.port_owner import Listener, PortOwner, parse_listeners, port_holder
+from pykubelet.linux.port_owner import Listener, PortOwner, find_port_owner, parse_listeners
 
 HEADINGS = (
     "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -37,18 +37,18 @@ def test_we_hold_our_own_port(family: socket.AddressFamily, address: str) -> Non
     with bound(family, address) as sock:
         port = sock.getsockname()[1]
         sock.listen()
-        holder = port_holder(port)
+        holder = find_port_owner(port)
         assert holder is not None
         assert (holder.port, holder.address, holder.pid) == (port, address, os.getpid())
         assert holder.command == Path("/proc/self/comm").read_text().strip()
         assert str(holder) == f"pid {os.getpid()} ({holder.command})"
-    assert not is_ours(port_holder(port))
+    assert not is_ours(find_port_owner(port))
 
 
 def test_a_bound_port_that_nobody_listens_on_is_not_held() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        assert not is_ours(port_holder(sock.getsockname()[1]))
+        assert not is_ours(find_port_owner(sock.getsockname()[1]))
 
 
 def bound(family: socket.AddressFamily, address: str) -> socket.socket:
@@ -56,7 +56,7 @@ def bound(family: socket.AddressFamily, address: str) -> socket.socket:
     while True:
         sock = socket.socket(family)
         sock.bind((address, 0))
-        if port_holder(sock.getsockname()[1]) is None:
+        if find_port_owner(sock.getsockname()[1]) is None:
             return sock
         sock.close()
 
@@ -70,7 +70,7 @@ def test_a_holder_that_cannot_be_seen(tmp_path: Path) -> None:
     (tmp_path / "net/tcp").write_text(HEADINGS + f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0 0\n")
     (tmp_path / "12/fd").mkdir(parents=True)
     (tmp_path / "13").mkdir()
-    holder = port_holder(10248, tmp_path)
+    holder = find_port_owner(10248, tmp_path)
     assert holder is not None
     assert holder.pid == 0
     assert str(holder) == "another process"

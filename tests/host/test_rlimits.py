@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from pykubelet.linux.process_limits import FileDescriptorLimits, attainable, has
+from pykubelet.linux.process_limits import FileDescriptorLimits, attainable_soft_limit, has_capability
 
 
 def in_a_child(wanted: int, before: tuple[int, int]) -> FileDescriptorLimits:
@@ -15,7 +15,7 @@ def in_a_child(wanted: int, before: tuple[int, int]) -> FileDescriptorLimits:
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
         f"got = raise_open_files({wanted})\n"
         "assert (got.soft, got.hard) == resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "print(got.soft, got.hard, got.wanted)\n"
+        "print(got.soft, got.hard, got.configured)\n"
     )
     out = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
     return FileDescriptorLimits(*map(int, out.split()))
@@ -26,7 +26,7 @@ def test_both_limits_become_what_was_asked_for() -> None:
     assert in_a_child(3000, (1000, 3000)).reached
 
 
-@pytest.mark.skipif(has("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
+@pytest.mark.skipif(has_capability("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
 def test_without_the_capability_the_soft_limit_meets_the_hard_one() -> None:
     got = in_a_child(1_000_000, (1000, 3000))
     assert got == FileDescriptorLimits(3000, 3000, 1_000_000)
@@ -40,6 +40,6 @@ def test_more_than_any_kernel_gives_is_not_fatal() -> None:
 
 
 def test_no_hard_limit_allows_anything() -> None:
-    assert attainable(5, resource.RLIM_INFINITY) == 5
-    assert attainable(5, 4) == 4
+    assert attainable_soft_limit(5, resource.RLIM_INFINITY) == 5
+    assert attainable_soft_limit(5, 4) == 4
     assert FileDescriptorLimits(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10).reached

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.linux.kernel import has_selinux, share_with_containers
+from pykubelet.linux.kernel import has_selinux, label_for_containers
 
 
 class Attributes:
@@ -34,13 +34,13 @@ def test_whether_there_is_selinux(tmp_path: Path, fs: Path) -> None:
 
 def test_a_folder_for_plugins_gets_the_label_of_containers_files(tmp_path: Path, fs: Path) -> None:
     found = Attributes()
-    share_with_containers(tmp_path, fs, found.write)
+    label_for_containers(tmp_path, fs, found.write)
     assert found.written == [(tmp_path, "security.selinux", b"system_u:object_r:container_file_t:s0")]
 
 
 def test_without_selinux_nothing_is_touched(tmp_path: Path) -> None:
     found = Attributes()
-    share_with_containers(tmp_path, tmp_path / "nothing", found.write)
+    label_for_containers(tmp_path, tmp_path / "nothing", found.write)
     assert found.written == []
 
 
@@ -48,6 +48,6 @@ def test_a_label_that_cannot_be_set_does_not_stop_the_agent(
     tmp_path: Path, fs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = Attributes(OSError(95, "Operation not supported"))
-    share_with_containers(tmp_path, fs, found.write)
+    label_for_containers(tmp_path, fs, found.write)
     assert len(found.written) == 1
     assert "unprivileged plugins may not work" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from pykubelet.linux.processes import run_bounded
-from pykubelet.util.tasks import begun
+from pykubelet.util.tasks import run_or_undo
 
 
 async def test_what_has_begun_is_undone_when_nobody_wants_it() -> None:
@@ -23,7 +23,7 @@ async def test_what_has_begun_is_undone_when_nobody_wants_it() -> None:
     async def undo(what: str) -> None:
         undone.append(what)
 
-    waiting = asyncio.ensure_future(begun(begin(), undo))
+    waiting = asyncio.ensure_future(run_or_undo(begin(), undo))
     await begins.wait()
     for _ in range(3):
         waiting.cancel()
@@ -34,13 +34,13 @@ async def test_what_has_begun_is_undone_when_nobody_wants_it() -> None:
         await waiting
     assert undone == ["it"]
     # And kept when somebody does; what fails to begin has nothing to undo.
-    assert await begun(begin(), undo) == "it"
+    assert await run_or_undo(begin(), undo) == "it"
 
     async def fail() -> str:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        await begun(fail(), undo)
+        await run_or_undo(fail(), undo)
     assert undone == ["it"]
 
 

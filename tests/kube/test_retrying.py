@@ -8,7 +8,7 @@ from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 
 
 def test_pauses_grow_and_begin_anew() -> None:
-    pauses = Backoff(chance=lambda: 0.0)
+    pauses = Backoff(rng=lambda: 0.0)
     now, found = 0.0, []
     for _ in range(8):
         found.append(pauses.next(now))
@@ -21,13 +21,13 @@ def test_pauses_grow_and_begin_anew() -> None:
 
 
 def test_another_cause_is_another_story() -> None:
-    pauses = Backoff(chance=lambda: 0.0)
+    pauses = Backoff(rng=lambda: 0.0)
     causes = [True, True, True, False, False, True]
     assert [pauses.next(0, cause) for cause in causes] == [0.8, 1.6, 3.2, 0.8, 1.6, 0.8]
 
 
 def test_chance_stretches_up_to_twofold() -> None:
-    assert Backoff(chance=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
+    assert Backoff(rng=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
     assert len({Backoff().next(0) for _ in range(20)}) > 10
 
 

@@ -14,7 +14,7 @@ async def test_the_folders_of_plugins_are_there_and_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[Path] = []
-    monkeypatch.setattr(plugins, "share_with_containers", shared.append)
+    monkeypatch.setattr(plugins, "label_for_containers", shared.append)
     async with TaskScope() as tasks:
         plugins.start_plugins(tmp_path, CollectorRegistry(), tasks)
         assert (tmp_path / "plugins").is_dir()

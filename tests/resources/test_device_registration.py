@@ -14,7 +14,7 @@ from pykubelet.cm.devices import manager as device_manager
 from pykubelet.cm.devices import plugins as device_plugin
 from pykubelet.cm.devices import plugins as device_plugins
 from pykubelet.pluginmanager.registration import Plugin, PluginRegistration
-from pykubelet.transport.grpc_server import GrpcError, Streaming, Unary, serving
+from pykubelet.transport.grpc_server import GrpcError, StreamingMethod, UnaryMethod, serving
 from pykubelet.util.tasks import TaskScope
 from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
@@ -100,8 +100,8 @@ def _failing_plugin(call: str) -> dict[str, Any]:
         yield  # pragma: no cover
 
     return {
-        "/v1beta1.DevicePlugin/GetDevicePluginOptions": Unary(pb.Empty, options),
-        "/v1beta1.DevicePlugin/ListAndWatch": Streaming(pb.Empty, devices),
+        "/v1beta1.DevicePlugin/GetDevicePluginOptions": UnaryMethod(pb.Empty, options),
+        "/v1beta1.DevicePlugin/ListAndWatch": StreamingMethod(pb.Empty, devices),
     }
 
 
@@ -166,8 +166,8 @@ async def test_a_resource_is_forgotten_five_minutes_after_its_plugin(tmp_path: P
         await silent
 
     methods: dict[str, Any] = {
-        "/v1beta1.DevicePlugin/GetDevicePluginOptions": Unary(pb.Empty, options),
-        "/v1beta1.DevicePlugin/ListAndWatch": Streaming(pb.Empty, devices),
+        "/v1beta1.DevicePlugin/GetDevicePluginOptions": UnaryMethod(pb.Empty, options),
+        "/v1beta1.DevicePlugin/ListAndWatch": StreamingMethod(pb.Empty, devices),
     }
     async with node_in(tmp_path) as node:
         node.breath = 0.002
@@ -197,6 +197,6 @@ async def test_the_folder_is_one_that_containers_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[Path] = []
-    monkeypatch.setattr(device_manager, "share_with_containers", shared.append)
+    monkeypatch.setattr(device_manager, "label_for_containers", shared.append)
     async with node_in(tmp_path) as node:
         assert shared == [node.folder]

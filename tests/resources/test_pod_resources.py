@@ -24,7 +24,7 @@ from pykubelet.cm.podresources.server import (
     serving_pod_resources,
 )
 from pykubelet.transport.grpc_connection import Status
-from pykubelet.transport.grpc_server import GrpcError, Unary
+from pykubelet.transport.grpc_server import GrpcError, UnaryMethod
 from tests.resources.making import pod_of
 
 
@@ -187,7 +187,7 @@ async def test_the_rate_is_limited() -> None:
         """Why a call is refused, whatever it is; None when it is answered."""
         version = ("v1", "v1alpha1")[number % 2]
         method = asked[f"/{version}.PodResourcesLister/List"]
-        assert isinstance(method, Unary)
+        assert isinstance(method, UnaryMethod)
         try:
             await method.handler(pb.ListPodResourcesRequest())
         except GrpcError as err:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.agent.host_setup import StartupError
+from pykubelet.agent.host_setup import StartupError, read_allocation_state
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm import resize as resize_book

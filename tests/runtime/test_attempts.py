@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.transport.errors import CriError, NotFound
 from tests.runtime.making import make_container
 from tests.runtime.starting import start

@@ -12,11 +12,10 @@ from pykubelet.kuberuntime.dns import PodDNS, check_resolv_conf, parse_resolv_co
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
 from tests.runtime.making import make_pod
+from tests.runtime.starting import make_starter
 
 HOST = "nameserver 192.0.2.1\nsearch example.com\noptions timeout:1 rotate\n"
 CLUSTER = RuntimeNodeOptions(
@@ -198,31 +197,21 @@ class SandboxRuntime:
 async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
     tmp_path: Path, static: bool, expected: int
 ) -> None:
-    cri, nothing, journal = (
-        cast(Any, SimpleNamespace(runtime=SandboxRuntime())),
-        cast(Any, None),
-        PodHistory(),
-    )
+    cri, journal = cast(Any, SimpleNamespace(runtime=SandboxRuntime())), PodHistory()
     on_node: list[tuple[str, str, str]] = []
-    starter = ContainerStarter(
+    starter = make_starter(
         cri,
         Observer(cri),
         RuntimeNodeOptions(pod_logs_dir=str(tmp_path)),
-        PodDirs(tmp_path),
-        nothing,
-        nothing,
-        nothing,
+        tmp_path,
         journal,
-        lambda *_: None,
-        nothing,
-        lambda: HOST,
-        None,
+        resolv_conf=HOST,
         node_event=lambda kind, reason, message: on_node.append((kind, reason, message)),
     )
     pod = make_pod()
     pod.spec.dns_policy = "ClusterFirst"
     pod.metadata.annotations[SOURCE_ANNOTATION] = "file" if static else "api"
-    await starter.sandbox(pod, pb.PodSandboxConfig())
+    await starter.run_sandbox(pod, pb.PodSandboxConfig())
     assert [(kind, reason) for kind, reason, _ in on_node] == [("Warning", "MissingClusterDNS")] * expected
     assert [event.reason for event in journal.events(pod.uid)] == ["MissingClusterDNS"] * expected
     assert all("pod:" not in message for _, _, message in on_node)

@@ -61,7 +61,7 @@ def test_variables_refer_to_those_above_and_to_services() -> None:
         EnvVar(name="A", value="a"),
         EnvVar(name="B", value="$(A)$$(A) $(WEB_SERVICE_HOST) $(GIVEN)"),
         service_env={"WEB_SERVICE_HOST": "10.96.7.7", "A": "never"},
-        grants=DeviceRunOptions(env={"GIVEN": "device"}),
+        device_options=DeviceRunOptions(env={"GIVEN": "device"}),
     )
     assert list(env.items()) == [
         ("GIVEN", "device"),

@@ -16,16 +16,18 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime import env as env_sources
 from pykubelet.kuberuntime.config import make_container_config
+from pykubelet.kuberuntime.config_builder import PodStartContext
 from pykubelet.kuberuntime.env import EnvFile, container_env, gather_env_sources, parse_env_file
+from pykubelet.kuberuntime.errors import StartError
+from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext, StartError
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.volumes.plugin import MountedVolume
 from tests.golden import as_recorded, unordered_env
 from tests.runtime.making import make_facts, make_pod
+from tests.runtime.starting import make_starter
 from tests.runtime.test_golden_requests import (
     container_facts,
     given,
@@ -91,7 +93,7 @@ async def test_the_recorded_environment(stem: str, name: str, recorded: list[dic
     facts = container_facts(stem, pod, document, container)
     facts = make_facts(
         node=facts.node,
-        image_id=facts.image_id,
+        image=facts.image,
         pod_ips=facts.pod_ips,
         hosts_file=facts.hosts_file,
         termination_log=facts.termination_log,
@@ -118,19 +120,12 @@ class Started:
     def __init__(self, root: Path, objects: Objects | None, services: dict[str, str] | None) -> None:
         self.journal = PodHistory()
         nothing = cast(Any, None)
-        self.starter = ContainerStarter(
+        self.starter = make_starter(
             nothing,
-            nothing,
+            Observer(nothing),
             RuntimeNodeOptions(pod_logs_dir=str(root / "logs")),
-            PodDirs(root),
-            nothing,
-            nothing,
-            nothing,
+            root,
             self.journal,
-            nothing,
-            nothing,
-            lambda: None,
-            None,
             objects=objects,
             services=lambda pod: services,
         )
@@ -139,7 +134,7 @@ class Started:
         pod = make_pod(container)
         mounted = {name: MountedVolume(str(path)) for name, path in volumes.items()}
         with pytest.raises(StartError) as caught:
-            await self.starter.container(
+            await self.starter.start_container(
                 pod,
                 container,
                 PresentImage("sha256:x", 0, ""),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.kuberuntime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc, plan_log_folders
+from pykubelet.kuberuntime.gc import GarbageCollector, GcPlan, GcPolicy, plan_gc, plan_log_dirs
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.kuberuntime.paths import legacy_log_link, pod_log_dir
@@ -49,7 +49,7 @@ def box(key: str, at: int, ready: bool = False) -> ObservedSandbox:
 
 
 def plan(pods: dict[str, ObservedPod], *gone: str, **policy: Any) -> GcPlan:
-    return plan_gc(pods, GcPolicy(**policy), now=NOW, is_gone=lambda uid: uid in gone)
+    return plan_gc(pods, GcPolicy(**policy), now=NOW, is_collectable=lambda uid: uid in gone)
 
 
 def ids(found: GcPlan) -> list[str]:
@@ -172,7 +172,7 @@ class TestProperties:
     def test_what_holds_of_every_plan(
         self, pods: dict[str, ObservedPod], policy: GcPolicy, gone: set[str]
     ) -> None:
-        found = plan_gc(pods, policy, now=NOW, is_gone=gone.__contains__)
+        found = plan_gc(pods, policy, now=NOW, is_collectable=gone.__contains__)
         doomed = set(ids(found))
         every = [container for pod in pods.values() for container in pod.containers]
         left = [container for container in every if container.id not in doomed]
@@ -197,7 +197,7 @@ class TestProperties:
     def test_doing_it_leaves_nothing_to_do(
         self, pods: dict[str, ObservedPod], policy: GcPolicy, gone: set[str]
     ) -> None:
-        found = plan_gc(pods, policy, now=NOW, is_gone=gone.__contains__)
+        found = plan_gc(pods, policy, now=NOW, is_collectable=gone.__contains__)
         doomed, boxes = set(ids(found)), set(found.sandboxes)
         after = {
             uid: ObservedPod(
@@ -207,12 +207,12 @@ class TestProperties:
             )
             for uid, pod in pods.items()
         }
-        assert plan_gc(after, policy, now=NOW, is_gone=gone.__contains__) == GcPlan()
+        assert plan_gc(after, policy, now=NOW, is_collectable=gone.__contains__) == GcPlan()
 
 
 def test_log_folders_are_known_by_their_names() -> None:
     names = ["ns_gone_u1", "ns_here_u2", "lost+found", "u1", "_x_u1", "a_b_c_u1", "ns__u1"]
-    assert plan_log_folders(names, lambda uid: uid == "u1") == ["ns_gone_u1"]
+    assert plan_log_dirs(names, lambda uid: uid == "u1") == ["ns_gone_u1"]
 
 
 async def test_remove_container_logs_deleted_off_the_event_loop(
@@ -441,7 +441,7 @@ class TestCollecting:
         logs = node.collector()._logs
         node.logs.mkdir()
         for path in (str(precious), f"{node.logs}/../0.log", "", "0.log"):
-            logs.drop_container_logs(path)
+            logs.remove_container_logs(path)
         assert precious.exists()
 
     async def test_without_folders(self, node: Node, tmp_path: Path) -> None:

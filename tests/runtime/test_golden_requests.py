@@ -10,6 +10,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import qos_class
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
 from pykubelet.kuberuntime.env import container_env
 from pykubelet.kuberuntime.errors import MissingSource
@@ -103,7 +104,7 @@ def container_facts(
             volumes[volume["name"]] = MountedVolume(path, read_only=kind != "emptyDir")
     facts: dict[str, Any] = {
         "node": NODE,
-        "image_id": "sha256:ID",
+        "image": PresentImage("sha256:ID", 0, ""),
         "pod_ips": ("POD_IP",),
         "hosts_file": f"{POD_DIR}/etc-hosts",
         "termination_log": f"{POD_DIR}/containers/{container.name}/RAND",

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import HostAlias
 from pykubelet.kuberuntime.errors import InvalidHostname
-from pykubelet.kuberuntime.mounts import hosts_file, kernel_hostname, pod_hostname, wants_hosts_file
+from pykubelet.kuberuntime.mounts import hosts_file, kernel_hostname, pod_hostname, should_mount_hosts_file
 from tests.runtime.making import make_pod
 
 DOMAIN = "cluster.local"
@@ -112,6 +112,6 @@ def test_hosts_file(fields: dict[str, object], ips: list[str], wanted: str) -> N
 
 
 def test_when_there_is_a_hosts_file() -> None:
-    assert wants_hosts_file(make_pod(), ["10.0.0.1"])
-    assert wants_hosts_file(make_pod(host_network=True), [])
-    assert not wants_hosts_file(make_pod(), [])
+    assert should_mount_hosts_file(make_pod(), ["10.0.0.1"])
+    assert should_mount_hosts_file(make_pod(host_network=True), [])
+    assert not should_mount_hosts_file(make_pod(), [])

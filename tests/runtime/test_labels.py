@@ -42,7 +42,7 @@ def test_sandboxes_carry_the_pods_labels_and_its_identity() -> None:
     assert sandbox_annotations(pod) == {"note": "kept"}
     info = parse_sandbox(sandbox_labels(pod), sandbox_annotations(pod))
     assert (info.pod_name, info.pod_namespace, info.pod_uid) == ("web", "shop", "u-1")
-    assert info.ours
+    assert info.is_managed
     assert info.labels == {"app": "x"}
     assert info.annotations == {"note": "kept"}
 
@@ -156,11 +156,11 @@ def test_broken_annotations_are_as_if_absent(annotations: dict[str, str], wanted
 
 
 def test_foreign_things_are_known_as_such() -> None:
-    assert not parse_sandbox({}, {}).ours
-    assert not parse_sandbox({"app": "x"}, {}).ours
-    assert not parse_container({}, {}).ours
-    assert not parse_container(IDENTITY, {}).ours
-    assert parse_container(IDENTITY | {"io.kubernetes.container.name": "c"}, {}).ours
+    assert not parse_sandbox({}, {}).is_managed
+    assert not parse_sandbox({"app": "x"}, {}).is_managed
+    assert not parse_container({}, {}).is_managed
+    assert not parse_container(IDENTITY, {}).is_managed
+    assert parse_container(IDENTITY | {"io.kubernetes.container.name": "c"}, {}).is_managed
 
 
 @given(

@@ -14,7 +14,12 @@ from pykubelet.kuberuntime.linux_resources import (
     overhead_resources,
     sandbox_resources,
 )
-from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
+from pykubelet.kuberuntime.options import (
+    CpusetAssignment,
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+)
 from tests.runtime.making import amounts, make_container, make_pod
 
 GIB = 1 << 30
@@ -82,7 +87,7 @@ def test_quotas_can_be_off_or_have_another_period() -> None:
 
 
 def test_containers_with_cpus_of_their_own_have_no_quota() -> None:
-    grant = {"exclusive_cpus": True, "cpuset_cpus": "2-3", "cpuset_mems": "0"}
+    grant = {"cpuset": CpusetAssignment("2-3", "0", exclusive=True)}
     message = made(limits={"cpu": "2"}, facts=grant)
     assert (message.cpu_quota, message.cpu_period) == (-1, 100_000)
     assert (message.cpuset_cpus, message.cpuset_mems) == ("2-3", "0")

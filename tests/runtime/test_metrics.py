@@ -25,7 +25,7 @@ def test_sandboxes() -> None:
     metrics = StartMetrics(registry)
     for pod, error in ((POD, None), (USERS, OSError), (POD, OSError), (USERS, asyncio.CancelledError)):
         try:
-            with metrics.sandbox(pod):
+            with metrics.measure_sandbox_start(pod):
                 if error is not None:
                     raise error
         except (OSError, asyncio.CancelledError):
@@ -41,8 +41,8 @@ def test_containers() -> None:
     metrics = StartMetrics(registry)
     kinds = {"main": "container", "first": "init_container", "look": "ephemeral_container"}
     for name, kind in kinds.items():
-        metrics.container(POD, Container(name=name))
-        metrics.container_failed(POD, Container(name=name), "RunContainerError")
+        metrics.record_container_start(POD, Container(name=name))
+        metrics.record_container_failure(POD, Container(name=name), "RunContainerError")
         labels = {"container_type": kind}
         assert registry.get_sample_value("kubelet_started_containers_total", labels) == 1
         labels["code"] = "RunContainerError"

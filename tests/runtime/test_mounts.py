@@ -57,7 +57,7 @@ def test_volumes_come_in_the_order_of_the_spec() -> None:
 def test_granted_mounts_and_own_files() -> None:
     made = mounts(
         wish(),
-        grants=DeviceRunOptions(mounts=(HostMount("/dev/x", "/x", read_only=True),)),
+        device_options=DeviceRunOptions(mounts=(HostMount("/dev/x", "/x", read_only=True),)),
         hosts_file="/pods/etc-hosts",
         termination_log="/pods/end",
         node=RuntimeNodeOptions(selinux=True),
@@ -201,7 +201,7 @@ def test_devices() -> None:
     container = make_container(volume_devices=[VolumeDevice(name="disk", device_path="/dev/xvda")])
     facts = RunContainerOptions(
         node=RuntimeNodeOptions(),
-        grants=DeviceRunOptions(devices=(DeviceNode("/dev/gpu0", "/dev/gpu", "rw"),)),
+        device_options=DeviceRunOptions(devices=(DeviceNode("/dev/gpu0", "/dev/gpu", "rw"),)),
         block_volumes={"disk": DeviceNode("/pods/volumeDevices/disk", "", "r")},
     )
     assert container_devices(container, facts) == [

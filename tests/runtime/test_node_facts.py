@@ -7,7 +7,7 @@ import pytest
 from pykubelet.cm.capacity import allocatable, node_capacity
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_facts
+from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_options
 
 CONFIG = KubeletConfiguration(
     eviction_hard={"memory.available": "100Mi", "nodefs.available": "1%"},
@@ -22,7 +22,7 @@ def facts(
     cgroup_v2: bool = False,
     ignore_eviction: bool = False,
 ) -> RuntimeNodeOptions:
-    return gather_node_facts(
+    return gather_node_options(
         config,
         FeatureGates(),
         tmp_path,
@@ -65,5 +65,5 @@ def test_whether_files_of_containers_need_a_label(tmp_path: Path, there: bool) -
     """Where there is SELinux, containers could read none of their volumes without one."""
     if there:
         (tmp_path / "enforce").write_text("1")
-    node = gather_node_facts(CONFIG, FeatureGates(), tmp_path, [], cgroup_v2=False, selinux_fs=tmp_path)
+    node = gather_node_options(CONFIG, FeatureGates(), tmp_path, [], cgroup_v2=False, selinux_fs=tmp_path)
     assert node.selinux is there

@@ -2,15 +2,11 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import ContainerStarter
-from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.kuberuntime.pod_logs import PodLogs
 from tests.runtime.making import make_pod
 from tests.trees import deep_directory, nest
 
@@ -101,20 +97,12 @@ def test_remove_deep_tree_of_a_volume_is_removed() -> None:
 
 @pytest.mark.parametrize("name", ["web", ""], ids=["pod", "orphan"])
 def test_remove_logs_deep_tree_is_removed(name: str) -> None:
-    nothing = cast(Any, None)
     pod = make_pod()
     with deep_directory() as logs:
-        node = RuntimeNodeOptions(pod_logs_dir=str(logs))
-        cri = cast(Any, SimpleNamespace(runtime=nothing))
-        starter = ContainerStarter(
-            *(cri, nothing, node, nothing, nothing, nothing, nothing, PodHistory(), lambda *_: None, nothing),
-            lambda: None,
-            None,
-        )
         directory = logs / f"{pod.metadata.namespace}_{pod.metadata.name}_{pod.uid}"
         directory.mkdir()
         nest(directory, 3000)
         if not name:
             pod.metadata.name = ""
-        starter.remove_logs(pod)
+        PodLogs(str(logs), None).remove(pod)
         assert not directory.exists()

@@ -7,8 +7,8 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.options import RuntimeNodeOptions, recursive_handlers
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.volumes.plugin import MountedVolume
 from tests.runtime.starting import start
 

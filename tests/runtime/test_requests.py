@@ -8,6 +8,7 @@ from pykubelet.api.pod import ContainerPort, EnvVar, Lifecycle, PodSecurityConte
 from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
 from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, RootNotAllowed
 from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
@@ -90,9 +91,11 @@ def test_commands_see_the_environment() -> None:
             "stdin_once": True,
             "tty": True,
         },
-        grants=DeviceRunOptions(env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}),
+        device_options=DeviceRunOptions(
+            env={"GPU": "0"}, cdi_devices=("vendor.com/gpu=0",), annotations={"a": "b"}
+        ),
         attempt=3,
-        image_id="sha256:1",
+        image=PresentImage("sha256:1", 0, ""),
     )
     assert list(message.command) == ["sh", "-c", "$(SHELL) 0 $(ABSENT)"]
     assert list(message.args) == ["sh"]

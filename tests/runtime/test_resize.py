@@ -268,7 +268,7 @@ class TestOrder:
 
     async def test_the_whole_pod(self) -> None:
         machine = Machine(SMALL, LARGE)
-        await machine.apply(BOTH_LARGE, BOTH_LARGE, actions=Resize(whole=True))
+        await machine.apply(BOTH_LARGE, BOTH_LARGE, actions=Resize(pod_level=True))
         assert machine.done == ["pod memory", "pod quota", "pod shares"]
         assert machine.noted == [("whole", "memory"), ("whole", "cpu")]
 
@@ -326,7 +326,7 @@ class TestFailures:
     async def test_memory_in_use_by_a_whole_pod(self) -> None:
         machine = Machine(LARGE, SMALL, usage=3 * MI)
         with pytest.raises(ResizeError, match="attempting to set pod memory limit"):
-            await machine.apply(BOTH_SMALL, BOTH_SMALL, actions=Resize(whole=True))
+            await machine.apply(BOTH_SMALL, BOTH_SMALL, actions=Resize(pod_level=True))
         assert (machine.done, machine.noted) == ([], [])
 
     @pytest.mark.parametrize(("usage", "usages"), [(3 * MI, {"c0": 1, "c1": 1}), (1, {"c0": MI, "c1": 1})])

@@ -13,8 +13,8 @@ from pykubelet.kuberuntime.decide import (
     decide,
     is_reset,
     may_restart_all,
-    reasons_of,
     reset_waves,
+    restart_all_causes,
     restarts_after_exit,
     restarts_all,
 )
@@ -161,7 +161,7 @@ def test_also_in_a_new_sandbox_if_the_old_one_has_died() -> None:
     ],
 )
 def test_what_asks_for_it(traces: list[Trace], reasons: set[str]) -> None:
-    assert {container.id for container in reasons_of(pod(ALL_ON_3), seen(*traces))} == reasons
+    assert {container.id for container in restart_all_causes(pod(ALL_ON_3), seen(*traces))} == reasons
 
 
 PHASES = st.sampled_from(["created", "running", "exited", "unknown"])
@@ -186,4 +186,4 @@ def test_who_comes_in_the_middle_knows_why_it_began(on: str, traces: list[Trace]
         uid="u", sandboxes=(READY,), containers=tuple(c for c in observed.containers if c.id not in gone)
     )
     assert is_reset(of, left) == (done >= len(order))
-    assert bool(reasons_of(of, left)) == (not is_reset(of, left))
+    assert bool(restart_all_causes(of, left)) == (not is_reset(of, left))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pykubelet.kuberuntime.options import knows_cdi
+from pykubelet.kuberuntime.options import supports_cdi
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from pykubelet.kuberuntime.options import knows_cdi
     ],
 )
 def test_cdi(name: str, version: str, knows: bool) -> None:
-    assert knows_cdi(name, version) is knows
+    assert supports_cdi(name, version) is knows

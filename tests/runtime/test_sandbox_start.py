@@ -9,11 +9,10 @@ import pytest
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError, Unavailable
 from tests.runtime.making import make_pod
+from tests.runtime.starting import make_starter
 
 
 @pytest.mark.parametrize(
@@ -41,24 +40,18 @@ async def test_sandbox_failed_call_has_its_own_event(
         return pb.PodSandboxStatusResponse(status=pb.PodSandboxStatus(id="box"))
 
     runtime = SimpleNamespace(run_pod_sandbox=run_pod_sandbox, pod_sandbox_status=pod_sandbox_status)
-    cri, nothing, journal = cast(Any, SimpleNamespace(runtime=runtime)), cast(Any, None), PodHistory()
-    starter = ContainerStarter(
+    cri, journal = cast(Any, SimpleNamespace(runtime=runtime)), PodHistory()
+    starter = make_starter(
         cri,
         Observer(cri),
         RuntimeNodeOptions(pod_logs_dir=str(tmp_path / "logs")),
-        PodDirs(tmp_path),
-        nothing,
-        nothing,
-        nothing,
+        tmp_path,
         journal,
-        lambda _, *ids: made.extend(ids),
-        nothing,
-        lambda: None,
-        None,
+        on_created=lambda _, *ids: made.extend(ids),
     )
     pod = make_pod(dns_policy="Default")
     with pytest.raises(CriError):
-        await starter.sandbox(pod, pb.PodSandboxConfig())
+        await starter.run_sandbox(pod, pb.PodSandboxConfig())
     events = [(event.kind, event.reason, event.message) for event in journal.events(pod.uid)]
     assert events == [("Warning", reason, f"{message}: rpc error: code = Unavailable desc = gone away")]
     # A sandbox that exists is known as the pod's, or the next kubelet process would not look for it.

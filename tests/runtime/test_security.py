@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.config import make_container_config
 from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
 from pykubelet.kuberuntime.options import (
@@ -25,6 +26,7 @@ from pykubelet.kuberuntime.security import (
 )
 from tests.runtime.making import make_container, make_pod
 
+NUMERIC, NAMED = PresentImage("", 1000, ""), PresentImage("", None, "www")
 IDS = IdMappings((IdRange(0, 65536, 65536),), (IdRange(0, 131072, 65536),))
 
 
@@ -60,10 +62,10 @@ def test_the_containers_wish_comes_before_the_pods() -> None:
     ("fields", "uid", "name"),
     [
         ({}, 0, ""),
-        ({"image_uid": 1000}, 1000, ""),
-        ({"image_uid": None, "image_username": "www"}, None, "www"),
-        ({"image_uid": 1000, "whole": PodSecurityContext(run_as_user=5)}, 5, ""),
-        ({"image_uid": None, "image_username": "www", "own": SecurityContext(run_as_user=0)}, 0, ""),
+        ({"image": NUMERIC}, 1000, ""),
+        ({"image": NAMED}, None, "www"),
+        ({"image": NUMERIC, "whole": PodSecurityContext(run_as_user=5)}, 5, ""),
+        ({"image": NAMED, "own": SecurityContext(run_as_user=0)}, 0, ""),
     ],
 )
 def test_users(fields: dict[str, Any], uid: int | None, name: str) -> None:
@@ -322,7 +324,8 @@ def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
     container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
     pod = make_pod(container)
     allowed = verify_run_as_non_root(pod, container, uid, "") is None
-    sent = container_security(pod, container, RunContainerOptions(node=RuntimeNodeOptions(), image_uid=uid))
+    options = RunContainerOptions(node=RuntimeNodeOptions(), image=PresentImage("", uid, ""))
+    sent = container_security(pod, container, options)
     assert not (allowed and sent.run_as_user.value == 0)
 
 
@@ -330,7 +333,7 @@ def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
 def test_make_container_config_run_as_non_root_never_starts_root(image: int, run_as: int | None) -> None:
     """Verify that the start itself is rejected, not only that the rule could be asked (CVE-2019-11245)."""
     container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
-    facts = RunContainerOptions(node=RuntimeNodeOptions(), image_uid=image)
+    facts = RunContainerOptions(node=RuntimeNodeOptions(), image=PresentImage("", image, ""))
     user = image if run_as is None else run_as
     if user:
         sent = make_container_config(make_pod(container), container, facts)

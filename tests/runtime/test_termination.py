@@ -210,8 +210,8 @@ async def test_observe_termination_message_read_off_the_event_loop(
     runtime = SimpleNamespace(list_pod_sandbox=sandboxes, list_containers=containers, container_status=status)
     observer = Observer(cast(Any, SimpleNamespace(runtime=runtime)))
     async with asyncio.timeout(10):
-        observed = await observer.pod("u1")
-        again = await observer.pod("u1")
+        observed = await observer.observe_pod("u1")
+        again = await observer.observe_pod("u1")
     assert [one.message for one in observed.containers] == ["the end"]
     assert again == observed
     assert len(threads) == 1

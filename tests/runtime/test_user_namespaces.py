@@ -19,7 +19,7 @@ def pod(uid: str, host_users: bool | None = False) -> Pod:
 
 
 def first_id(spaces: UserNamespaces, uid: str) -> int:
-    mappings = spaces.of(pod(uid))
+    mappings = spaces.mappings_for(pod(uid))
     assert mappings is not None
     assert mappings.uids == mappings.gids
     return mappings.uids[0].host_id
@@ -30,7 +30,7 @@ def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
     spaces = UserNamespaces(dirs, SPACE, supported=True)
     assert [first_id(spaces, uid) for uid in "abc"] == [UNIT, 2 * UNIT, 3 * UNIT]
     with pytest.raises(ContainerConfigError, match="in use"):
-        spaces.of(pod("d"))
+        spaces.mappings_for(pod("d"))
     after_restart = UserNamespaces(dirs, SPACE, supported=True)
     assert first_id(after_restart, "b") == 2 * UNIT
     dirs.remove("b")
@@ -38,7 +38,7 @@ def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
 
 
 def test_the_file_is_the_references(tmp_path: Path) -> None:
-    UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).of(pod("a"))
+    UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a"))
     mapping = {"hostId": UNIT, "containerId": 0, "length": UNIT}
     written = json.loads((tmp_path / "pods" / "a" / "userns").read_text())
     assert written == {"uidMappings": [mapping], "gidMappings": [mapping]}
@@ -46,12 +46,12 @@ def test_the_file_is_the_references(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host_users", [None, True])
 def test_other_pods_have_none(tmp_path: Path, host_users: bool | None) -> None:
-    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).of(pod("a", host_users)) is None
+    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a", host_users)) is None
     assert not (tmp_path / "pods").exists()
 
 
 def test_a_runtime_without_user_namespaces_gives_none(tmp_path: Path) -> None:
-    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=False).of(pod("a")) is None
+    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=False).mappings_for(pod("a")) is None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_damaged_file_is_a_problem_and_not_a_new_block(tmp_path: Path, content
     dirs.make("a")
     (dirs.pod("a") / "userns").write_text(content)
     with pytest.raises(ContainerConfigError, match="user namespace of pod a"):
-        UserNamespaces(dirs, SPACE, supported=True).of(pod("a"))
+        UserNamespaces(dirs, SPACE, supported=True).mappings_for(pod("a"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.devices.run_options import DeviceNode
-from pykubelet.kuberuntime.options import block_volumes, can_mount_images, extra_groups, wanted_images
+from pykubelet.kuberuntime.options import block_volumes, can_mount_images, extra_groups, mounted_image_volumes
 from pykubelet.volumes.plugin import MountedVolume
 
 MOUNTED = {
@@ -46,7 +46,7 @@ def test_groups() -> None:
 
 
 def test_images() -> None:
-    assert wanted_images(pod(), pod().spec.containers[0], MOUNTED) == {
+    assert mounted_image_volumes(pod(), pod().spec.containers[0], MOUNTED) == {
         "tools": ("registry/tools:1", "Never"),
         "more": ("registry/more", "Always"),
     }

@@ -397,7 +397,7 @@ async def test_log_file_fifo_in_place_of_log_refused(tmp_path: Path) -> None:
     async with asyncio.timeout(10):
         with pytest.raises(OSError, match="not a regular file"):
             # In a thread that can be left: opening a FIFO waits for a writer that never comes.
-            await in_own_thread(lambda: LogFile(path), name="open", patience=0)
+            await in_own_thread(lambda: LogFile(path), name="open", cancel_timeout=0)
 
 
 async def test_follow_fifo_takes_place_of_log_keeps_loop_running(

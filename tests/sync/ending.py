@@ -68,7 +68,7 @@ class EndingNode:
     def new_life(self, *, cluster: bool = True) -> NodePodSyncer:
         """Build what a kubelet process knows of the pod: nothing, at first."""
         parts: Any = self
-        observer: Any = SimpleNamespace(pod=self._observe)
+        observer: Any = SimpleNamespace(observe_pod=self._observe)
         volumes: Any = SimpleNamespace(unmount=self._unmount)
         cgroups: Any = SimpleNamespace(
             remove=self._remove_cgroup, exists=lambda pod: True, in_force=lambda *_: None
@@ -78,7 +78,7 @@ class EndingNode:
         return make_syncer(
             cri=parts,
             observer=observer,
-            executor=SimpleNamespace(stop=killer.pod),
+            executor=SimpleNamespace(stop=killer.kill_pod),
             stages=make_stages(self.journal, self._resizing, cgroups=cgroups, dirs=dirs, volumes=volumes),
             prober=self.prober,
             cgroups=cgroups,

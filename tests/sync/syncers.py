@@ -31,7 +31,7 @@ from pykubelet.podsync.syncer import Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep
 from pykubelet.status.compute import StatusStore
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 
 
 class Sources:
@@ -89,7 +89,7 @@ def make_executor(
     starter: Any,
     parts: Any,
     history: PodHistory,
-    back_off: BackOff,
+    back_off: KeyedBackoff,
     clock: Callable[[], float] = time.time,
 ) -> ActionExecutor:
     """Return an executor; `parts` is everything but the starter of containers."""

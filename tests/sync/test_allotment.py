@@ -21,7 +21,7 @@ from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.topology.hints import Hints, TopologyHint
 from pykubelet.cm.topology.manager import AlignmentMetrics, TopologyManager, TopologyMetrics
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import ALL, CpusetAssigner, CpusetAssignment
+from pykubelet.kuberuntime.options import UNRESTRICTED, CpusetAssigner, CpusetAssignment
 from pykubelet.podsync.resource_allocator import LEAVING_SECONDS, ResourceAllocator, wants_devices
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope
@@ -115,8 +115,8 @@ class Here:
 
     def run(self, pod: Pod, container_id: str) -> CpusetAssignment:
         """Make the pod's container as it is made on a node."""
-        share = self.allotment.of(pod, pod.spec.containers[0])
-        self.allotment.made(pod, pod.spec.containers[0], container_id, share.cpus)
+        share = self.allotment.assignment_for(pod, pod.spec.containers[0])
+        self.allotment.on_container_created(pod, pod.spec.containers[0], container_id, share.cpus)
         self.running.append(RunningContainer(pod.uid, "c0", container_id))
         return share
 
@@ -136,13 +136,13 @@ def here(tmp_path: Path) -> Here:
 async def test_what_is_given_is_written_down_and_taken_back(here: Here) -> None:
     shares: CpusetAssigner = here.allotment
     mine, others = pod_of(GUARANTEED), pod_of({})
-    assert shares.of(others, others.spec.containers[0]) == CpusetAssignment("0-1")
+    assert shares.assignment_for(others, others.spec.containers[0]) == CpusetAssignment("0-1")
     assert here.come(mine) is None
     assert here.come(others) is None
     assert shares.has_exclusive(mine.uid)
     assert not shares.has_exclusive(others.uid)
-    assert shares.of(mine, mine.spec.containers[0]) == CpusetAssignment("1", exclusive=True)
-    assert shares.of(others, others.spec.containers[0]) == CpusetAssignment("0")
+    assert shares.assignment_for(mine, mine.spec.containers[0]) == CpusetAssignment("1", exclusive=True)
+    assert shares.assignment_for(others, others.spec.containers[0]) == CpusetAssignment("0")
     assert json.loads(here.file.read_text())["entries"] == {mine.uid: {"c0": "1"}}
     # It is asked again after each restart.
     assert here.come(mine) is None
@@ -156,7 +156,7 @@ async def test_where_nothing_is_given_out_everybody_has_everything(tmp_path: Pat
     here = Here(tmp_path, static=False)
     pod = pod_of(GUARANTEED)
     assert here.come(pod) is None
-    assert here.run(pod, "id") == ALL
+    assert here.run(pod, "id") == UNRESTRICTED
     # Nobody has to be told anything, ever.
     await here.allotment.run(Runtime().update, lambda: here.running, 10.0)
     assert here.registry.get_sample_value("kubelet_topology_manager_admission_requests_total") == 1

@@ -15,20 +15,20 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration, complete
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState, SyncError
 from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.podsync.stages.containers import crash_loop_back_off
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 from tests.sync.making import make_pod
 from tests.sync.syncers import make_executor
 
 
 def doer_with(
-    fail: Callable[[str], None], journal: PodHistory, pauses: BackOff, starter: Any = None
+    fail: Callable[[str], None], journal: PodHistory, pauses: KeyedBackoff, starter: Any = None
 ) -> ActionExecutor:
     """Return an executor without a runtime; `fail` is called before each stage and may raise."""
 
@@ -36,7 +36,7 @@ def doer_with(
         fail("ensure")
         return "/parent"
 
-    parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"), of=lambda _: None)
+    parts: Any = SimpleNamespace(ensure=ensure, make=lambda _: fail("make"), mappings_for=lambda _: None)
     return make_executor(
         starter=starter or parts,
         parts=parts,
@@ -59,7 +59,7 @@ async def test_a_pod_that_cannot_be_prepared(broken: str, reason: str, message: 
             raise OSError("no")
 
     pod, journal = make_pod(), PodHistory()
-    doer = doer_with(fail, journal, BackOff())
+    doer = doer_with(fail, journal, KeyedBackoff())
     nothing = ObservedPod(uid=pod.uid, name="web", namespace="default")
     with pytest.raises(SyncError, match=message):
         await doer.apply(pod, nothing, Actions(create_sandbox=True, start=["main"]), PodSyncState(order=1))
@@ -81,29 +81,29 @@ async def test_what_crashed_long_ago_is_forgotten() -> None:
     def fail(_: str) -> None:
         raise OSError("no")
 
-    pauses = BackOff()
+    pauses = KeyedBackoff()
     doer = doer_with(fail, PodHistory(), pauses)
     first, second = make_pod("u1", "first"), make_pod("u2", "second")
     key = f"u1/main/{container_hash(first.spec.containers[0])}"
     await crash(doer, first)
-    assert pauses.pause(key) == pauses.first
+    assert pauses.delay(key) == pauses.first
     # As long as a container that ended may have to wait for it, it stays.
     await asyncio.sleep(2.9 * pauses.limit)
     await crash(doer, make_pod("u3", "third"))
-    assert pauses.pause(key) == pauses.first
+    assert pauses.delay(key) == pauses.first
     await asyncio.sleep(0.2 * pauses.limit)
     await crash(doer, second)
-    assert pauses.pause(key) == 0
+    assert pauses.delay(key) == 0
 
 
-def delays(back_off: BackOff, count: int, ran: float) -> list[float]:
+def delays(back_off: KeyedBackoff, count: int, ran: float) -> list[float]:
     """The back-off delays of a container that runs for `ran` seconds and crashes, time and again."""
     now, found = 1000.0, list[float]()
     for _ in range(count):
         crashed = now + ran
         now = crashed + back_off.remaining("key", crashed, crashed)
         back_off.attempt("key", crashed, now)
-        found.append(back_off.pause("key"))
+        found.append(back_off.delay("key"))
     return found
 
 
@@ -156,9 +156,9 @@ async def test_apply_failed_start_says_when_to_look_again(
     async def image(*_: object) -> None:
         raise StartError(reason, "no", retry_after)
 
-    starter = SimpleNamespace(image=image, sandbox_config=lambda *_: None)
+    starter = SimpleNamespace(ensure_image=image, sandbox_config=lambda *_: None)
     pod, memory = make_pod(), PodSyncState(order=1)
-    doer = doer_with(lambda _: None, PodHistory(), BackOff(), starter)
+    doer = doer_with(lambda _: None, PodHistory(), KeyedBackoff(), starter)
     observed = ObservedPod(uid=pod.uid, name="web", namespace="default")
     wait = await doer.apply(pod, observed, Actions(sandbox_id="box", start=["main"]), memory)
     assert wait == expected

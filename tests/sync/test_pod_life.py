@@ -88,7 +88,7 @@ def life(
             refreshed.append(pod.uid)
 
     parts: Any = SimpleNamespace(
-        pod=look,
+        observe_pod=look,
         refresh=refresh,
         exists=lambda _: stopped is None,
         in_force=lambda *_: None,
@@ -246,7 +246,7 @@ def ending(fate: Fate, done: list[str], threads: dict[str, threading.Thread] | N
             threads[what] = threading.current_thread()
 
     cri: Any = SimpleNamespace(
-        pod=observe,
+        observe_pod=observe,
         version=SimpleNamespace(runtime_name="cri-o"),
         runtime=SimpleNamespace(
             remove_container=lambda _: note("container"),

@@ -163,7 +163,7 @@ def life(
 
     journal = PodHistory()
     parts: Any = SimpleNamespace(
-        pod=look,
+        observe_pod=look,
         refresh=nothing,
         exists=lambda _: True,
         in_force=lambda *_: None,
@@ -178,7 +178,7 @@ def life(
     return make_syncer(
         cri=parts,
         observer=parts,
-        executor=SimpleNamespace(apply=apply, stop=killer.pod),
+        executor=SimpleNamespace(apply=apply, stop=killer.kill_pod),
         stages=make_stages(journal, allocation, cgroups=parts, dirs=parts, volumes=parts),
         prober=Prober(nothing, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         cgroups=parts,

@@ -9,12 +9,12 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import StartError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState
 from pykubelet.podsync.executor import ActionExecutor
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 from tests.sync.syncers import make_executor
 
 POD = from_document(
@@ -41,16 +41,19 @@ class Starting:
 
     def doer(self) -> ActionExecutor:
         nothing: Any = SimpleNamespace(
-            ensure=self._nothing, make=lambda _: None, of=lambda _: None, mount=self._nothing
+            ensure=self._nothing, make=lambda _: None, mappings_for=lambda _: None, mount=self._nothing
         )
         starter: Any = SimpleNamespace(
-            sandbox_config=lambda *_: None, image=self._nothing, grants=self._nothing, container=self._start
+            sandbox_config=lambda *_: None,
+            ensure_image=self._nothing,
+            prepare_devices=self._nothing,
+            start_container=self._start,
         )
         return make_executor(
             starter=starter,
             parts=nothing,
             history=PodHistory(),
-            back_off=BackOff(),
+            back_off=KeyedBackoff(),
             clock=asyncio.get_running_loop().time,
         )
 

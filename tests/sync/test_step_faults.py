@@ -46,7 +46,7 @@ def life(parts: Any, journal: PodHistory) -> NodePodSyncer:
     return make_syncer(
         cri=parts,
         observer=parts,
-        executor=SimpleNamespace(stop=killer.pod, apply=parts.apply),
+        executor=SimpleNamespace(stop=killer.kill_pod, apply=parts.apply),
         stages=make_stages(journal, allocation, cgroups=parts, dirs=parts, volumes=parts),
         prober=Prober(parts.probe, lambda *_: None, CollectorRegistry(), host_ip=lambda: ""),
         cgroups=parts,
@@ -63,7 +63,7 @@ def warnings(journal: PodHistory) -> list[tuple[str, str]]:
 async def test_a_runtime_that_cannot_be_asked() -> None:
     journal, away = PodHistory(), Unavailable("ListPodSandbox", "Unavailable", "connection refused")
     with pytest.raises(SyncError, match="connection refused"):
-        await life(Faulty(pod=away), journal).sync(POD)
+        await life(Faulty(observe_pod=away), journal).sync(POD)
     words = "error determining status: rpc error: code = Unavailable desc = connection refused"
     assert warnings(journal) == [("FailedSync", words)]
 

@@ -213,7 +213,7 @@ class TestDeadServer:
     ) -> None:
         """Its pod is told, tried again without one more thread that hangs, and can be deleted."""
         monkeypatch.setattr(pod_volumes, "SUB_PATH_TIMEOUT_SECONDS", 0.3)
-        monkeypatch.setattr(pod_volumes, "in_own_thread", partial(in_own_thread, patience=0.2))
+        monkeypatch.setattr(pod_volumes, "in_own_thread", partial(in_own_thread, cancel_timeout=0.2))
         mount = {"name": "dead", "mountPath": "/d", "subPath": "part"}
         dead = {"name": "dead", "hostPath": {"path": f"{tmp_path}/dead"}}
         pod = pod_with(dead, containers=[{"name": "main", "image": "i", "volumeMounts": [mount]}])
@@ -241,7 +241,7 @@ class TestDeadServer:
         async def others(driver: str) -> bool:
             async with asyncio.timeout(30):
                 return await in_own_thread(
-                    lambda: kind._is_used_by_other_pod("u-1", "v", driver), name="others", patience=0
+                    lambda: kind._is_used_by_other_pod("u-1", "v", driver), name="others", cancel_timeout=0
                 )
 
         assert not await others("example.com~disk")
@@ -255,7 +255,7 @@ class TestDeadServer:
             began = loop.time()
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
-                    await in_own_thread((tmp_path / "dead/x").exists, name="hangs", patience=0.3)
+                    await in_own_thread((tmp_path / "dead/x").exists, name="hangs", cancel_timeout=0.3)
             assert loop.time() - began < 30
 
 

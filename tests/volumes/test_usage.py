@@ -125,7 +125,7 @@ class Measured:
         """Pods whose volumes never answer."""
         self.back = asyncio.Event()
 
-    async def _at_once(self, work: Callable[[], Any], *, name: str, patience: float) -> Any:
+    async def _at_once(self, work: Callable[[], Any], *, name: str, cancel_timeout: float) -> Any:
         found = work()
         if found is None:
             await self.back.wait()
@@ -255,7 +255,7 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
     inside = most = 0
 
     async def slowly(
-        work: Callable[[], WalkThrottle], *, name: str, patience: float
+        work: Callable[[], WalkThrottle], *, name: str, cancel_timeout: float
     ) -> dict[str, VolumeStats]:
         nonlocal inside, most
         pace = work()

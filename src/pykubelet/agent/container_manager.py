@@ -41,7 +41,7 @@ from pykubelet.cm.topology.hints import AllocationError, Policy, PolicyError
 from pykubelet.cm.topology.manager import AlignmentMetrics, Scope, TopologyManager, TopologyMetrics
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.kuberuntime.options import knows_cdi
+from pykubelet.kuberuntime.options import supports_cdi
 from pykubelet.logs import get_logger
 from pykubelet.node.status import DeviceCapacity
 from pykubelet.objects.fetch import retry_until_observed
@@ -387,7 +387,7 @@ def start_dra_manager(
                 runtime=f"{runtime.runtime_name} {runtime.runtime_version}",
             )
 
-    if not knows_cdi(runtime.runtime_name, runtime.runtime_version):
+    if not supports_cdi(runtime.runtime_name, runtime.runtime_version):
         claims.drivers.add_listener(warn)
     tasks.start(claims.run(active), name="claims")
 

@@ -42,7 +42,7 @@ from pykubelet.linux import process_limits as oom
 from pykubelet.linux import process_limits as rlimits
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.iptables import PROGRAMS, keep_chains
-from pykubelet.linux.kernel import can_refuse_swap
+from pykubelet.linux.kernel import supports_noswap
 from pykubelet.linux.oom_watcher import kills, open_log
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
@@ -97,7 +97,7 @@ def adjust_process(config: KubeletConfiguration) -> None:
         log.warning("Failed to set the OOM score", score=config.oom_score_adj, err=err)
     limit = rlimits.raise_open_files(config.max_open_files)
     if not limit.reached:
-        log.warning("Failed to raise the open files limit", requested=limit.wanted, limit=limit.soft)
+        log.warning("Failed to raise the open files limit", requested=limit.configured, limit=limit.soft)
 
 
 async def prepare_cgroups(
@@ -129,7 +129,7 @@ async def prepare_cgroups(
 
 async def warn_of_swap(root: Path, record: Record) -> None:
     """Record an event when memory-backed volumes may be swapped to disk and tmpfs has no noswap option."""
-    if swap.swap_areas() and not await asyncio.to_thread(can_refuse_swap, root):
+    if swap.swap_areas() and not await asyncio.to_thread(supports_noswap, root):
         record("Warning", "PossibleMemoryBackedVolumesOnDisk", _ON_DISK)
 
 
@@ -253,7 +253,7 @@ async def record_oom_kills(record: Record, open_log: Callable[[], int] = open_lo
         return
     try:
         async for kill in kills(fd):
-            if kill.of_the_machine:
+            if kill.system_oom:
                 log.v(1).info("Got sys oom event", process=kill.process, pid=kill.pid, cgroup=kill.cgroup)
                 victim = f"victim process: {kill.process}, pid: {kill.pid}"
                 record("Warning", "SystemOOM", f"System OOM encountered, {victim}")

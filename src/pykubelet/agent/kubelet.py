@@ -55,7 +55,7 @@ from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
-from pykubelet.kuberuntime.options import gather_node_facts, recursive_handlers
+from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.linux import HostError
@@ -311,7 +311,7 @@ class Kubelet:
         await host.runtime_state.refresh()
         runtime = await cri.runtime.status()
         options = dataclasses.replace(
-            gather_node_facts(
+            gather_node_options(
                 self.config,
                 self.gates,
                 root,

@@ -23,15 +23,18 @@ from pykubelet.cm.resize import AllocationState, Scope
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.image_manager import ImageManager
+from pykubelet.kuberuntime.config_builder import ConfigBuilder
+from pykubelet.kuberuntime.container_images import ContainerImages
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
 from pykubelet.kuberuntime.linux_resources import can_swap
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.kuberuntime.resize import Resizer
-from pykubelet.kuberuntime.start import ContainerStarter
+from pykubelet.kuberuntime.start import ContainerStarter, PostStartHooks
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.runtime_classes import default_handler
@@ -212,23 +215,28 @@ def build_pod_engine(
 
     hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
     killer = ContainerKiller(cri, hooks, history, scope)
+    container_images = ContainerImages(runtime.images, history, objects)
+    pod_logs = PodLogs(runtime.options.pod_logs_dir, runtime.legacy_logs)
     container_starter = ContainerStarter(
         cri,
         observer,
-        runtime.options,
-        dirs,
-        runtime.images,
-        hooks,
-        killer,
+        ConfigBuilder(
+            runtime.options,
+            dirs,
+            container_images,
+            resources.volumes.sub_paths,
+            lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
+            objects=objects,
+            services=api_server.services if api_server is not None else no_services,
+            devices=resources.devices.grants,
+            cpusets=resources.allocator,
+        ),
+        container_images,
+        pod_logs,
+        PostStartHooks(hooks, killer, history),
         history,
         pleg.learn,
-        resources.volumes.sub_paths,
-        lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
-        runtime.legacy_logs,
-        objects=objects,
-        services=api_server.services if api_server is not None else no_services,
-        grants=resources.devices.grants,
-        shares=resources.allocator,
+        cpusets=resources.allocator,
         node_event=node_event,
     )
     remover = ContainerRemover(cri, runtime.legacy_logs)
@@ -247,7 +255,7 @@ def build_pod_engine(
         runtime.options,
         resources.cgroups.group,
         allocation,
-        lambda pod, container: resources.allocator.of(pod, container).exclusive,
+        lambda pod, container: resources.allocator.assignment_for(pod, container).exclusive,
     )
     executor = ActionExecutor(
         stages=stages,
@@ -291,7 +299,7 @@ def build_pod_engine(
         executor=executor,
         stages=stages,
         reporter=reporter,
-        remover=RemnantRemover(cri, observer, dirs, container_starter.remove_logs, pleg.forget),
+        remover=RemnantRemover(cri, observer, dirs, pod_logs.remove, pleg.forget),
         restart_all=RestartAll(killer, remover, history, time.time, enabled=restart_all),
         allocation=allocation,
         prober=prober,

@@ -18,7 +18,7 @@ from pykubelet.agent.cluster import AgentSettings, Cluster
 from pykubelet.cm.cgroups.values import memory_limit
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import RuntimeNodeOptions, can_mount_images
-from pykubelet.linux.kernel import share_with_containers
+from pykubelet.linux.kernel import label_for_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistration
 from pykubelet.podconfig.local_objects import LocalObjects
@@ -115,7 +115,7 @@ def _share(folder: Path) -> None:
     except OSError as err:
         log.error(err, "Failed to create plugin directory", path=folder)
     else:
-        share_with_containers(folder)
+        label_for_containers(folder)
 
 
 class _Plugins(Collector):

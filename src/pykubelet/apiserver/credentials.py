@@ -87,7 +87,7 @@ async def ask_plugin(
             f"exec plugin {plugin.command}: its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB"
         ) from None
     if finished.status:
-        words = _plain(finished.complaint) or "it gave no reason"
+        words = _plain(finished.stderr) or "it gave no reason"
         raise PluginError(f"exec plugin {plugin.command} failed with status {finished.status}: {words}")
     try:
         return read_answer(finished.output, plugin.api_version)

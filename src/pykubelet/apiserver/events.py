@@ -50,7 +50,7 @@ from pykubelet.apiserver.errors import (
     Unreachable,
 )
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import ErrorLogLimiter, put_off
+from pykubelet.util.backoff import ErrorLogLimiter, delay_with_retry_after
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import wait_seconds
 
@@ -137,7 +137,7 @@ class EventCorrelator:
         self._known.put(key, _Known(event.metadata.name, event.first_timestamp, event.count))
         limit = self._limits.get(_object_key(event)) or TokenBucket(SPAM_QPS, SPAM_BURST)
         self._limits.put(_object_key(event), limit)
-        return Write(event, known is not None, key) if limit.take_if_free(now) else None
+        return Write(event, known is not None, key) if limit.try_acquire(now) else None
 
     def written(self, write: Write, answer: Event) -> None:
         """Record the name and count of the event from the API server's response."""
@@ -399,7 +399,9 @@ class EventRecorder:
 
     async def _wait(self, err: KubeError, tries: int) -> None:
         pause = TRY_AGAIN_SECONDS * (self._chance() if tries == 1 else 1.0)
-        await self._store.pause(put_off(pause, err.retry_after if isinstance(err, ApiError) else None))
+        await self._store.pause(
+            delay_with_retry_after(pause, err.retry_after if isinstance(err, ApiError) else None)
+        )
 
     def _now(self) -> int:
         now = self._clock()

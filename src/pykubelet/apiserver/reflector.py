@@ -44,7 +44,7 @@ from pykubelet.apiserver.errors import (
     status_error,
 )
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Backoff, ErrorLogLimiter, put_off
+from pykubelet.util.backoff import Backoff, ErrorLogLimiter, delay_with_retry_after
 
 log = get_logger(__name__)
 MAX_LINE_BYTES = 8 * 1024 * 1024
@@ -310,7 +310,7 @@ class Reflector(Generic[T]):
         self._version_lost = False
         self._must_list = True
         self._synced = asyncio.Event()
-        self._pauses = pauses or Backoff(chance=chance)
+        self._pauses = pauses or Backoff(rng=chance)
         which = {"namespace": namespace, "selector": field_selector or label_selector}
         self._complaints = ErrorLogLimiter(
             log,
@@ -366,7 +366,7 @@ class Reflector(Generic[T]):
             self._complaints.failed(err, now)
         pause = self._pauses.next(now, isinstance(err, Unreachable))
         if isinstance(err, ApiError) and not isinstance(err, Unauthorized):
-            await asyncio.sleep(put_off(pause, err.retry_after))
+            await asyncio.sleep(delay_with_retry_after(pause, err.retry_after))
         else:
             await self._source.pause(pause)
 

@@ -43,7 +43,7 @@ from pykubelet.linux.kernel import (
     swap_areas,
 )
 from pykubelet.linux.network import host_address, node_name
-from pykubelet.linux.port_owner import PortOwner, port_holder
+from pykubelet.linux.port_owner import PortOwner, find_port_owner
 from pykubelet.linux.processes import search_path
 from pykubelet.standalone.data_dir import holder
 from pykubelet.standalone.instance import EmbeddedError, Instance
@@ -130,7 +130,7 @@ def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
 
 def check_capabilities(_: DoctorContext) -> list[Finding]:
     """Check for root and its capabilities."""
-    return judge_capabilities(capabilities.is_root(), capabilities.effective())
+    return judge_capabilities(capabilities.is_root(), capabilities.effective_capabilities())
 
 
 def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
@@ -301,7 +301,7 @@ def judge_memory(meminfo: str) -> list[Finding]:
 def check_open_files(_: DoctorContext) -> list[Finding]:
     """Check the limit on open files, which `maxOpenFiles` raises."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return judge_open_files(hard, capabilities.has("CAP_SYS_RESOURCE"))
+    return judge_open_files(hard, capabilities.has_capability("CAP_SYS_RESOURCE"))
 
 
 def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
@@ -499,7 +499,7 @@ def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
 
 def check_ports(patient: DoctorContext) -> list[Finding]:
     """Check the ports that the kubelet listens on."""
-    return judge_ports({port: port_holder(port) for port, *_ in PORTS}, _running_node(patient))
+    return judge_ports({port: find_port_owner(port) for port, *_ in PORTS}, _running_node(patient))
 
 
 def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:

@@ -23,7 +23,7 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
-from pykubelet.linux.port_owner import port_holder
+from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs.setup import configure_early
 from pykubelet.standalone import data_dir as claim
@@ -108,7 +108,7 @@ def _refusal(asked: LoadedConfig) -> str | None:
     config = asked.config
     ports = {"API": config.port, "health": config.healthz_port, "read-only": config.read_only_port}
     for name, port in ports.items():
-        if port and (holder := port_holder(port)):
+        if port and (holder := find_port_owner(port)):
             return (
                 f"port {port} of the {name} server is taken by {holder}: stop that, or give --{FLAGS[name]}"
             )

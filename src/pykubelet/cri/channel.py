@@ -100,8 +100,8 @@ class CriMetrics:
 
 _OK, _CLOSED = Status("OK"), Status("UNAVAILABLE")
 _trace = log.v(5)
-Answer = TypeVar("Answer", bound=Message)
-Check = Callable[[Answer], str]
+Response = TypeVar("Response", bound=Message)
+Check = Callable[[Response], str]
 """Validates a response; returns what is wrong with it, or ""."""
 FOREVER = math.inf
 """Timeout of a call without a deadline."""
@@ -115,7 +115,7 @@ class Channel:
         self.metrics = metrics
         self._connections: list[Connection] = []
         """The last one takes new calls; the others stay until their calls have ended."""
-        self._attempt: asyncio.Future[None] | None = None
+        self._connecting: asyncio.Future[None] | None = None
         """Done when the connection attempt in progress has succeeded or failed."""
         self._closed = False
 
@@ -123,13 +123,13 @@ class Channel:
         self,
         method: str,
         request: Message,
-        answer: type[Answer],
+        response_type: type[Response],
         *,
         timeout: float,
         operation: str = "",
-        check: Check[Answer] | None = None,
+        check: Check[Response] | None = None,
         headers: Sequence[tuple[str, str]] = (),
-    ) -> Answer:
+    ) -> Response:
         """Make a unary call; `method` is its full path, `timeout` is in seconds.
 
         `operation` is its name in the metrics; without one it is not measured. A response that `check`
@@ -138,23 +138,23 @@ class Channel:
         with self._watch(method, request, operation):
             connection = await self._connected(_name(method))
             call = connection.call(method, request.SerializeToString(), headers, timeout)
-            message = await call.answer()
+            message = await call.wait_response()
             if call.status != _OK or message is None:
                 raise self._failure(_name(method), call.status, message)
-            response = _parse(_name(method), answer, message)
-            if check is not None and (wrong := check(response)):
-                raise BadResponse(_name(method), wrong)
+            response = _parse(_name(method), response_type, message)
+            if check is not None and (problem := check(response)):
+                raise BadResponse(_name(method), problem)
             return response
 
     async def stream(
         self,
         method: str,
         request: Message,
-        answer: type[Answer],
+        response_type: type[Response],
         *,
         timeout: float,
         operation: str = "",
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[Response, None]:
         """Make a server-streaming call and yield its responses. Raises CriError.
 
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops sending.
@@ -164,7 +164,7 @@ class Channel:
             call = connection.call(method, request.SerializeToString(), (), timeout)
             try:
                 while (message := await call.read()) is not None:
-                    yield _parse(_name(method), answer, message)
+                    yield _parse(_name(method), response_type, message)
                 if call.status != _OK:
                     raise self._failure(_name(method), call.status, None)
             finally:
@@ -179,17 +179,17 @@ class Channel:
     async def _connected(self, name: str) -> Connection:
         """Return the connection for a new call; one caller connects, concurrent callers wait for it."""
         while not (self._connections and self._connections[-1].usable):
-            if self._attempt is not None:
-                await asyncio.shield(self._attempt)
+            if self._connecting is not None:
+                await asyncio.shield(self._connecting)
                 if self._connections and self._connections[-1].usable:
                     break
                 raise Unavailable(name, "Unavailable", f"no connection to {self.endpoint}")
-            self._attempt = asyncio.get_running_loop().create_future()
+            self._connecting = asyncio.get_running_loop().create_future()
             try:
                 await self._connect(name)
             finally:
-                self._attempt.set_result(None)
-                self._attempt = None
+                self._connecting.set_result(None)
+                self._connecting = None
         return self._connections[-1]
 
     async def _connect(self, name: str) -> None:
@@ -207,7 +207,7 @@ class Channel:
             # Reconnecting would not help, and would loop.
             connection.close(_CLOSED)
             raise Unavailable(name, "Unavailable", f"the runtime at {self.endpoint} accepts no calls")
-        self._connections = [*(one for one in self._connections if one.open), connection]
+        self._connections = [*(existing for existing in self._connections if existing.open), connection]
 
     def _failure(self, name: str, status: Status | None, message: bytes | None) -> CriError:
         assert status is not None
@@ -246,7 +246,7 @@ class Channel:
                 )
 
 
-def _parse(name: str, kind: type[Answer], message: bytes) -> Answer:
+def _parse(name: str, kind: type[Response], message: bytes) -> Response:
     try:
         return kind.FromString(message)
     except DecodeError:

@@ -30,7 +30,7 @@ from google.protobuf.message import Message
 
 from pykubelet.api.duration import Duration
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.cri.channel import FOREVER, Answer, Channel, Check
+from pykubelet.cri.channel import FOREVER, Channel, Check, Response
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CommandTimedOut, DeadlineExceeded, Unimplemented
 
@@ -55,15 +55,15 @@ class Service:
         method: str,
         operation: str,
         request: Message,
-        answer: type[Answer],
+        response_type: type[Response],
         *,
         timeout: float | None = None,
-        check: Check[Answer] | None = None,
-    ) -> Answer:
+        check: Check[Response] | None = None,
+    ) -> Response:
         return await self._channel.call(
             self.path + method,
             request,
-            answer,
+            response_type,
             timeout=self._timeout if timeout is None else timeout,
             operation=operation,
             check=check,
@@ -74,14 +74,14 @@ class Service:
         method: str,
         operation: str,
         request: Message,
-        answer: type[Answer],
+        response_type: type[Response],
         *,
         timeout: float | None = None,
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[Response, None]:
         return self._channel.stream(
             self.path + method,
             request,
-            answer,
+            response_type,
             timeout=self._timeout if timeout is None else timeout,
             operation=operation,
         )
@@ -97,7 +97,7 @@ class Service:
 
 
 async def flatten(
-    parts: AsyncGenerator[Answer, None], pick: Callable[[Answer], Iterable[Item]]
+    parts: AsyncGenerator[Response, None], pick: Callable[[Response], Iterable[Item]]
 ) -> AsyncGenerator[Item, None]:
     """Yield the items of every part of a streamed list."""
     async with aclosing(parts):
@@ -126,10 +126,10 @@ class StatsClient(Service):
             with self._fall_back():
                 return [item async for item in self.stream_container_stats(filter)]
         request = pb.ListContainerStatsRequest(filter=filter)
-        answer = await self._call(
+        response = await self._call(
             "ListContainerStats", "list_container_stats", request, pb.ListContainerStatsResponse
         )
-        return list(answer.stats)
+        return list(response.stats)
 
     def stream_container_stats(
         self, filter: pb.ContainerStatsFilter | None = None
@@ -156,10 +156,10 @@ class StatsClient(Service):
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandbox_stats(filter)]
         request = pb.ListPodSandboxStatsRequest(filter=filter)
-        answer = await self._call(
+        response = await self._call(
             "ListPodSandboxStats", "list_podsandbox_stats", request, pb.ListPodSandboxStatsResponse
         )
-        return list(answer.stats)
+        return list(response.stats)
 
     def stream_pod_sandbox_stats(
         self, filter: pb.PodSandboxStatsFilter | None = None
@@ -173,26 +173,26 @@ class StatsClient(Service):
 
     async def list_metric_descriptors(self) -> list[pb.MetricDescriptor]:
         """Return the descriptors of the metrics of `list_pod_sandbox_metrics`."""
-        answer = await self._call(
+        response = await self._call(
             "ListMetricDescriptors",
             "list_metric_descriptors",
             pb.ListMetricDescriptorsRequest(),
             pb.ListMetricDescriptorsResponse,
         )
-        return list(answer.descriptors)
+        return list(response.descriptors)
 
     async def list_pod_sandbox_metrics(self) -> list[pb.PodSandboxMetrics]:
         """Return the metrics of all pods, for the metrics endpoint."""
         if self._streaming:
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandbox_metrics()]
-        answer = await self._call(
+        response = await self._call(
             "ListPodSandboxMetrics",
             "list_podsandbox_metrics",
             pb.ListPodSandboxMetricsRequest(),
             pb.ListPodSandboxMetricsResponse,
         )
-        return list(answer.pod_metrics)
+        return list(response.pod_metrics)
 
     def stream_pod_sandbox_metrics(self) -> AsyncGenerator[pb.PodSandboxMetrics, None]:
         """Yield the metrics of pods one by one, without a size limit."""
@@ -205,76 +205,76 @@ class StatsClient(Service):
         return flatten(parts, lambda part: part.pod_sandbox_metrics)
 
 
-def version(answer: pb.VersionResponse) -> str:
+def version(response: pb.VersionResponse) -> str:
     """Validate that all four fields are set."""
     fields = ("version", "runtime_name", "runtime_version", "runtime_api_version")
-    return _missing({field: getattr(answer, field) for field in fields})
+    return _missing({field: getattr(response, field) for field in fields})
 
 
-def status(answer: pb.StatusResponse) -> str:
+def status(response: pb.StatusResponse) -> str:
     """Validate that there are at least two conditions, RuntimeReady and NetworkReady."""
-    if len(answer.status.conditions) < 2:
+    if len(response.status.conditions) < 2:
         return "the RuntimeReady or the NetworkReady condition is not set"
     return ""
 
 
-def sandbox_status(answer: pb.PodSandboxStatusResponse) -> str:
+def sandbox_status(response: pb.PodSandboxStatusResponse) -> str:
     """Validate that a sandbox has its id, pod and creation time."""
-    if not answer.HasField("status"):
+    if not response.HasField("status"):
         return ""
-    it = answer.status
+    sandbox = response.status
     return _missing(
         {
-            "status.id": it.id,
-            "status.metadata.name": it.metadata.name,
-            "status.metadata.namespace": it.metadata.namespace,
-            "status.metadata.uid": it.metadata.uid,
-            "status.created_at": it.created_at,
+            "status.id": sandbox.id,
+            "status.metadata.name": sandbox.metadata.name,
+            "status.metadata.namespace": sandbox.metadata.namespace,
+            "status.metadata.uid": sandbox.metadata.uid,
+            "status.created_at": sandbox.created_at,
         }
     )
 
 
-def container_status(answer: pb.ContainerStatusResponse) -> str:
+def container_status(response: pb.ContainerStatusResponse) -> str:
     """Validate that a container has its id, name, creation time and image."""
-    if not answer.HasField("status"):
+    if not response.HasField("status"):
         return ""
-    it = answer.status
+    container = response.status
     return _missing(
         {
-            "status.id": it.id,
-            "status.metadata.name": it.metadata.name,
-            "status.created_at": it.created_at,
-            "status.image.image": it.image.image,
-            "status.image_ref": it.image_ref,
+            "status.id": container.id,
+            "status.metadata.name": container.metadata.name,
+            "status.created_at": container.created_at,
+            "status.image.image": container.image.image,
+            "status.image_ref": container.image_ref,
         }
     )
 
 
-def image_status(answer: pb.ImageStatusResponse) -> str:
+def image_status(response: pb.ImageStatusResponse) -> str:
     """Validate that an image, if there is one, has its id and size."""
-    if not answer.HasField("image"):
+    if not response.HasField("image"):
         return ""
-    return _missing({"image.id": answer.image.id, "image.size": answer.image.size})
+    return _missing({"image.id": response.image.id, "image.size": response.image.size})
 
 
-def sandbox_id(answer: pb.RunPodSandboxResponse) -> str:
+def sandbox_id(response: pb.RunPodSandboxResponse) -> str:
     """Validate that a created sandbox has an id."""
-    return _missing({"pod_sandbox_id": answer.pod_sandbox_id})
+    return _missing({"pod_sandbox_id": response.pod_sandbox_id})
 
 
-def container_id(answer: pb.CreateContainerResponse) -> str:
+def container_id(response: pb.CreateContainerResponse) -> str:
     """Validate that a created container has an id."""
-    return _missing({"container_id": answer.container_id})
+    return _missing({"container_id": response.container_id})
 
 
-def image_ref(answer: pb.PullImageResponse) -> str:
+def image_ref(response: pb.PullImageResponse) -> str:
     """Validate that a pulled image has a reference."""
-    return _missing({"image_ref": answer.image_ref})
+    return _missing({"image_ref": response.image_ref})
 
 
-def url(answer: pb.ExecResponse | pb.AttachResponse | pb.PortForwardResponse) -> str:
+def url(response: pb.ExecResponse | pb.AttachResponse | pb.PortForwardResponse) -> str:
     """Validate that a prepared stream has a URL."""
-    return _missing({"url": answer.url})
+    return _missing({"url": response.url})
 
 
 def _missing(fields: dict[str, str | int]) -> str:
@@ -322,7 +322,7 @@ class RuntimeClient(Service):
         """Create and start a pod's sandbox with its network, and return its id."""
         started, failed = perf_counter(), True
         try:
-            answer = await self._call(
+            response = await self._call(
                 "RunPodSandbox",
                 "run_podsandbox",
                 pb.RunPodSandboxRequest(config=config, runtime_handler=handler),
@@ -331,7 +331,7 @@ class RuntimeClient(Service):
                 check=sandbox_id,
             )
             failed = False
-            return answer.pod_sandbox_id
+            return response.pod_sandbox_id
         finally:
             self._channel.metrics.observe_sandbox(handler, perf_counter() - started, failed=failed)
 
@@ -363,8 +363,8 @@ class RuntimeClient(Service):
             with self._fall_back():
                 return [item async for item in self.stream_pod_sandboxes(filter)]
         request = pb.ListPodSandboxRequest(filter=filter)
-        answer = await self._call("ListPodSandbox", "list_podsandbox", request, pb.ListPodSandboxResponse)
-        return list(answer.items)
+        response = await self._call("ListPodSandbox", "list_podsandbox", request, pb.ListPodSandboxResponse)
+        return list(response.items)
 
     def stream_pod_sandboxes(
         self, filter: pb.PodSandboxFilter | None = None
@@ -401,14 +401,14 @@ class RuntimeClient(Service):
         request = pb.CreateContainerRequest(
             pod_sandbox_id=sandbox_id, config=config, sandbox_config=sandbox_config
         )
-        answer = await self._call(
+        response = await self._call(
             "CreateContainer",
             "create_container",
             request,
             pb.CreateContainerResponse,
             check=container_id,
         )
-        return answer.container_id
+        return response.container_id
 
     async def start_container(self, container_id: str) -> None:
         """Start a created container."""
@@ -448,8 +448,8 @@ class RuntimeClient(Service):
             with self._fall_back():
                 return [item async for item in self.stream_containers(filter)]
         request = pb.ListContainersRequest(filter=filter)
-        answer = await self._call("ListContainers", "list_containers", request, pb.ListContainersResponse)
-        return list(answer.containers)
+        response = await self._call("ListContainers", "list_containers", request, pb.ListContainersResponse)
+        return list(response.containers)
 
     def stream_containers(
         self, filter: pb.ContainerFilter | None = None
@@ -566,7 +566,7 @@ class ImageClient(Service):
         sandbox_config: pb.PodSandboxConfig | None = None,
     ) -> str:
         """Pull an image, without a deadline, and return the runtime's reference to it."""
-        answer = await self._call(
+        response = await self._call(
             "PullImage",
             "pull_image",
             pb.PullImageRequest(image=image, auth=auth, sandbox_config=sandbox_config),
@@ -574,7 +574,7 @@ class ImageClient(Service):
             timeout=FOREVER,
             check=image_ref,
         )
-        return answer.image_ref
+        return response.image_ref
 
     async def remove_image(self, image: pb.ImageSpec) -> None:
         """Remove an image; idempotent."""

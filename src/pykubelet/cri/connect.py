@@ -46,11 +46,11 @@ async def probe(endpoint: Endpoint) -> None:
     """Return when an HTTP/2 server listens at the endpoint.
 
     Raises ConnectError, one line with the cause and a remedy. Waits indefinitely for a server that does not
-    respond: the caller bounds the time, and raises `silent`.
+    respond: the caller bounds the time, and raises `no_response_error`.
     """
     try:
         _check_file(endpoint)
-        await _check_speech(endpoint)
+        await _check_http2(endpoint)
     except FileNotFoundError:
         raise ConnectError(f"no socket at {endpoint}: the file does not exist; {_REMEDY}") from None
     except ConnectionRefusedError:
@@ -67,7 +67,7 @@ async def probe(endpoint: Endpoint) -> None:
         raise ConnectError(f"cannot connect to {endpoint}: {reason}; {_REMEDY}") from None
 
 
-def silent(endpoint: Endpoint, seconds: float) -> ConnectError:
+def no_response_error(endpoint: Endpoint, seconds: float) -> ConnectError:
     """Return the error for a server that accepts connections and does not respond."""
     return ConnectError(
         f"{endpoint} accepts connections but answered nothing within {seconds:g}s; "
@@ -87,7 +87,7 @@ def _check_file(endpoint: Endpoint) -> None:
         )
 
 
-async def _check_speech(endpoint: Endpoint) -> None:
+async def _check_http2(endpoint: Endpoint) -> None:
     reader, writer = await asyncio.open_unix_connection(endpoint.path)
     try:
         writer.write(_PREFACE + _EMPTY_SETTINGS)
@@ -162,15 +162,15 @@ async def connect(
     Raises ConnectError (EndpointError for an endpoint that is not valid): one line with the cause and a
     remedy. Nothing stays open then.
     """
-    places = [_parse(endpoint)]
-    if image_endpoint and (image_place := _parse(image_endpoint)).path != places[0].path:
-        places.append(image_place)
-    channels = tuple(Channel(place, metrics) for place in places)
+    endpoints = [_parse(endpoint)]
+    if image_endpoint and (parsed_image := _parse(image_endpoint)).path != endpoints[0].path:
+        endpoints.append(parsed_image)
+    channels = tuple(Channel(parsed, metrics) for parsed in endpoints)
     runtime, images = channels[0], channels[-1]
     try:
         end = asyncio.get_running_loop().time() + connect_timeout.seconds
-        version = await _reach(runtime, _agree_on_version, end, connect_timeout)
-        await _reach(images, _check_images, end, connect_timeout)
+        version = await _call_until_ready(runtime, _agree_on_version, end, connect_timeout)
+        await _call_until_ready(images, _check_images, end, connect_timeout)
     except BaseException:
         for channel in channels:
             await channel.close()
@@ -203,15 +203,17 @@ def _parse(text: str) -> Endpoint:
     return endpoint
 
 
-async def _reach(channel: Channel, ask: Callable[[Channel], Awaitable[T]], end: float, limit: Duration) -> T:
-    """Call `ask`, and retry while the runtime is starting, at most until `end`."""
+async def _call_until_ready(
+    channel: Channel, call: Callable[[Channel], Awaitable[T]], end: float, limit: Duration
+) -> T:
+    """Call `call`, and retry while the runtime is starting, at most until `end`."""
     starting: CriError | None = None
     try:
         async with asyncio.timeout_at(end):
             while True:
                 await probe(channel.endpoint)
                 try:
-                    return await ask(channel)
+                    return await call(channel)
                 except ConnectError:
                     raise
                 except CriError as err:
@@ -223,7 +225,7 @@ async def _reach(channel: Channel, ask: Callable[[Channel], Awaitable[T]], end: 
                 await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
         if starting is None:
-            raise silent(channel.endpoint, limit.seconds) from None
+            raise no_response_error(channel.endpoint, limit.seconds) from None
         raise ConnectError(
             f"{channel.endpoint} was not ready within {limit.seconds:g}s: {starting}; see the runtime's log",
             starting.code,
@@ -237,22 +239,22 @@ def _is_starting(err: CriError) -> bool:
 
 async def _agree_on_version(channel: Channel) -> pb.VersionResponse:
     try:
-        found = await _ask_version(channel, RUNTIME_SERVICE)
+        found = await _query_version(channel, RUNTIME_SERVICE)
     except Unimplemented:
-        raise await _other_version(channel) from None
+        raise await _unsupported_version(channel) from None
     if found.version != AGENT_API_VERSION:
         raise ConnectError(
-            f"{_who(found)} at {channel.endpoint} expects version {found.version} of the agent, "
+            f"{_runtime_name(found)} at {channel.endpoint} expects version {found.version} of the agent, "
             f"this one is {AGENT_API_VERSION}; use a runtime made for CRI v1",
             "Unimplemented",
         )
     return found
 
 
-async def _other_version(channel: Channel) -> ConnectError:
+async def _unsupported_version(channel: Channel) -> ConnectError:
     """Return the error for a runtime without CRI v1, after a query for v1alpha2."""
     try:
-        found = await _ask_version(channel, _OLD_RUNTIME_SERVICE)
+        found = await _query_version(channel, _OLD_RUNTIME_SERVICE)
     except (Unimplemented, BadResponse):
         return ConnectError(
             f"the program at {channel.endpoint} offers no CRI, neither v1 nor v1alpha2; "
@@ -260,13 +262,14 @@ async def _other_version(channel: Channel) -> ConnectError:
             "Unimplemented",
         )
     return ConnectError(
-        f"{_who(found)} at {channel.endpoint} speaks CRI {found.runtime_api_version}, this agent only v1; "
+        f"{_runtime_name(found)} at {channel.endpoint} speaks CRI {found.runtime_api_version}, "
+        "this agent only v1; "
         "upgrade the runtime (containerd 1.6 or CRI-O 1.23 are the oldest with v1)",
         "Unimplemented",
     )
 
 
-async def _ask_version(channel: Channel, service: str) -> pb.VersionResponse:
+async def _query_version(channel: Channel, service: str) -> pb.VersionResponse:
     request = pb.VersionRequest(version=AGENT_API_VERSION)
     # Both versions of CRI have the same messages for this call. The caller bounds the time.
     return await channel.call(
@@ -287,5 +290,5 @@ async def _check_images(channel: Channel) -> None:
         ) from None
 
 
-def _who(found: pb.VersionResponse) -> str:
+def _runtime_name(found: pb.VersionResponse) -> str:
     return f"{found.runtime_name} {found.runtime_version}"

@@ -31,7 +31,7 @@ SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 TASKS = "/containerd.services.tasks.v1.Tasks/"
 CRI_NAMESPACE = "k8s.io"
 _TASK_SECONDS = 30.0
-_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 # Codes for a process that is still exiting: of containerd itself, and of its shim, which sets no code.
 _DYING = ("FailedPrecondition", "Unknown")
@@ -90,7 +90,7 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
     except CriError as err:
         # A task that never started cannot be killed, but it can be deleted.
         log.v(4).info("Failed to kill containerd task", containerID=container_id, err=err)
-    for pause in (*_PAUSES, None):
+    for delay in (*_RETRY_DELAYS, None):
         try:
             await channel.call(
                 f"{TASKS}Delete", delete, DeleteResponse, timeout=_TASK_SECONDS, headers=headers
@@ -99,9 +99,9 @@ async def delete_task(channel: Channel, container_id: str, namespace: str = CRI_
             return
         except CriError as err:
             # The process may still be exiting.
-            if pause is None or err.code not in _DYING:
+            if delay is None or err.code not in _DYING:
                 raise
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
         else:
             return
 

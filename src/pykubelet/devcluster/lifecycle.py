@@ -22,7 +22,7 @@ from pykubelet.devcluster.binaries import find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
 from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, DevClusterError, Layout, Settings
 from pykubelet.linux.mounts import remove_tree
-from pykubelet.linux.port_owner import port_holder
+from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.linux.processes import Process
 
 DEFAULT_DATA_DIR = Path("/var/lib/pykubelet-dev")
@@ -69,7 +69,7 @@ def bring_up(directory: Path, wish: UpOptions, say: Callable[[str], None]) -> tu
     programs = find_programs(say)
     found = processes.running(layout)
     settings = _settings(layout, wish, found)
-    if Component.APISERVER not in found and (holder := port_holder(settings.port)):
+    if Component.APISERVER not in found and (holder := find_port_owner(settings.port)):
         raise DevClusterError(
             f"port {settings.port} of the API server is taken by {holder}: stop that, or give another --port"
         )

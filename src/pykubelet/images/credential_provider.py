@@ -315,7 +315,7 @@ async def _run(binary: Path, args: Sequence[str], environment: Mapping[str, str]
         reason = err.strerror if isinstance(err, OSError) else str(err)
         raise ProviderError(f"{binary} could not be started: {reason}") from None
     if finished.status:
-        message = finished.complaint or "it gave no reason"
+        message = finished.stderr or "it gave no reason"
         raise ProviderError(f"it failed with status {finished.status}: {message}")
     return finished.output
 

@@ -42,7 +42,7 @@ from pykubelet.images.puller import (
 )
 from pykubelet.podconfig.pod_history import EventKind, PodHistory, field_of
 from pykubelet.transport.errors import CriError
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 from pykubelet.util.singleflight import ScopeClosed
 from pykubelet.util.tasks import TaskScope
 
@@ -136,7 +136,7 @@ class ImageManager:
         self._clock = clock or _loop_time
         self._status_cache = ImageStatusCache(service, tasks)
         self._pulls = Pulls(service, self._status_cache, limits, tasks)
-        self._back_off = BackOff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._back_off = KeyedBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
 
     async def ensure(
@@ -317,7 +317,7 @@ class ImageManager:
         now = self._clock()
         self._back_off.attempt(request.key, now, now)
         self._failures[request.key] = _Failure(now, f"{reason}: {message}")
-        return ImageError(reason, message, retry_after=self._back_off.pause(request.key))
+        return ImageError(reason, message, retry_after=self._back_off.delay(request.key))
 
     def _pulled(self, request: _PullRequest, pulled: PullResult, waited: float) -> None:
         # A caller that joined a pull in progress has waited for a shorter time than the pull took.
@@ -334,7 +334,7 @@ class ImageManager:
 
     def _prune(self) -> None:
         self._back_off.prune(self._clock())
-        self._failures = {key: item for key, item in self._failures.items() if self._back_off.pause(key)}
+        self._failures = {key: item for key, item in self._failures.items() if self._back_off.delay(key)}
 
     def _inspect_failed(self, request: _PullRequest, reason: str) -> ImageError:
         message = f"Failed to inspect image {request.quoted}: {reason}"

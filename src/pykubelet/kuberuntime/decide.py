@@ -93,18 +93,21 @@ Waves = Sequence[Sequence[ObservedContainer]]
 def reset_waves(pod: Pod, observed: ObservedPod) -> Waves:
     """Return the pod's containers in removal order; the last wave are the containers that are the cause."""
     init, ordinary = pod.spec.init_containers, pod.spec.containers
-    reasons = [c for spec in (*ordinary, *init) for c in _traces(observed, spec) if _is_reason(spec, c)]
-    spared = {container.id for container in reasons}
+    reasons = [c for spec in (*ordinary, *init) for c in _instances(observed, spec) if _is_reason(spec, c)]
+    cause_ids = {container.id for container in reasons}
 
-    def others(spec: Container) -> list[ObservedContainer]:
-        return [container for container in _traces(observed, spec) if container.id not in spared]
+    def other_instances(spec: Container) -> list[ObservedContainer]:
+        return [container for container in _instances(observed, spec) if container.id not in cause_ids]
 
     # Sidecars serve the ordinary containers and the later init containers, as in pod termination.
-    waves = [[c for spec in ordinary for c in others(spec)], *(others(spec) for spec in reversed(init))]
+    waves = [
+        [c for spec in ordinary for c in other_instances(spec)],
+        *(other_instances(spec) for spec in reversed(init)),
+    ]
     return [wave for wave in (*waves, reasons) if wave]
 
 
-def reasons_of(pod: Pod, observed: ObservedPod) -> list[ObservedContainer]:
+def restart_all_causes(pod: Pod, observed: ObservedPod) -> list[ObservedContainer]:
     """Return the newest instances of containers whose exit restarts all containers."""
     found = []
     for spec in (*pod.spec.init_containers, *pod.spec.containers):
@@ -122,7 +125,7 @@ def is_reset(pod: Pod, observed: ObservedPod) -> bool:
     )
 
 
-def _traces(observed: ObservedPod, spec: Container) -> list[ObservedContainer]:
+def _instances(observed: ObservedPod, spec: Container) -> list[ObservedContainer]:
     return [container for container in observed.containers if container.name == spec.name]
 
 
@@ -155,11 +158,11 @@ class Resize(msgspec.Struct):
     """Resizes by container ID."""
     pod: bool = False
     """Whether the pod's cgroup must be checked even if no container changes."""
-    whole: bool = False
+    pod_level: bool = False
     """Whether the pod-level resources have changed."""
 
     def __bool__(self) -> bool:
-        return bool(self.containers) or self.pod or self.whole
+        return bool(self.containers) or self.pod or self.pod_level
 
 
 class Actions(msgspec.Struct, kw_only=True):
@@ -179,7 +182,7 @@ class Actions(msgspec.Struct, kw_only=True):
     start_ephemeral: list[str] = []
     start_init: list[str] = []
     start: list[str] = []
-    why: str = ""
+    reason: str = ""
     """Reason for a new sandbox, for the timeline."""
 
     @property
@@ -200,7 +203,7 @@ class Actions(msgspec.Struct, kw_only=True):
 def decide(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: ProbeResults | None = None,
+    probe_results: ProbeResults | None = None,
     restart_requested: frozenset[str] = frozenset(),
     resizes: ResizePlan = NO_RESIZE,
     *,
@@ -213,7 +216,7 @@ def decide(
     """
     if restart_all:
         return Actions(reset=reset_waves(pod, observed))
-    verdicts = verdicts or ProbeResults()
+    probe_results = probe_results or ProbeResults()
     actions = _sandbox(pod, observed)
     if actions.create_sandbox:
         _start_over(pod, observed, actions)
@@ -223,10 +226,10 @@ def decide(
         c.name for c in pod.spec.ephemeral_containers if observed.latest(c.name) is None
     ]
     actions.resize.pod = resizes.pod
-    initialized = _initialize(pod, observed, verdicts, restart_requested, resizes, actions)
+    initialized = _initialize(pod, observed, probe_results, restart_requested, resizes, actions)
     if not actions.kill_pod and initialized:
-        _run(pod, observed, verdicts, restart_requested, resizes, actions)
-        actions.resize.whole = resizes.pod_level
+        _run(pod, observed, probe_results, restart_requested, resizes, actions)
+        actions.resize.pod_level = resizes.pod_level
     if actions.kill_pod:
         actions.resize = Resize()
     return actions
@@ -240,13 +243,13 @@ def sandbox_is_stale(pod: Pod, observed: ObservedPod) -> bool:
 def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
     """Compute the actions for the sandbox only; a new one requires that everything is killed first."""
 
-    def replace(why: str, old: str) -> Actions:
+    def replace(reason: str, old: str) -> Actions:
         return Actions(
-            kill_pod=True, create_sandbox=True, attempt=newest.attempt + 1, sandbox_id=old, why=why
+            kill_pod=True, create_sandbox=True, attempt=newest.attempt + 1, sandbox_id=old, reason=reason
         )
 
     if not observed.sandboxes:
-        return Actions(kill_pod=True, create_sandbox=True, why="no sandbox yet")
+        return Actions(kill_pod=True, create_sandbox=True, reason="no sandbox yet")
     newest = observed.sandboxes[0]
     if sum(sandbox.ready for sandbox in observed.sandboxes) > 1:
         return replace("several sandboxes are ready", newest.id)
@@ -264,13 +267,13 @@ def _start_over(pod: Pod, observed: ObservedPod, actions: Actions) -> None:
     if pod.spec.restart_policy == "Never" and actions.attempt != 0 and not is_reset(pod, observed):
         actions.create_sandbox = False
         return
-    wanted = [c for c in pod.spec.containers if not _finished_for_good(pod, c, observed)]
-    if not wanted and any(observed.latest(c.name) for c in pod.spec.containers):
+    to_run = [c for c in pod.spec.containers if not _finished_for_good(pod, c, observed)]
+    if not to_run and any(observed.latest(c.name) for c in pod.spec.containers):
         actions.create_sandbox = False
     elif pod.spec.init_containers:
         actions.start_init = [pod.spec.init_containers[0].name]
     else:
-        actions.start = [c.name for c in wanted]
+        actions.start = [c.name for c in to_run]
 
 
 def _finished_for_good(pod: Pod, container: Container, observed: ObservedPod) -> bool:
@@ -283,7 +286,7 @@ def _finished_for_good(pod: Pod, container: Container, observed: ObservedPod) ->
 def _initialize(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: ProbeResults,
+    probe_results: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
@@ -312,16 +315,18 @@ def _initialize(
             continue
         if passed and not sidecar:
             continue
-        begun: bool | None
+        started_now: bool | None
         if sidecar:
-            begun = _keep_sidecar(index, container, last, verdicts, requested, resizes, actions, start)
+            started_now = _sync_sidecar(
+                index, container, last, probe_results, requested, resizes, actions, start
+            )
         else:
             if last.phase == "running":
                 _resize(resizes, last, actions)
-            begun = _advance_init(index, pod, container, last, actions, start)
-            if begun is None:
+            started_now = _advance_init(index, pod, container, last, actions, start)
+            if started_now is None:
                 return False
-        if begun:
+        if started_now:
             if index == len(init) - 1:
                 done = True
             elif not passed:
@@ -333,11 +338,11 @@ def _initialize(
     return done
 
 
-def _keep_sidecar(
+def _sync_sidecar(
     index: int,
     container: Container,
     last: ObservedContainer,
-    verdicts: ProbeResults,
+    probe_results: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
@@ -356,7 +361,7 @@ def _keep_sidecar(
         start.append(index)
         return False
     if container.startup_probe is not None:
-        started = verdicts.startup.get(last.id)
+        started = probe_results.startup.get(last.id)
         if started is False:
             restart(f"Init container {container.name} failed startup probe", "StartupProbe")
         if not started:
@@ -365,7 +370,7 @@ def _keep_sidecar(
         restart(f"Init container {container.name} is restarted on request", "Requested")
     elif last.hash != container_hash(container):
         restart(f"Init container {container.name} definition changed", "")
-    elif container.liveness_probe is not None and verdicts.liveness.get(last.id) is False:
+    elif container.liveness_probe is not None and probe_results.liveness.get(last.id) is False:
         restart(f"Init container {container.name} failed liveness probe", "LivenessProbe")
     elif _resize(resizes, last, actions):
         restart(_resized(container), "Resize")
@@ -384,12 +389,12 @@ def _advance_init(
         return False
     if last.phase == "exited" and last.exit_code == 0:
         return True
-    again = (
+    needs_restart = (
         should_restart(pod, container, last)
         if last.phase == "exited"
         else restarts_after_failure(pod, container)
     )
-    if not again:
+    if not needs_restart:
         actions.kill_pod = True
         return None
     if last.phase == "unknown":
@@ -402,13 +407,13 @@ def _advance_init(
 def _run(
     pod: Pod,
     observed: ObservedPod,
-    verdicts: ProbeResults,
+    probe_results: ProbeResults,
     requested: frozenset[str],
     resizes: ResizePlan,
     actions: Actions,
 ) -> None:
     """Compute the actions for ordinary containers; kill the pod if no container runs or will start."""
-    keep = 0
+    remaining = 0
     for container in pod.spec.containers:
         last = observed.latest(container.name)
         if last is None or last.phase != "running":
@@ -418,34 +423,34 @@ def _run(
                     message = 'Container is in "unknown" state, try killing it before restart'
                     actions.kill.append(Kill(last, message, "Unknown"))
             continue
-        kill = _fault_of(container, last, verdicts, requested)
+        kill = _kill_for(container, last, probe_results, requested)
         if kill is None:
             if _resize(resizes, last, actions):
                 actions.kill.append(Kill(last, _resized(container), "Resize"))
                 actions.start.append(container.name)
             else:
-                keep += 1
+                remaining += 1
             continue
         if kill.reason in ("", "Requested") or restarts_after_failure(pod, container):
             kill = Kill(last, f"{kill.message}, will be restarted", kill.reason)
             actions.start.append(container.name)
         actions.kill.append(kill)
-    if keep == 0 and not actions.start:
+    if remaining == 0 and not actions.start:
         actions.kill_pod = True
         actions.start_init = []
 
 
-def _fault_of(
-    container: Container, last: ObservedContainer, verdicts: ProbeResults, requested: frozenset[str]
+def _kill_for(
+    container: Container, last: ObservedContainer, probe_results: ProbeResults, requested: frozenset[str]
 ) -> Kill | None:
     """Return the reason to kill a running container, or None."""
     if last.hash != container_hash(container):
         return Kill(last, f"Container {container.name} definition changed")
     if last.id in requested:
         return Kill(last, f"Container {container.name} is restarted on request", "Requested")
-    if verdicts.liveness.get(last.id) is False:
+    if probe_results.liveness.get(last.id) is False:
         return Kill(last, f"Container {container.name} failed liveness probe", "LivenessProbe")
-    if verdicts.startup.get(last.id) is False:
+    if probe_results.startup.get(last.id) is False:
         return Kill(last, f"Container {container.name} failed startup probe", "StartupProbe")
     return None
 

@@ -65,11 +65,11 @@ def pod_dns(pod: Pod, node: RuntimeNodeOptions, resolv_conf: str | None) -> PodD
             warnings.append(_missing_cluster_dns(pod))
         if resolv_conf is None:
             base = _local_only(node.host_ips)
-    if wish := pod.spec.dns_config:
+    if dns_config := pod.spec.dns_config:
         base = PodDNS(
-            _unique((*base.servers, *wish.nameservers)),
-            _unique((*base.searches, *wish.searches)),
-            _merged_options(base.options, wish.options),
+            _unique((*base.servers, *dns_config.nameservers)),
+            _unique((*base.searches, *dns_config.searches)),
+            _merged_options(base.options, dns_config.options),
         )
     return _within_limits(base, warnings)
 
@@ -112,9 +112,11 @@ def resolv_conf_problem(text: str, path: str, cluster_domain: str) -> str:
     Raises ContainerConfigError for a malformed file.
     """
     searches = parse_resolv_conf(text).searches
-    most = MAX_SEARCHES - (3 if cluster_domain else 0)
-    if len(searches) > most:
-        return f"Resolv.conf file '{path}' contains search line consisting of more than {most} domains!"
+    max_searches = MAX_SEARCHES - (3 if cluster_domain else 0)
+    if len(searches) > max_searches:
+        return (
+            f"Resolv.conf file '{path}' contains search line consisting of more than {max_searches} domains!"
+        )
     if any(len(search) > MAX_DOMAIN for search in searches):
         return (
             f'Resolv.conf file "{path}" contains a search path '
@@ -151,9 +153,9 @@ def _local_only(host_ips: Sequence[str]) -> PodDNS:
     return PodDNS(servers or ("127.0.0.1",), (".",))
 
 
-def _merged_options(base: tuple[str, ...], wishes: Iterable[DNSOption]) -> tuple[str, ...]:
+def _merged_options(base: tuple[str, ...], overrides: Iterable[DNSOption]) -> tuple[str, ...]:
     options = {name: value for name, _, value in (option.partition(":") for option in base)}
-    options |= {wish.name: wish.value or "" for wish in wishes}
+    options |= {option.name: option.value or "" for option in overrides}
     return tuple(f"{name}:{value}" if value else name for name, value in options.items())
 
 

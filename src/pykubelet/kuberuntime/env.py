@@ -48,7 +48,7 @@ from pykubelet.kuberuntime.errors import (
     ContainerConfigError,
     MissingSource,
     ServicesNotSynced,
-    growth_is_a_problem,
+    convert_expansion_errors,
 )
 from pykubelet.kuberuntime.options import RunContainerOptions
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
@@ -61,31 +61,31 @@ _Kind = Literal["ConfigMap", "Secret"]
 _Data = Mapping[str, str] | Mapping[str, bytes]
 
 
-@growth_is_a_problem()
-def container_env(pod: Pod, container: Container, facts: RunContainerOptions) -> dict[str, str]:
+@convert_expansion_errors()
+def container_env(pod: Pod, container: Container, options: RunContainerOptions) -> dict[str, str]:
     """Return a container's environment variables. Raises ContainerConfigError.
 
     Bytes of secrets that are not UTF-8 are in the values as `surrogateescape` encodes them.
     """
-    if facts.service_env is None and not is_static_pod(pod):
+    if options.service_env is None and not is_static_pod(pod):
         raise ServicesNotSynced("services have not yet been read at least once, cannot construct envvars")
-    services = facts.service_env or {}
-    sources = _Sources(pod, facts)
-    own: dict[str, str] = {}
+    services = options.service_env or {}
+    sources = _Sources(pod, options)
+    variables: dict[str, str] = {}
     size = 0
-    for bulk in container.env_from:
-        own |= {bulk.prefix + key: value for key, value in sources.all_of(bulk).items()}
+    for env_from in container.env_from:
+        variables |= {env_from.prefix + key: value for key, value in sources.all_values(env_from).items()}
     for variable in container.env:
         value: str | None = variable.value
         if value:
-            value = expand(value, own, services)
+            value = expand(value, variables, services)
         elif variable.value_from is not None:
             value = sources.value(variable.value_from, container)
         if value is not None:
-            own[variable.name] = value
+            variables[variable.name] = value
             # Checked for each variable: a few references to a long value could exhaust the memory.
             size = checked_size(size + len(value))
-    env = {**facts.grants.env, **own}
+    env = {**options.device_options.env, **variables}
     env |= {name: value for name, value in services.items() if name not in env}
     return env
 
@@ -93,15 +93,15 @@ def container_env(pod: Pod, container: Container, facts: RunContainerOptions) ->
 class _Sources:
     """Sources of values; each configMap and secret is looked up once."""
 
-    def __init__(self, pod: Pod, facts: RunContainerOptions) -> None:
+    def __init__(self, pod: Pod, options: RunContainerOptions) -> None:
         self._pod = pod
-        self._facts = facts
+        self._options = options
         self._objects: dict[_Kind, Callable[[str], _Data]] = {
-            "ConfigMap": cache(facts.config_map),
-            "Secret": cache(facts.secret),
+            "ConfigMap": cache(options.config_map),
+            "Secret": cache(options.secret),
         }
 
-    def all_of(self, source: EnvFromSource) -> dict[str, str]:
+    def all_values(self, source: EnvFromSource) -> dict[str, str]:
         """Return all values of the configMap or secret of an `envFrom` source."""
         if source.config_map_ref is not None:
             return self._bulk("ConfigMap", source.config_map_ref)
@@ -112,23 +112,23 @@ class _Sources:
     def value(self, source: EnvVarSource, container: Container) -> str | None:
         """Return a variable's value; None when the reference is optional and its target does not exist."""
         if source.field_ref is not None or source.resource_field_ref is not None:
-            return self._own_value(source, container)
+            return self._downward_value(source, container)
         if source.config_map_key_ref is not None:
-            return self._one_of("ConfigMap", source.config_map_key_ref)
+            return self._key_value("ConfigMap", source.config_map_key_ref)
         if source.secret_key_ref is not None:
-            return self._one_of("Secret", source.secret_key_ref)
-        if source.file_key_ref is not None and self._facts.node.gates.enabled("EnvFiles"):
-            return self._in_file(source.file_key_ref)
+            return self._key_value("Secret", source.secret_key_ref)
+        if source.file_key_ref is not None and self._options.node.gates.enabled("EnvFiles"):
+            return self._file_value(source.file_key_ref)
         return ""
 
-    def _own_value(self, source: EnvVarSource, container: Container) -> str:
-        node = self._facts.node
+    def _downward_value(self, source: EnvVarSource, container: Container) -> str:
+        node = self._options.node
         try:
             if source.field_ref is not None:
                 # With hostNetwork the pod has the host's IPs; the runtime reports none.
-                ips = by_family(self._facts.pod_ips, next(iter(node.host_ips), ""))
-                own = node.host_ips if self._pod.spec.host_network else ips
-                return field_value(source.field_ref, self._pod, pod_ips=own, host_ips=node.host_ips)
+                ips = by_family(self._options.pod_ips, next(iter(node.host_ips), ""))
+                pod_ips = node.host_ips if self._pod.spec.host_network else ips
+                return field_value(source.field_ref, self._pod, pod_ips=pod_ips, host_ips=node.host_ips)
             assert source.resource_field_ref is not None
             return resource_value(
                 source.resource_field_ref, self._pod, container, node.allocatable, pod_level=node.pod_level
@@ -141,7 +141,7 @@ class _Sources:
         # Sorted, because the order of keys in an API object is not significant and may change.
         return {key: _text(data[key]) for key in sorted(data)}
 
-    def _one_of(self, kind: _Kind, ref: KeySelector) -> str | None:
+    def _key_value(self, kind: _Kind, ref: KeySelector) -> str | None:
         data = self._data(kind, ref.name, ref.optional)
         if ref.key in data:
             return _text(data[ref.key])
@@ -159,11 +159,11 @@ class _Sources:
                 return {}
             raise
 
-    def _in_file(self, ref: FileKeySelector) -> str | None:
-        if ref.volume_name not in self._facts.volumes:
+    def _file_value(self, ref: FileKeySelector) -> str | None:
+        if ref.volume_name not in self._options.volumes:
             raise ContainerConfigError(f'cannot find the volume "{ref.volume_name}" referenced by FileKeyRef')
         try:
-            value = self._facts.env_file(ref.volume_name, ref.path, ref.key)
+            value = self._options.env_file(ref.volume_name, ref.path, ref.key)
         except (OSError, ValueError) as err:
             raise ContainerConfigError(f"couldn't parse env file: {err}") from err
         if value:
@@ -301,7 +301,7 @@ def read_inside(volume: Path, path: str) -> bytes:
 V = TypeVar("V")
 MAX_FILES_BYTES = 16 << 20
 """Maximum bytes of all environment files of a container: the limit of all its variables together."""
-_PARSING = threading.Lock()
+_PARSE_LOCK = threading.Lock()
 """Held while a file is parsed: each thread that runs Python code delays the event loop by milliseconds."""
 
 
@@ -316,11 +316,11 @@ class EnvSources:
 
     def config_map(self, name: str) -> Mapping[str, str]:
         """Return a configMap. Raises ContainerConfigError, MissingSource when it does not exist."""
-        return _given(self.config_maps[name])
+        return _unwrap(self.config_maps[name])
 
     def secret(self, name: str) -> Mapping[str, bytes]:
         """Return a secret. Raises ContainerConfigError, MissingSource when it does not exist."""
-        return _given(self.secrets[name])
+        return _unwrap(self.secrets[name])
 
     def file_value(self, volume: str, path: str, key: str) -> str:
         """Return a variable of an environment file, "" when it is not set. Raises OSError and ValueError."""
@@ -342,33 +342,33 @@ async def gather_env_sources(
         return (await objects.secret(pod, name)).data
 
     config_maps, secrets = set(_config_maps(container)), set(_secrets(container))
-    wanted = _file_keys(container, volumes)
-    if not config_maps and not secrets and not wanted:
+    keys_by_file = _file_keys(container, volumes)
+    if not config_maps and not secrets and not keys_by_file:
         return EnvSources()
     async with asyncio.TaskGroup() as tasks:
-        named = {name: tasks.create_task(_tried(config_map, name)) for name in sorted(config_maps)}
-        hidden = {name: tasks.create_task(_tried(secret, name)) for name in sorted(secrets)}
-        files = tasks.create_task(_parsed_files(wanted, volumes))
+        config_map_tasks = {name: tasks.create_task(_fetch(config_map, name)) for name in sorted(config_maps)}
+        secret_tasks = {name: tasks.create_task(_fetch(secret, name)) for name in sorted(secrets)}
+        files = tasks.create_task(_parsed_files(keys_by_file, volumes))
     return EnvSources(
-        {name: task.result() for name, task in named.items()},
-        {name: task.result() for name, task in hidden.items()},
+        {name: task.result() for name, task in config_map_tasks.items()},
+        {name: task.result() for name, task in secret_tasks.items()},
         files.result(),
     )
 
 
 def _config_maps(container: Container) -> Iterator[str]:
-    for bulk in container.env_from:
-        if bulk.config_map_ref is not None:
-            yield bulk.config_map_ref.name
+    for env_from in container.env_from:
+        if env_from.config_map_ref is not None:
+            yield env_from.config_map_ref.name
     for variable in container.env:
         if variable.value_from is not None and variable.value_from.config_map_key_ref is not None:
             yield variable.value_from.config_map_key_ref.name
 
 
 def _secrets(container: Container) -> Iterator[str]:
-    for bulk in container.env_from:
-        if bulk.secret_ref is not None:
-            yield bulk.secret_ref.name
+    for env_from in container.env_from:
+        if env_from.secret_ref is not None:
+            yield env_from.secret_ref.name
     for variable in container.env:
         if variable.value_from is not None and variable.value_from.secret_key_ref is not None:
             yield variable.value_from.secret_key_ref.name
@@ -386,39 +386,43 @@ def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> di
 
 
 async def _parsed_files(
-    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+    keys_by_file: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
 ) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
     # In its own thread, because a volume's file server may never respond.
-    return await in_own_thread(lambda: _parse_files(wanted, volumes), name="env files") if wanted else {}
+    return (
+        await in_own_thread(lambda: _parse_files(keys_by_file, volumes), name="env files")
+        if keys_by_file
+        else {}
+    )
 
 
 def _parse_files(
-    wanted: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
+    keys_by_file: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
 ) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
     """Parse each file once. Blocks; the files of one container together are bounded."""
     found: dict[tuple[str, str], EnvFile | OSError | ValueError] = {}
-    left = MAX_FILES_BYTES
-    for (name, path), keys in wanted.items():
+    remaining_bytes = MAX_FILES_BYTES
+    for (name, path), keys in keys_by_file.items():
         try:
-            if left <= 0:
+            if remaining_bytes <= 0:
                 raise ValueError(f"the container's environment files have {MAX_FILES_BYTES} bytes or more")
             data = read_inside(Path(volumes[name].path), path)
-            left -= len(data)
-            with _PARSING:
+            remaining_bytes -= len(data)
+            with _PARSE_LOCK:
                 found[name, path] = parse_env_file(data, keys)
         except (OSError, ValueError) as err:
             found[name, path] = err
     return found
 
 
-async def _tried(ask: Callable[[str], Awaitable[V]], name: str) -> V | ObjectError:
+async def _fetch(fetch: Callable[[str], Awaitable[V]], name: str) -> V | ObjectError:
     try:
-        return await ask(name)
+        return await fetch(name)
     except ObjectError as err:
         return err
 
 
-def _given(found: V | ObjectError) -> V:
+def _unwrap(found: V | ObjectError) -> V:
     if isinstance(found, ObjectNotFound):
         raise MissingSource(str(found)) from found
     if isinstance(found, ObjectError):

@@ -33,8 +33,19 @@ class RootNotAllowed(ContainerConfigError):
     """The container has runAsNonRoot, and its user is root or cannot be verified."""
 
 
+class StartError(Exception):
+    """A container could not be started; `reason` is the waiting reason of its status."""
+
+    def __init__(self, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds until the retry, if known."""
+
+
 @contextmanager
-def growth_is_a_problem() -> Iterator[None]:
+def convert_expansion_errors() -> Iterator[None]:
     """Convert ExpansionTooLongError to ContainerConfigError; a context manager and decorator."""
     try:
         yield

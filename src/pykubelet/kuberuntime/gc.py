@@ -36,7 +36,7 @@ from pykubelet.util.tasks import finish_in_thread
 log = get_logger(__name__)
 
 
-def plan_log_folders(names: Iterable[str], is_deleted: Callable[[str], bool]) -> list[str]:
+def plan_log_dirs(names: Iterable[str], is_deleted: Callable[[str], bool]) -> list[str]:
     """Return the log directories of deleted pods; names that are not a pod's are ignored."""
     return sorted(
         name
@@ -53,7 +53,7 @@ class LogCollector:
         self._pod_logs = pod_logs
         self._legacy_logs = legacy_logs
 
-    def drop_container_logs(self, log_path: str) -> None:
+    def remove_container_logs(self, log_path: str) -> None:
         """Delete a container's log and its rotated files. Raises OSError. Blocks."""
         path = Path(os.path.normpath(log_path))
         if not log_path or self._pod_logs not in path.parents:
@@ -64,7 +64,7 @@ class LogCollector:
             except IsADirectoryError:
                 remove_tree(file)
 
-    async def drop_folders(self, is_deleted: Callable[[str], bool]) -> None:
+    async def remove_log_dirs(self, is_deleted: Callable[[str], bool]) -> None:
         """Delete the log directories of deleted pods; failures are logged and retried the next time."""
         try:
             entries = [
@@ -72,14 +72,14 @@ class LogCollector:
             ]
         except FileNotFoundError:
             return
-        for name in plan_log_folders(entries, is_deleted):
+        for name in plan_log_dirs(entries, is_deleted):
             log.v(4).info("Removing pod logs", podUID=pod_uid_of_log_dir(name))
             try:
                 await asyncio.to_thread(remove_tree, self._pod_logs / name)
             except OSError as err:
                 log.error(err, "Failed to remove pod logs directory", path=name)
 
-    async def drop_dangling_links(self) -> None:
+    async def remove_dangling_links(self) -> None:
         """Delete links whose log does not exist, if their container does not exist or has exited.
 
         During a rotation, the log of a running container does not exist for a short time.
@@ -105,7 +105,7 @@ class LogCollector:
         return status.state == pb.CONTAINER_EXITED
 
 
-Tells = Callable[[str], bool]
+PodPredicate = Callable[[str], bool]
 """A predicate of a pod, by its UID."""
 _NO_TIME = Duration(0)
 _UNKNOWN_GRACE_SECONDS = 2
@@ -132,29 +132,34 @@ class GcPlan:
     """IDs of sandboxes without containers after the removal of those above."""
 
 
-def plan_gc(pods: Mapping[str, ObservedPod], policy: GcPolicy, *, now: int, is_gone: Tells) -> GcPlan:
+def plan_gc(
+    pods: Mapping[str, ObservedPod], policy: GcPolicy, *, now: int, is_collectable: PodPredicate
+) -> GcPlan:
     """Return what to remove at `now` (nanoseconds since the epoch).
 
-    Of a pod that `is_gone`, everything dead and old enough is removed. Of the others the newest containers
-    are kept, and also the newest one in state created, because it may be about to start.
+    Of a pod that `is_collectable`, everything dead and old enough is removed. Of the others the newest
+    containers are kept, and also the newest one in state created, because it may be about to start.
     """
-    doomed: list[ObservedContainer] = []
-    kept: list[list[ObservedContainer]] = []
+    to_remove: list[ObservedContainer] = []
+    retained: list[list[ObservedContainer]] = []
     for uid, pod in pods.items():
-        gone = is_gone(uid)
-        for dead in _dead_by_name(pod, now - policy.min_age, every=gone):
-            if gone:
-                doomed += reversed(dead)
+        collectable = is_collectable(uid)
+        for dead in _dead_by_name(pod, now - policy.min_age, include_created=collectable):
+            if collectable:
+                to_remove += reversed(dead)
             else:
-                kept.append(dead)
+                retained.append(dead)
     if policy.max_per_container >= 0:
-        doomed += _shorten(kept, policy.max_per_container)
-    if 0 <= policy.max_containers < sum(map(len, kept)):
+        to_remove += _truncate(retained, policy.max_per_container)
+    if 0 <= policy.max_containers < sum(map(len, retained)):
         # Each container keeps an equal number first: one that crashes often must not displace others.
-        doomed += _shorten(kept, max(1, policy.max_containers // len(kept)))
-        rest = sorted((one for dead in kept for one in dead), key=_age)
-        doomed += rest[: max(0, len(rest) - policy.max_containers)]
-    return GcPlan(tuple(doomed), tuple(_dead_sandboxes(pods, {one.id for one in doomed}, is_gone)))
+        to_remove += _truncate(retained, max(1, policy.max_containers // len(retained)))
+        rest = sorted((container for dead in retained for container in dead), key=_age)
+        to_remove += rest[: max(0, len(rest) - policy.max_containers)]
+    return GcPlan(
+        tuple(to_remove),
+        tuple(_dead_sandboxes(pods, {container.id for container in to_remove}, is_collectable)),
+    )
 
 
 class GarbageCollector:
@@ -179,8 +184,8 @@ class GarbageCollector:
     async def collect(
         self,
         *,
-        is_deleted: Tells,
-        is_removable: Tells = lambda uid: False,
+        is_deleted: PodPredicate,
+        is_removable: PodPredicate = lambda uid: False,
         all_sources_ready: bool,
         evict_all: bool = False,
     ) -> None:
@@ -192,19 +197,21 @@ class GarbageCollector:
         terminated, are removed as well. Until all sources are ready, no pod counts as deleted.
         """
 
-        def is_gone(uid: str) -> bool:
+        def is_collectable(uid: str) -> bool:
             return all_sources_ready and (is_deleted(uid) or (evict_all and is_removable(uid)))
 
-        pods = await self._observer.all_pods()
-        plan = plan_gc(pods, self._policy, now=self._clock(), is_gone=is_gone)
+        pods = await self._observer.list_pods()
+        plan = plan_gc(pods, self._policy, now=self._clock(), is_collectable=is_collectable)
         # Removing a sandbox would also remove its container whose own removal failed.
-        held = {container.sandbox_id for container in plan.containers if not await self._try(container)}
+        occupied = {
+            container.sandbox_id for container in plan.containers if not await self._try_remove(container)
+        }
         for sandbox_id in plan.sandboxes:
-            if sandbox_id not in held:
+            if sandbox_id not in occupied:
                 await self._remove_sandbox(sandbox_id)
         if all_sources_ready:
-            await self._logs.drop_folders(is_deleted)
-        await self._logs.drop_dangling_links()
+            await self._logs.remove_log_dirs(is_deleted)
+        await self._logs.remove_dangling_links()
 
     async def remove_container(self, container_id: str) -> None:
         """Remove an exited container and its logs. Raises CriError and OSError.
@@ -214,16 +221,16 @@ class GarbageCollector:
         try:
             status = (await self._cri.runtime.container_status(container_id)).status
             # In a thread: a pod with a hostPath to the logs may have created any number of files.
-            await finish_in_thread(lambda: self._logs.drop_container_logs(status.log_path))
+            await finish_in_thread(lambda: self._logs.remove_container_logs(status.log_path))
             info = parse_container(status.labels, status.annotations)
-            if self._legacy_logs is not None and info.ours:
+            if self._legacy_logs is not None and info.is_managed:
                 name = legacy_log_link(info.pod_name, info.pod_namespace, info.name, container_id)
                 (self._legacy_logs / name).unlink(missing_ok=True)
             await self._cri.runtime.remove_container(container_id)
         except NotFound:
             return
 
-    async def _try(self, container: ObservedContainer) -> bool:
+    async def _try_remove(self, container: ObservedContainer) -> bool:
         log.v(4).info("Removing container", containerID=container.id, containerName=container.name)
         try:
             if container.phase == "unknown":
@@ -251,7 +258,9 @@ def _age(container: ObservedContainer) -> tuple[int, int]:
     return container.created_at, container.attempt
 
 
-def _dead_by_name(pod: ObservedPod, before: int, *, every: bool) -> list[list[ObservedContainer]]:
+def _dead_by_name(
+    pod: ObservedPod, created_before: int, *, include_created: bool
+) -> list[list[ObservedContainer]]:
     """Return the removable containers, newest first, by name."""
     found: dict[str, list[ObservedContainer]] = {}
     newest: dict[str, ObservedContainer] = {}
@@ -259,26 +268,32 @@ def _dead_by_name(pod: ObservedPod, before: int, *, every: bool) -> list[list[Ob
         about_to_start = container is newest.setdefault(container.name, container) and (
             container.phase == "created"
         )
-        if container.phase == "running" or container.created_at > before or (about_to_start and not every):
+        if (
+            container.phase == "running"
+            or container.created_at > created_before
+            or (about_to_start and not include_created)
+        ):
             continue
         found.setdefault(container.name, []).append(container)
     return list(found.values())
 
 
-def _shorten(lists: Iterable[list[ObservedContainer]], length: int) -> list[ObservedContainer]:
+def _truncate(lists: Iterable[list[ObservedContainer]], length: int) -> list[ObservedContainer]:
     """Truncate each list to a length; return what was cut, oldest first."""
-    cut: list[ObservedContainer] = []
+    removed: list[ObservedContainer] = []
     for dead in lists:
-        cut += reversed(dead[length:])
+        removed += reversed(dead[length:])
         del dead[length:]
-    return cut
+    return removed
 
 
-def _dead_sandboxes(pods: Mapping[str, ObservedPod], doomed: set[str], is_gone: Tells) -> Iterable[str]:
+def _dead_sandboxes(
+    pods: Mapping[str, ObservedPod], to_remove: set[str], is_collectable: PodPredicate
+) -> Iterable[str]:
     for uid, pod in pods.items():
-        used = {container.sandbox_id for container in pod.containers if container.id not in doomed}
+        used = {container.sandbox_id for container in pod.containers if container.id not in to_remove}
         ordered = sorted(pod.sandboxes, key=lambda sandbox: (sandbox.created_at, sandbox.attempt))
         # The newest sandbox of an existing pod determines the attempt number of the next one.
-        for sandbox in ordered if is_gone(uid) else ordered[:-1]:
+        for sandbox in ordered if is_collectable(uid) else ordered[:-1]:
             if not sandbox.ready and sandbox.id not in used:
                 yield sandbox.id

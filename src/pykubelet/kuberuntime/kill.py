@@ -96,9 +96,9 @@ class HookRunner:
             if address or hook.http_get.host:
                 problem = await self._http_get(hook.http_get, container, address)
             if problem:
-                who = _names(pod, container)
+                description = _names(pod, container)
                 raise HookError(
-                    f"HTTP lifecycle hook ({hook.http_get.path}) for {who} failed - error: {problem}"
+                    f"HTTP lifecycle hook ({hook.http_get.path}) for {description} failed - error: {problem}"
                 )
         elif hook.sleep is not None:
             try:
@@ -115,7 +115,7 @@ class HookRunner:
             result = await self._cri.runtime.exec_sync(container_id, command, 0)
             if result.exit_code == 0:
                 return
-            stderr = _shown(result.stderr)
+            stderr = _quoted_output(result.stderr)
             problem = f"command '{' '.join(command)}' exited with {result.exit_code}: {stderr}"
             output = result.stdout + result.stderr
         except CriError as err:
@@ -123,7 +123,7 @@ class HookRunner:
         line = f"[{' '.join(command)}]"
         raise HookError(
             f"Exec lifecycle hook ({line}) for {_names(pod, container)} failed - "
-            f"error: {problem}, message: {quote(_shown(output))}"
+            f"error: {problem}, message: {quote(_quoted_output(output))}"
         )
 
 
@@ -132,7 +132,7 @@ def _names(pod: Pod, container: Container) -> str:
     return f'Container "{container.name}" in Pod "{meta.name}_{meta.namespace}({meta.uid})"'
 
 
-def _shown(output: bytes) -> str:
+def _quoted_output(output: bytes) -> str:
     """Return the beginning of a command's output, for a message that goes into the pod's status."""
     return output[:OUTPUT_BYTES].decode(errors="replace")
 
@@ -149,7 +149,7 @@ class KillError(Exception):
     """A container or sandbox could not be stopped; it is retried. Users search for the text."""
 
 
-def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> int:
+def grace_period_for(pod: Pod, container: Container | None, reason: KillReason = "") -> int:
     """Return the grace period of a container in seconds."""
     if pod.metadata.deletion_grace_period_seconds is not None:
         return pod.metadata.deletion_grace_period_seconds
@@ -164,21 +164,21 @@ def grace_of(pod: Pod, container: Container | None, reason: KillReason = "") -> 
     return MINIMUM_GRACE if grace is None else grace
 
 
-def goes_after(pod: Pod, running: Sequence[str]) -> dict[str, list[str]]:
+def stop_prerequisites(pod: Pod, running: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each running sidecar, the running containers that must exit before it."""
     ordinary = [c.name for c in pod.spec.containers if c.name in running]
     order: dict[str, list[str]] = {}
-    later: str | None = None
+    next_sidecar: str | None = None
     for container in reversed(pod.spec.init_containers):
         if is_sidecar(container) and container.name in running:
-            order[container.name] = [*ordinary, *([later] if later else [])]
-            later = container.name
+            order[container.name] = [*ordinary, *([next_sidecar] if next_sidecar else [])]
+            next_sidecar = container.name
     return order
 
 
 def _failure(action: str, target: str, err: CriError) -> str:
-    why = json.dumps(err.rpc_text, ensure_ascii=False)
-    return f'failed to "{action}" for "{target}" with {action}Error: {why}'
+    text = json.dumps(err.rpc_text, ensure_ascii=False)
+    return f'failed to "{action}" for "{target}" with {action}Error: {text}'
 
 
 class _Stop:
@@ -221,30 +221,30 @@ class ContainerKiller:
     """Stops containers and pods."""
 
     def __init__(
-        self, cri: RuntimeConnection, hooks: HookRunner, journal: PodHistory, scope: TaskScope | None = None
+        self, cri: RuntimeConnection, hooks: HookRunner, history: PodHistory, scope: TaskScope | None = None
     ) -> None:
         """Initialize with the scope that owns the tasks; without one they end with the event loop."""
         self._cri = cri
         self._hooks = hooks
-        self._journal = journal
+        self._history = history
         self._scope = scope
         self._stops: dict[str, _Stop] = {}
         """Stops in progress, by container id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def pod(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
+    async def kill_pod(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
         """Stop all running containers of a pod, then its sandboxes.
 
         Raises KillError after all of them have been tried.
         """
         owner = pod or restored_pod(observed)
         alive = [c for c in observed.containers if c.phase in ("running", "unknown")]
-        order = goes_after(owner, [container.name for container in alive])
-        turns = {name: turn for turn, name in enumerate(order, 1)}
+        order = stop_prerequisites(owner, [container.name for container in alive])
+        positions = {name: position for position, name in enumerate(order, 1)}
         by_name: dict[str, list[_Stop]] = {}
-        for container in sorted(alive, key=lambda one: turns.get(one.name, 0)):
+        for container in sorted(alive, key=lambda c: positions.get(c.name, 0)):
             after = [stop.ended for name in order.get(container.name, ()) for stop in by_name.get(name, ())]
-            stop = self._begin(owner, container, grace=grace, after=after)
+            stop = self._ensure_stop(owner, container, grace=grace, after=after)
             by_name.setdefault(container.name, []).append(stop)
         problems = []
         for name, stops in by_name.items():
@@ -263,7 +263,7 @@ class ContainerKiller:
         if problems:
             raise KillError(problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]")
 
-    async def container(
+    async def kill_container(
         self,
         pod: Pod,
         target: ObservedContainer,
@@ -275,9 +275,9 @@ class ContainerKiller:
 
         Raises CriError when StopContainer fails.
         """
-        await asyncio.shield(self._begin(pod, target, message, reason, grace).ended)
+        await asyncio.shield(self._ensure_stop(pod, target, message, reason, grace).ended)
 
-    def _begin(
+    def _ensure_stop(
         self,
         pod: Pod,
         target: ObservedContainer,
@@ -288,13 +288,13 @@ class ContainerKiller:
     ) -> _Stop:
         """Start the stop of a container, or shorten the grace period of its stop in progress."""
         spec = _spec_of(pod, target.name)
-        allowed = grace_of(pod, spec, reason) if grace is None else grace
+        allowed = grace_period_for(pod, spec, reason) if grace is None else grace
         if (stop := self._stops.get(target.id)) is not None:
             stop.shorten(allowed)
             return stop
         where = field_of(pod, target.name)
-        self._journal.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
-        self._journal.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
+        self._history.event(pod, "Normal", "Killing", message or f"Stopping container {target.name}", where)
+        self._history.note(pod.uid, "kill", f"{target.name}: {message or 'stopping'} (grace {allowed} s)")
         stop = self._stops[target.id] = _Stop(allowed)
         has_hook = spec is not None and spec.lifecycle is not None and spec.lifecycle.pre_stop is not None
         self._start(self._run(stop, pod, target, spec if has_hook and allowed > 0 else None, after))
@@ -313,15 +313,15 @@ class ContainerKiller:
         stop: _Stop,
         pod: Pod,
         target: ObservedContainer,
-        hooked: Container | None,
+        hook_spec: Container | None,
         after: Sequence[asyncio.Future[None]],
     ) -> None:
-        """Stop a container; `hooked` is its spec when its preStop hook has to run."""
+        """Stop a container; `hook_spec` is its spec when its preStop hook has to run."""
         hook: asyncio.Task[None] | None = None
         failure: BaseException | None = None
         try:
-            if hooked is not None:
-                hook = asyncio.create_task(self._pre_stop(pod, hooked, target.id))
+            if hook_spec is not None:
+                hook = asyncio.create_task(self._pre_stop(pod, hook_spec, target.id))
                 if not await stop.wait(hook):
                     log.v(2).info(
                         "PreStop hook not completed in grace period",
@@ -333,8 +333,8 @@ class ContainerKiller:
             for ended in after:
                 await stop.wait(ended)
             await self._stop_container(stop, pod, target)
-            if hook is not None and hooked is not None:
-                await _finish(hook, hooked)
+            if hook is not None and hook_spec is not None:
+                await _finish(hook, hook_spec)
         except asyncio.CancelledError:
             stop.ended.cancel()
             raise
@@ -389,7 +389,7 @@ class ContainerKiller:
         except HookError as err:
             log.error(err, "PreStop hook failed", pod=pod.full_name, podUID=pod.uid, containerName=spec.name)
             # The hook's output stays out of the event: it may carry secrets.
-            self._journal.event(
+            self._history.event(
                 pod, "Warning", "FailedPreStopHook", "PreStopHook failed", field_of(pod, spec.name)
             )
         except Exception as err:  # a bug in a hook must not keep its container from being stopped

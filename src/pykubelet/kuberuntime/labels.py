@@ -68,7 +68,7 @@ class SandboxInfo:
     annotations: dict[str, str] = field(default_factory=dict)
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         """Whether a kubelet created it for a pod."""
         return all((self.pod_name, self.pod_namespace, self.pod_uid))
 
@@ -94,7 +94,7 @@ class ContainerInfo:
     ports: tuple[ContainerPort, ...] = ()
 
     @property
-    def ours(self) -> bool:
+    def is_managed(self) -> bool:
         """Whether a kubelet created it for a pod."""
         return all((self.pod_name, self.pod_namespace, self.pod_uid, self.name))
 
@@ -115,10 +115,10 @@ def container_labels(pod: Pod, container: Container) -> dict[str, str]:
 
 
 def container_annotations(
-    pod: Pod, container: Container, restart_count: int, granted: Mapping[str, str] | None = None
+    pod: Pod, container: Container, restart_count: int, plugin_annotations: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the annotations of a container; they override `granted`, those of device plugins."""
-    annotations = dict(granted or {})
+    """Return the annotations of a container; they override `plugin_annotations`, those of device plugins."""
+    annotations = dict(plugin_annotations or {})
     annotations |= {
         HASH: container_hash(container),
         RESTART_COUNT: str(restart_count),
@@ -137,19 +137,21 @@ def container_annotations(
 
 
 def parse_sandbox(labels: Mapping[str, str], annotations: Mapping[str, str]) -> SandboxInfo:
-    """Parse the labels of a sandbox; `ours` is False if it does not belong to a pod."""
-    own = {key: value for key, value in labels.items() if key not in (POD_NAME, POD_NAMESPACE, POD_UID)}
+    """Parse the labels of a sandbox; `is_managed` is False if it does not belong to a pod."""
+    pod_labels = {
+        key: value for key, value in labels.items() if key not in (POD_NAME, POD_NAMESPACE, POD_UID)
+    }
     return SandboxInfo(
         pod_name=labels.get(POD_NAME, ""),
         pod_namespace=labels.get(POD_NAMESPACE, ""),
         pod_uid=labels.get(POD_UID, ""),
-        labels=own,
+        labels=pod_labels,
         annotations=dict(annotations),
     )
 
 
 def parse_container(labels: Mapping[str, str], annotations: Mapping[str, str]) -> ContainerInfo:
-    """Parse the labels and annotations of a container; `ours` is False if it does not belong to a pod.
+    """Parse the labels and annotations of a container; `is_managed` is False if it does not belong to a pod.
 
     Missing or invalid values take the default of their field.
     """

@@ -31,38 +31,38 @@ _UNLIMITED = -1
 
 
 def container_resources(
-    pod: Pod, container: Container, facts: RunContainerOptions
+    pod: Pod, container: Container, options: RunContainerOptions
 ) -> cri.LinuxContainerResources:
     """Return the Linux resources of one container."""
-    node = facts.node
-    own = container.resources
+    node = options.node
+    resources = container.resources
     message = _cpu_and_memory(
-        own.requests.get("cpu"),
+        resources.requests.get("cpu"),
         _limit("cpu", pod, container, node),
         _limit("memory", pod, container, node),
         node,
-        unlimited_cpu=facts.exclusive_cpus,
+        unlimited_cpu=options.cpuset.exclusive,
     )
     message.oom_score_adj = oom_score_adj(pod, container, node.memory_capacity, pod_level=node.pod_level)
     message.hugepage_limits.extend(_huge_pages(pod, container, node))
-    message.cpuset_cpus = facts.cpuset_cpus
-    message.cpuset_mems = facts.cpuset_mems
+    message.cpuset_cpus = options.cpuset.cpus
+    message.cpuset_mems = options.cpuset.memory_nodes
     _bound_swap(message, pod, container, node)
     if node.cgroup_v2 and node.gates.enabled("MemoryQoS"):
         message.unified.update(_memory_qos(pod, container, node))
     return message
 
 
-def sandbox_resources(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxContainerResources:
+def sandbox_resources(pod: Pod, options: RunSandboxOptions) -> cri.LinuxContainerResources:
     """Return the sum of the containers' resources, for runtimes that run pods in virtual machines."""
-    node = facts.node
+    node = options.node
     limits = pod_limits(pod, overhead=False, pod_level=node.pod_level)
     return _cpu_and_memory(
         pod_requests(pod, overhead=False, pod_level=node.pod_level).get("cpu"),
         limits.get("cpu", _NOTHING),
         limits.get("memory", _NOTHING),
         node,
-        unlimited_cpu=facts.exclusive_cpus,
+        unlimited_cpu=options.exclusive_cpus,
     )
 
 
@@ -98,9 +98,9 @@ def _cpu_and_memory(
     unlimited_cpu: bool = False,
 ) -> cri.LinuxContainerResources:
     # Without a request, the limit is the request.
-    promised = cpu_limit if cpu_request is None else cpu_request
+    effective_request = cpu_limit if cpu_request is None else cpu_request
     message = cri.LinuxContainerResources(
-        cpu_shares=shares_of(promised.milli), memory_limit_in_bytes=int(memory_limit)
+        cpu_shares=shares_of(effective_request.milli), memory_limit_in_bytes=int(memory_limit)
     )
     if node.cpu_quota:
         exclusive = unlimited_cpu and node.gates.enabled("DisableCPUQuotaWithExclusiveCPUs")
@@ -112,9 +112,9 @@ def _cpu_and_memory(
 
 
 def _limit(name: str, pod: Pod, container: Container, node: RuntimeNodeOptions) -> Quantity:
-    own = container.resources.limits.get(name, _NOTHING)
-    if own.nanos or pod.spec.resources is None or not node.pod_level:
-        return own
+    limit = container.resources.limits.get(name, _NOTHING)
+    if limit.nanos or pod.spec.resources is None or not node.pod_level:
+        return limit
     return pod.spec.resources.limits.get(name, _NOTHING)
 
 

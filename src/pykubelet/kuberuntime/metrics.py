@@ -58,7 +58,7 @@ class StartMetrics:
         )
 
     @contextmanager
-    def sandbox(self, pod: Pod) -> Iterator[None]:
+    def measure_sandbox_start(self, pod: Pod) -> Iterator[None]:
         """Count the start of a pod's sandbox; it has failed when the context raises."""
         namespaced = pod.spec.host_users is False
         self._pods.inc()
@@ -73,11 +73,11 @@ class StartMetrics:
                 self._user_namespace_errors.inc()
             raise
 
-    def container(self, pod: Pod, container: Container) -> None:
+    def record_container_start(self, pod: Pod, container: Container) -> None:
         """Count the start of a container."""
         self._containers.labels(container_type(pod, container.name)).inc()
 
-    def container_failed(self, pod: Pod, container: Container, reason: str) -> None:
+    def record_container_failure(self, pod: Pod, container: Container, reason: str) -> None:
         """Count a failed start of a container, by reason."""
         self._container_errors.labels(container_type(pod, container.name), reason).inc()
 

@@ -21,7 +21,7 @@ from pykubelet.api.downward_api import expand_with
 from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
 from pykubelet.api.pod import Container, HostAlias, Pod, VolumeMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, growth_is_a_problem
+from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, convert_expansion_errors
 from pykubelet.kuberuntime.options import IdMappings, RunContainerOptions
 from pykubelet.kuberuntime.security import id_messages
 from pykubelet.util.text import readable
@@ -72,10 +72,10 @@ def kernel_hostname(pod: Pod, cluster_domain: str, *, override: bool = True) -> 
 def _cut(pod: Pod, hostname: str) -> str:
     if len(hostname) <= LONGEST_NAME:
         return hostname
-    cut = hostname[:LONGEST_NAME].rstrip("-.")
-    if not cut:
+    truncated = hostname[:LONGEST_NAME].rstrip("-.")
+    if not truncated:
         raise InvalidHostname(f'hostname for pod "{pod.metadata.name}" was invalid: "{hostname}"')
-    return cut
+    return truncated
 
 
 HEADER = "# Kubernetes-managed hosts file.\n"
@@ -90,7 +90,7 @@ _LOCAL = (
 )
 
 
-def wants_hosts_file(pod: Pod, pod_ips: Sequence[str]) -> bool:
+def should_mount_hosts_file(pod: Pod, pod_ips: Sequence[str]) -> bool:
     """Return whether the pod needs a hosts file: not before it has an IP address."""
     return bool(pod_ips) or pod.spec.host_network
 
@@ -125,44 +125,54 @@ _PROPAGATION = {
 
 
 def container_mounts(
-    pod: Pod, container: Container, env: Mapping[str, str], facts: RunContainerOptions
+    pod: Pod, container: Container, env: Mapping[str, str], options: RunContainerOptions
 ) -> list[cri.Mount]:
     """Return a container's mounts, in the order of its spec. Raises ContainerConfigError."""
     mounts = [
-        cri.Mount(host_path=grant.host_path, container_path=grant.container_path, readonly=grant.read_only)
-        for grant in facts.grants.mounts
+        cri.Mount(
+            host_path=device_mount.host_path,
+            container_path=device_mount.container_path,
+            readonly=device_mount.read_only,
+        )
+        for device_mount in options.device_options.mounts
     ]
     mounts += [
-        _volume_mount(container, index, mount, env, facts)
+        _volume_mount(container, index, mount, env, options)
         for index, mount in enumerate(container.volume_mounts)
     ]
     covered = any(mount.mount_path == HOSTS_PATH for mount in container.volume_mounts)
-    if facts.hosts_file and not covered and wants_hosts_file(pod, facts.pod_ips):
-        mounts.append(_own_file(facts.hosts_file, HOSTS_PATH, facts))
-    if facts.termination_log and container.termination_message_path:
-        mounts.append(_own_file(facts.termination_log, _absolute(container.termination_message_path), facts))
-    if facts.id_mappings is not None and pod.spec.host_users is False:
-        _map_ids(mounts, facts.id_mappings)
+    if options.hosts_file and not covered and should_mount_hosts_file(pod, options.pod_ips):
+        mounts.append(_own_file(options.hosts_file, HOSTS_PATH, options))
+    if options.termination_log and container.termination_message_path:
+        mounts.append(
+            _own_file(options.termination_log, _absolute(container.termination_message_path), options)
+        )
+    if options.id_mappings is not None and pod.spec.host_users is False:
+        _map_ids(mounts, options.id_mappings)
     return mounts
 
 
-def container_devices(container: Container, facts: RunContainerOptions) -> list[cri.Device]:
+def container_devices(container: Container, options: RunContainerOptions) -> list[cri.Device]:
     """Return a container's devices: allocated ones and block volumes. Raises ContainerConfigError."""
     devices = [
         cri.Device(host_path=d.host_path, container_path=d.container_path, permissions=d.permissions)
-        for d in facts.grants.devices
+        for d in options.device_options.devices
     ]
-    for wish in container.volume_devices:
-        if not wish.device_path.startswith("/"):
-            raise ContainerConfigError(f"error DevicePath `{wish.device_path}` must be an absolute path")
-        volume = facts.block_volumes.get(wish.name)
+    for volume_device in container.volume_devices:
+        if not volume_device.device_path.startswith("/"):
+            raise ContainerConfigError(
+                f"error DevicePath `{volume_device.device_path}` must be an absolute path"
+            )
+        volume = options.block_volumes.get(volume_device.name)
         if volume is None:
             raise ContainerConfigError(
-                f'cannot find volume "{wish.name}" to pass into container "{container.name}"'
+                f'cannot find volume "{volume_device.name}" to pass into container "{container.name}"'
             )
         devices.append(
             cri.Device(
-                host_path=volume.host_path, container_path=wish.device_path, permissions=volume.permissions
+                host_path=volume.host_path,
+                container_path=volume_device.device_path,
+                permissions=volume.permissions,
             )
         )
     return devices
@@ -189,7 +199,7 @@ def _expanded(expression: str, env: Mapping[str, str]) -> str:
             missing.add(name)
         return env.get(name, "")
 
-    with growth_is_a_problem():
+    with convert_expansion_errors():
         path = expand_with(expression, value)
     if missing:
         raise ContainerConfigError(f"missing value for {', '.join(sorted(missing))}")
@@ -197,38 +207,38 @@ def _expanded(expression: str, env: Mapping[str, str]) -> str:
 
 
 def _volume_mount(
-    container: Container, index: int, mount: VolumeMount, env: Mapping[str, str], facts: RunContainerOptions
+    container: Container, index: int, mount: VolumeMount, env: Mapping[str, str], options: RunContainerOptions
 ) -> cri.Mount:
-    inside = sub_path(mount, env)
+    path_in_volume = sub_path(mount, env)
     message = cri.Mount(
         container_path=_absolute(mount.mount_path),
         readonly=mount.read_only,
         propagation=_propagation(mount),
-        recursive_read_only=_recursive_read_only(mount, facts.recursive_read_only),
+        recursive_read_only=_recursive_read_only(mount, options.recursive_read_only),
     )
-    if image := facts.image_volumes.get(mount.name):
+    if image := options.image_volumes.get(mount.name):
         message.image.CopyFrom(image)
-        message.image_sub_path = inside
+        message.image_sub_path = path_in_volume
         message.readonly = True
         return message
-    volume = facts.volumes.get(mount.name)
+    volume = options.volumes.get(mount.name)
     if volume is None:
         raise ContainerConfigError(
             f'cannot find volume "{mount.name}" to mount into container "{container.name}"'
         )
-    host_path = facts.sub_paths.get(index) if inside else volume.path
+    host_path = options.sub_paths.get(index) if path_in_volume else volume.path
     if host_path is None:
         raise ContainerConfigError(
             f'failed to prepare subPath for volumeMount "{mount.name}" of container "{container.name}"'
         )
     message.host_path = host_path
     message.readonly = mount.read_only or volume.read_only
-    message.selinux_relabel = volume.relabel and facts.node.selinux
+    message.selinux_relabel = volume.relabel and options.node.selinux
     return message
 
 
-def _own_file(host_path: str, container_path: str, facts: RunContainerOptions) -> cri.Mount:
-    return cri.Mount(host_path=host_path, container_path=container_path, selinux_relabel=facts.node.selinux)
+def _own_file(host_path: str, container_path: str, options: RunContainerOptions) -> cri.Mount:
+    return cri.Mount(host_path=host_path, container_path=container_path, selinux_relabel=options.node.selinux)
 
 
 def _map_ids(mounts: list[cri.Mount], mappings: IdMappings) -> None:

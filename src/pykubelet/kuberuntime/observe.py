@@ -81,16 +81,16 @@ def log_tail(path: Path, lines: int, limit: int) -> str:
     """Return the last lines of a container log in CRI format, without the time stamps."""
     try:
         # A line's prefix has about forty bytes: this is enough for `limit` bytes of text.
-        content, cut = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
+        content, truncated = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
     except OSError as err:
         return f"Error on reading termination message from logs: {path}: {err.strerror}"
     # Not splitlines(), which also ends lines at a carriage return.
     raw = BytesIO(content).readlines()
     # The first line lacks its start; of a long one, the rest has more text than is needed.
-    begun = raw.pop(0) if cut and raw else b""
+    first_line = raw.pop(0) if truncated and raw else b""
     text = b"".join(_text_of(line) for line in raw[-lines:])
     if len(raw) < lines and len(text) < limit:
-        text = begun + text
+        text = first_line + text
     return text[-limit:].decode(errors="replace")
 
 
@@ -102,7 +102,7 @@ def _text_of(line: bytes) -> bytes:
     return parts[3].rstrip(b"\n") if parts[2] == b"P" else parts[3]
 
 
-Seen = TypeVar("Seen", ObservedSandbox, ObservedContainer)
+ObservedT = TypeVar("ObservedT", ObservedSandbox, ObservedContainer)
 _PHASE: dict[int, ContainerPhase] = {
     pb.CONTAINER_CREATED: "created",
     pb.CONTAINER_RUNNING: "running",
@@ -123,29 +123,32 @@ class Observer:
         self._ended: dict[str, ObservedContainer] = {}
         self._sandboxes: dict[str, ObservedSandbox] = {}
 
-    async def pod(self, uid: str) -> ObservedPod:
+    async def observe_pod(self, uid: str) -> ObservedPod:
         """Return the state of one pod, in full detail."""
-        mine = {POD_UID: uid}
+        selector = {POD_UID: uid}
         sandboxes, containers = await asyncio.gather(
-            self._cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)),
-            self._cri.runtime.list_containers(pb.ContainerFilter(label_selector=mine)),
+            self._cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=selector)),
+            self._cri.runtime.list_containers(pb.ContainerFilter(label_selector=selector)),
         )
         details = await asyncio.gather(
             *(self._sandbox(sandbox) for sandbox in sandboxes), *(self._container(c) for c in containers)
         )
-        seen_sandboxes = [found for found in details if isinstance(found, ObservedSandbox)]
-        seen_containers = [found for found in details if isinstance(found, ObservedContainer)]
-        every = [*(sandbox.labels for sandbox in sandboxes), *(container.labels for container in containers)]
-        labels = dict(every[0]) if every else {}
+        observed_sandboxes = [found for found in details if isinstance(found, ObservedSandbox)]
+        observed_containers = [found for found in details if isinstance(found, ObservedContainer)]
+        label_sets = [
+            *(sandbox.labels for sandbox in sandboxes),
+            *(container.labels for container in containers),
+        ]
+        labels = dict(label_sets[0]) if label_sets else {}
         return ObservedPod(
             uid=uid,
             name=labels.get(POD_NAME, ""),
             namespace=labels.get(POD_NAMESPACE, ""),
-            sandboxes=_newest_first(seen_sandboxes),
-            containers=_newest_first(seen_containers),
+            sandboxes=_newest_first(observed_sandboxes),
+            containers=_newest_first(observed_containers),
         )
 
-    async def new_sandbox(self, sandbox_id: str) -> ObservedSandbox:
+    async def observe_sandbox(self, sandbox_id: str) -> ObservedSandbox:
         """Return and cache the state of a new sandbox."""
         found = observed_sandbox((await self._cri.runtime.pod_sandbox_status(sandbox_id)).status)
         self._sandboxes[sandbox_id] = found
@@ -156,7 +159,7 @@ class Observer:
         known = self._sandboxes.get(sandbox_id)
         return known.runtime_handler if known is not None else ""
 
-    async def all_pods(self) -> dict[str, ObservedPod]:
+    async def list_pods(self) -> dict[str, ObservedPod]:
         """Return every pod in the runtime as listed: states and identities, no details."""
         sandboxes, containers = await asyncio.gather(
             self._cri.runtime.list_pod_sandbox(), self._cri.runtime.list_containers()
@@ -179,17 +182,17 @@ class Observer:
                 uid=uid,
                 name=labels.get(POD_NAME, ""),
                 namespace=labels.get(POD_NAMESPACE, ""),
-                sandboxes=_newest_first(boxes),
-                containers=_newest_first(seen),
+                sandboxes=_newest_first(pod_sandboxes),
+                containers=_newest_first(pod_containers),
             )
-            for uid, (boxes, seen, labels) in by_uid.items()
+            for uid, (pod_sandboxes, pod_containers, labels) in by_uid.items()
         }
 
     def _forget_missing(self, containers: set[str], sandboxes: set[str]) -> None:
-        for gone in self._ended.keys() - containers:
-            del self._ended[gone]
-        for gone in self._sandboxes.keys() - sandboxes:
-            del self._sandboxes[gone]
+        for missing_id in self._ended.keys() - containers:
+            del self._ended[missing_id]
+        for missing_id in self._sandboxes.keys() - sandboxes:
+            del self._sandboxes[missing_id]
 
     async def _sandbox(self, listed: pb.PodSandbox) -> ObservedSandbox | None:
         ready = listed.state == pb.SANDBOX_READY
@@ -221,9 +224,9 @@ class Observer:
         return found
 
 
-def _newest_first(found: Iterable[Seen]) -> tuple[Seen, ...]:
+def _newest_first(found: Iterable[ObservedT]) -> tuple[ObservedT, ...]:
     """Sort by attempt, then time; time alone would be wrong after a clock was set back."""
-    return tuple(sorted(found, key=lambda one: (one.attempt, one.created_at), reverse=True))
+    return tuple(sorted(found, key=lambda item: (item.attempt, item.created_at), reverse=True))
 
 
 def observed_sandbox(status: pb.PodSandboxStatus) -> ObservedSandbox:
@@ -297,11 +300,11 @@ def _is_abandoned_start(message: str) -> bool:
 def _resources(status: pb.ContainerStatus) -> ActualResources | None:
     if not status.HasField("resources") or not status.resources.HasField("linux"):
         return None
-    told = status.resources.linux
+    linux = status.resources.linux
     found = ActualResources(
-        cpu_request=milli_cpu_of_shares(told.cpu_shares),
-        cpu_limit=milli_cpu_of_quota(told.cpu_quota, told.cpu_period),
-        memory_limit=max(0, told.memory_limit_in_bytes),
+        cpu_request=milli_cpu_of_shares(linux.cpu_shares),
+        cpu_limit=milli_cpu_of_quota(linux.cpu_quota, linux.cpu_period),
+        memory_limit=max(0, linux.memory_limit_in_bytes),
     )
     return found if found != ActualResources() else None
 

@@ -27,6 +27,7 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.linux.cgroupfs import can_bound_swap
 from pykubelet.linux.kernel import FS, has_selinux
@@ -147,6 +148,22 @@ class RunSandboxOptions:
     """Whether a container of the pod has exclusive CPUs, which need no quota."""
 
 
+@dataclass(frozen=True, slots=True)
+class CpusetAssignment:
+    """CPUs and NUMA nodes assigned to a container."""
+
+    cpus: str = ""
+    """CPU list (`0-3,5`); empty: unrestricted."""
+    memory_nodes: str = ""
+    """NUMA nodes for memory; empty: unrestricted."""
+    exclusive: bool = False
+    """Whether the CPUs are exclusive to the container."""
+
+
+UNRESTRICTED = CpusetAssignment()
+NO_IMAGE = PresentImage("", 0, "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContainerOptions:
     """Options of one container config."""
@@ -154,11 +171,7 @@ class RunContainerOptions:
     node: RuntimeNodeOptions
     attempt: int = 0
     """Number of previous starts of the container."""
-    image_id: str = ""
-    """The runtime's reference of the present image."""
-    image_uid: int | None = 0
-    """UID of the image's user; None when only `image_username` is known."""
-    image_username: str = ""
+    image: PresentImage = NO_IMAGE
     pod_ips: tuple[str, ...] = ()
     """IP addresses of the sandbox, the preferred family first."""
     id_mappings: IdMappings | None = None
@@ -166,11 +179,8 @@ class RunContainerOptions:
     extra_groups: tuple[int, ...] = ()
     target_id: str = ""
     """ID of the container whose PID namespace an ephemeral container joins."""
-    exclusive_cpus: bool = False
-    """Whether this container has exclusive CPUs."""
-    cpuset_cpus: str = ""
-    cpuset_mems: str = ""
-    grants: DeviceRunOptions = NO_DEVICE_OPTIONS
+    cpuset: CpusetAssignment = UNRESTRICTED
+    device_options: DeviceRunOptions = NO_DEVICE_OPTIONS
 
     hosts_file: str = ""
     """Host path of the pod's /etc/hosts."""
@@ -192,7 +202,7 @@ class RunContainerOptions:
     env_file: EnvFileReader = no_env_files
 
 
-def gather_node_facts(
+def gather_node_options(
     config: KubeletConfiguration,
     gates: FeatureGates,
     root_dir: Path,
@@ -266,11 +276,11 @@ def block_volumes(volumes: Mapping[str, MountedVolume]) -> dict[str, DeviceNode]
 
 def extra_groups(pod: Pod, volumes: Iterable[MountedVolume]) -> tuple[int, ...]:
     """Return the groups required by volumes that are not in the pod's `supplementalGroups`."""
-    asked = {volume.group for volume in volumes if volume.group is not None}
-    return tuple(sorted(asked - set(pod.spec.security_context.supplemental_groups)))
+    required = {volume.group for volume in volumes if volume.group is not None}
+    return tuple(sorted(required - set(pod.spec.security_context.supplemental_groups)))
 
 
-def wanted_images(
+def mounted_image_volumes(
     pod: Pod, container: Container, volumes: Mapping[str, MountedVolume]
 ) -> dict[str, tuple[str, str]]:
     """Return image and pull policy of the image volumes that a container mounts, by volume name."""
@@ -287,7 +297,7 @@ def wanted_images(
 
 _NUMBERS = re.compile(r"v?(\d+)\.(\d+)")
 _MOUNTS_IMAGES = {"containerd": (2, 1), "cri-o": (1, 31)}
-_KNOWS_CDI = {"containerd": (1, 7)}
+_SUPPORTS_CDI = {"containerd": (1, 7)}
 
 
 def can_mount_images(name: str, version: str) -> bool:
@@ -295,9 +305,9 @@ def can_mount_images(name: str, version: str) -> bool:
     return _is_new_enough(name, version, _MOUNTS_IMAGES)
 
 
-def knows_cdi(name: str, version: str) -> bool:
+def supports_cdi(name: str, version: str) -> bool:
     """Return whether a runtime supports CDI device names; True for an unknown runtime."""
-    return _is_new_enough(name, version, _KNOWS_CDI)
+    return _is_new_enough(name, version, _SUPPORTS_CDI)
 
 
 def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]) -> bool:
@@ -308,18 +318,6 @@ def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]
     return (int(found[1]), int(found[2])) >= first
 
 
-@dataclass(frozen=True, slots=True)
-class CpusetAssignment:
-    """CPUs and NUMA nodes assigned to a container."""
-
-    cpus: str = ""
-    """CPU list (`0-3,5`); empty: unrestricted."""
-    memory_nodes: str = ""
-    """NUMA nodes for memory; empty: unrestricted."""
-    exclusive: bool = False
-    """Whether the CPUs are exclusive to the container."""
-
-
 class CpusetAssigner(Protocol):
     """Source of cpuset assignments; no method blocks."""
 
@@ -327,11 +325,11 @@ class CpusetAssigner(Protocol):
         """Return whether a container of this pod has exclusive CPUs."""
         ...
 
-    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
+    def assignment_for(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Return the assignment of a container that is about to be created."""
         ...
 
-    def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
+    def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Record that the runtime has created a container with these CPUs."""
         ...
 
@@ -343,12 +341,9 @@ class UnrestrictedAssigner:
         """Return False."""
         return False
 
-    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
+    def assignment_for(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Return the unrestricted assignment."""
-        return ALL
+        return UNRESTRICTED
 
-    def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
+    def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Ignore the container."""
-
-
-ALL = CpusetAssignment()

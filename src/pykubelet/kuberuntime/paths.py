@@ -64,10 +64,10 @@ class PodDirs:
             # On a full disk, rewriting the same content would leave containers with an empty file.
             if os.pread(opened, len(data) + 1, 0) != data:
                 os.ftruncate(opened, 0)
-                left, offset = memoryview(data), 0
-                while left:
-                    written = os.pwrite(opened, left, offset)
-                    left, offset = left[written:], offset + written
+                unwritten, offset = memoryview(data), 0
+                while unwritten:
+                    written = os.pwrite(opened, unwritten, offset)
+                    unwritten, offset = unwritten[written:], offset + written
                 os.fchmod(opened, 0o644)
         finally:
             os.close(opened)
@@ -75,14 +75,14 @@ class PodDirs:
 
     def new_termination_log(self, uid: str, container: str) -> Path:
         """Create the termination log of one start of a container; it is world-writable."""
-        folder = self.pod(uid) / "containers"
-        _make(folder)
-        folder /= container
-        _make(folder)
-        path = folder / secrets.token_hex(4)
+        directory = self.pod(uid) / "containers"
+        _make(directory)
+        directory /= container
+        _make(directory)
+        path = directory / secrets.token_hex(4)
         path.touch(exist_ok=False)
         path.chmod(0o666)
-        _drop_oldest(folder, keep=TERMINATION_LOGS)
+        _remove_oldest(directory, keep=TERMINATION_LOGS)
         return path
 
     def uids(self) -> set[str]:
@@ -128,9 +128,9 @@ def _make(path: Path) -> None:
         path.chmod(0o750)  # mkdir applies the umask to its mode
 
 
-def _drop_oldest(folder: Path, keep: int) -> None:
+def _remove_oldest(directory: Path, keep: int) -> None:
     """Delete the oldest files, so that a crashing container does not fill the disk."""
-    newest_first = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    newest_first = sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in newest_first[keep:]:
         path.unlink(missing_ok=True)
 

@@ -35,7 +35,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.decide import Resize
 from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources
-from pykubelet.kuberuntime.options import RunContainerOptions, RuntimeNodeOptions
+from pykubelet.kuberuntime.options import CpusetAssignment, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
 
@@ -57,7 +57,7 @@ class SandboxUpdates:
         self._pod = pod
         self._sandbox_id = sandbox_id
 
-    async def tell(self, limits: PodLimits, period: int) -> None:
+    async def update(self, limits: PodLimits, period: int) -> None:
         """Send the next limits of the pod's cgroup to the runtime, `period` in microseconds.
 
         Raises SandboxUpdateRejected.
@@ -78,10 +78,10 @@ class SandboxUpdates:
                     f'updatePodSandboxResources failed for sandboxID "{self._sandbox_id}": {err.rpc_text}'
                 ) from err
 
-    async def take_back(self, limits: PodLimits, period: int) -> None:
+    async def revert(self, limits: PodLimits, period: int) -> None:
         """Revert the sandbox to the current limits of the pod's cgroup; a failure is only logged."""
         try:
-            await self.tell(limits, period)
+            await self.update(limits, period)
         except SandboxUpdateRejected as err:
             pod = self._pod
             log.error(err, "Failed to revert sandbox resources", pod=pod.full_name, podUID=pod.uid)
@@ -143,101 +143,109 @@ class Resizer:
         """
         group = self._group_of(pod)
         try:
-            now = group.now() if group is not None else None
+            current = group.now() if group is not None else None
         except FileNotFoundError as err:
             if resize.containers:
                 raise ResizeError(_unreadable(pod, err)) from err
-            group = now = None  # it will be recreated with the desired limits
+            group = current = None  # it will be recreated with the desired limits
         except OSError as err:
             raise ResizeError(_unreadable(pod, err)) from err
-        await self._check(pod, sandbox_id, resize, group, now)
-        whole = None
-        if group is not None and now is not None:
-            whole = _Whole(group, SandboxUpdates(self._cri, self._node, pod, sandbox_id), now)
+        await self._check(pod, sandbox_id, resize, group, current)
+        pod_cgroup = None
+        if group is not None and current is not None:
+            pod_cgroup = _PodCgroupResize(
+                group, SandboxUpdates(self._cri, self._node, pod, sandbox_id), current
+            )
         for resource in ("memory", "cpu"):
-            await self._round(pod, resize, resource, whole)
+            await self._round(pod, resize, resource, pod_cgroup)
 
     async def _check(
-        self, pod: Pod, sandbox_id: str, resize: Resize, group: PodCgroup | None, now: PodLimits | None
+        self, pod: Pod, sandbox_id: str, resize: Resize, group: PodCgroup | None, current: PodLimits | None
     ) -> None:
         """Raise ResizeError when a limit would be below the memory usage."""
         updates = order_resizes([*resize.containers.values()], "memory")
-        if not (updates or resize.pod or resize.whole):
+        if not (updates or resize.pod or resize.pod_level):
             return
         limit = group.memory_limit if group is not None else None
-        had = now.memory if now is not None else 0
-        if not any(map(shrinks, updates)) and (limit is None or limit >= had):
+        current_memory = current.memory if current is not None else 0
+        if not any(map(shrinks, updates)) and (limit is None or limit >= current_memory):
             return
         try:
             usage = group.memory_usage() if group is not None else None
             usages = await self._usages(sandbox_id) if any(map(shrinks, updates)) else {}
         except (OSError, CriError, ValueError) as err:
-            raise ResizeError(f'unable to read memory usage for pod "{_told(pod)}"') from err
-        if problem := shrink_problem(limit, had, usage, updates, usages):
+            raise ResizeError(f'unable to read memory usage for pod "{_pod_description(pod)}"') from err
+        if problem := shrink_problem(limit, current_memory, usage, updates, usages):
             raise ResizeError(problem)
 
     async def _usages(self, sandbox_id: str) -> Mapping[str, int]:
         found = await self._cri.stats.list_container_stats(pb.ContainerStatsFilter(pod_sandbox_id=sandbox_id))
         return {
-            one.attributes.metadata.name: one.memory.usage_bytes.value or one.memory.working_set_bytes.value
-            for one in found
-            if one.HasField("memory")
+            stats.attributes.metadata.name: stats.memory.usage_bytes.value
+            or stats.memory.working_set_bytes.value
+            for stats in found
+            if stats.HasField("memory")
         }
 
-    async def _round(self, pod: Pod, resize: Resize, resource: Resource, whole: _Whole | None) -> None:
+    async def _round(
+        self, pod: Pod, resize: Resize, resource: Resource, pod_cgroup: _PodCgroupResize | None
+    ) -> None:
         """Resize one resource of a pod."""
         updates = order_resizes([*resize.containers.values()], resource)
-        ids = {one.name: id for id, one in resize.containers.items()}
-        changes = any(one.change(resource) for one in resize.containers.values())
-        if not (updates or changes or resize.pod or resize.whole):
+        ids = {update.name: id for id, update in resize.containers.items()}
+        changes = any(update.change(resource) for update in resize.containers.values())
+        if not (updates or changes or resize.pod or resize.pod_level):
             return
-        before, after = whole.steps(resource) if whole is not None else ([], [])
+        before, after = pod_cgroup.steps(resource) if pod_cgroup is not None else ([], [])
         try:
-            if whole is not None:
-                await whole.set(before, resource)
+            if pod_cgroup is not None:
+                await pod_cgroup.set(before, resource)
             await self._update(pod, updates, ids, resource)
-            if whole is not None:
-                await whole.set(after, resource)
+            if pod_cgroup is not None:
+                await pod_cgroup.set(after, resource)
         except CriError as err:
             raise ResizeError(err.rpc_text) from err
         except OSError as err:
             raise ResizeError(str(err)) from err
-        if resize.whole:
+        if resize.pod_level:
             self._actuated.resized_pod_level(pod, resource)
 
     async def _update(
         self, pod: Pod, updates: Sequence[ContainerResize], ids: Mapping[str, str], resource: Resource
     ) -> None:
-        containers = {one.name: one for one in (*pod.spec.init_containers, *pod.spec.containers)}
+        containers = {
+            container.name: container for container in (*pod.spec.init_containers, *pod.spec.containers)
+        }
         for update in updates:
             container = containers[update.name]
-            sized = with_sizes(container, update.after(resource))
-            facts = RunContainerOptions(node=self._node, exclusive_cpus=self._is_exclusive(pod, container))
+            resized_container = with_sizes(container, update.after(resource))
+            cpuset = CpusetAssignment(exclusive=self._is_exclusive(pod, container))
+            options = RunContainerOptions(node=self._node, cpuset=cpuset)
             await self._cri.runtime.update_container_resources(
-                ids[update.name], container_resources(pod, sized, facts)
+                ids[update.name], container_resources(pod, resized_container, options)
             )
-            self._actuated.resized(pod, container, sized.resources)
+            self._actuated.resized(pod, container, resized_container.resources)
 
 
-class _Whole:
+class _PodCgroupResize:
     """The pod's cgroup during a resize, with its current and desired limits."""
 
-    def __init__(self, group: PodCgroup, sandbox: SandboxUpdates, now: PodLimits) -> None:
+    def __init__(self, group: PodCgroup, sandbox: SandboxUpdates, current: PodLimits) -> None:
         self._group = group
         self._sandbox = sandbox
-        self._now = now
-        self._wanted = group.desired(now)
+        self._current = current
+        self._desired = group.desired(current)
 
     def steps(self, resource: Resource) -> tuple[list[Part], list[Part]]:
         """Return the limits to set before the containers, and those to set after them."""
-        return pod_steps(self._now, self._wanted, resource)
+        return pod_steps(self._current, self._desired, resource)
 
     async def set(self, parts: Sequence[Part], resource: Resource) -> None:
         """Set some limits. Raises OSError, and ResizeError when the runtime rejects them."""
         for part in parts:
-            new = self._now._replace(**{part: getattr(self._wanted, part)})
+            new = self._current._replace(**{part: getattr(self._desired, part)})
             try:
-                await self._sandbox.tell(new, self._group.period)
+                await self._sandbox.update(new, self._group.period)
             except SandboxUpdateRejected as err:
                 raise ResizeError(
                     "failed to notify runtime for UpdatePodSandboxResources "
@@ -246,14 +254,14 @@ class _Whole:
             try:
                 await self._group.set(part)
             except OSError:
-                await self._sandbox.take_back(self._now, self._group.period)
+                await self._sandbox.revert(self._current, self._group.period)
                 raise
-            self._now = new
+            self._current = new
 
 
 def _unreadable(pod: Pod, err: OSError) -> str:
-    return f'unable to get pod cgroup config for pod "{_told(pod)}": {err}'
+    return f'unable to get pod cgroup config for pod "{_pod_description(pod)}": {err}'
 
 
-def _told(pod: Pod) -> str:
+def _pod_description(pod: Pod) -> str:
     return f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"

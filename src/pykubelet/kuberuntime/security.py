@@ -108,8 +108,8 @@ def id_messages(ranges: Iterable[IdRange]) -> list[cri.IDMapping]:
     ]
 
 
-def _user_namespace(wanted: bool, mappings: IdMappings | None) -> cri.UserNamespace:
-    if not wanted:
+def _user_namespace(requested: bool, mappings: IdMappings | None) -> cri.UserNamespace:
+    if not requested:
         return cri.UserNamespace(mode=cri.NODE)
     if mappings is None:
         raise ContainerConfigError(
@@ -137,67 +137,71 @@ LARGEST_UID = 2**31 - 1
 
 
 def container_security(
-    pod: Pod, container: Container, facts: RunContainerOptions
+    pod: Pod, container: Container, options: RunContainerOptions
 ) -> cri.LinuxContainerSecurityContext:
     """Return a container's security context. Raises ContainerConfigError."""
-    wish = effective_security(pod, container)
-    whole = pod.spec.security_context
-    user, username = wish.run_as_user, ""
+    security = effective_security(pod, container)
+    pod_security = pod.spec.security_context
+    user, username = security.run_as_user, ""
     if user is None:
-        user, username = facts.image_uid, facts.image_username
+        user, username = options.image.uid, options.image.username
     message = cri.LinuxContainerSecurityContext(
         run_as_user=_optional(user),
         run_as_username=username,
-        run_as_group=_optional(wish.run_as_group),
-        privileged=bool(wish.privileged),
-        readonly_rootfs=bool(wish.read_only_root_filesystem),
+        run_as_group=_optional(security.run_as_group),
+        privileged=bool(security.privileged),
+        readonly_rootfs=bool(security.read_only_root_filesystem),
         # Only an explicit false counts: unset allows privilege escalation.
-        no_new_privs=wish.allow_privilege_escalation is False,
-        namespace_options=pod_namespaces(pod, facts.id_mappings),
-        supplemental_groups=_groups(whole.fs_group, whole.supplemental_groups, facts.extra_groups),
+        no_new_privs=security.allow_privilege_escalation is False,
+        namespace_options=pod_namespaces(pod, options.id_mappings),
+        supplemental_groups=_groups(
+            pod_security.fs_group, pod_security.supplemental_groups, options.extra_groups
+        ),
         supplemental_groups_policy=_groups_policy(pod),
-        seccomp=seccomp_profile(pod, container, facts.node.seccomp_root, facts.node.seccomp_default),
-        capabilities=_capabilities(wish.capabilities),
-        selinux_options=_selinux(wish.se_linux_options),
+        seccomp=seccomp_profile(pod, container, options.node.seccomp_root, options.node.seccomp_default),
+        capabilities=_capabilities(security.capabilities),
+        selinux_options=_selinux(security.se_linux_options),
     )
-    if wish.proc_mount != "Unmasked":
-        message.masked_paths.extend((*MASKED_PATHS, *facts.node.masked_paths))
+    if security.proc_mount != "Unmasked":
+        message.masked_paths.extend((*MASKED_PATHS, *options.node.masked_paths))
         message.readonly_paths.extend(READONLY_PATHS)
     apparmor, old_name = apparmor_profile(pod, container)
     if apparmor is not None:
         message.apparmor.CopyFrom(apparmor)
         message.apparmor_profile = old_name
-    if facts.target_id and message.namespace_options.pid == cri.CONTAINER:
+    if options.target_id and message.namespace_options.pid == cri.CONTAINER:
         message.namespace_options.pid = cri.TARGET
-        message.namespace_options.target_id = facts.target_id
+        message.namespace_options.target_id = options.target_id
     return message
 
 
-def sandbox_security(pod: Pod, facts: RunSandboxOptions) -> cri.LinuxSandboxSecurityContext:
+def sandbox_security(pod: Pod, options: RunSandboxOptions) -> cri.LinuxSandboxSecurityContext:
     """Return a sandbox's security context. Raises ContainerConfigError.
 
     The sandbox runs only the runtime's pause process, so its seccomp profile is always the runtime's, and a
     pod's stricter profile cannot prevent its sandbox from starting.
     """
-    whole = pod.spec.security_context
+    pod_security = pod.spec.security_context
     return cri.LinuxSandboxSecurityContext(
-        run_as_user=_optional(whole.run_as_user),
-        run_as_group=_optional(whole.run_as_group),
+        run_as_user=_optional(pod_security.run_as_user),
+        run_as_group=_optional(pod_security.run_as_group),
         privileged=has_privileged_container(pod),
-        namespace_options=pod_namespaces(pod, facts.id_mappings),
-        supplemental_groups=_groups(whole.fs_group, facts.extra_groups, whole.supplemental_groups),
+        namespace_options=pod_namespaces(pod, options.id_mappings),
+        supplemental_groups=_groups(
+            pod_security.fs_group, options.extra_groups, pod_security.supplemental_groups
+        ),
         supplemental_groups_policy=_groups_policy(pod),
         seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
-        selinux_options=_selinux(whole.se_linux_options),
+        selinux_options=_selinux(pod_security.se_linux_options),
     )
 
 
 def effective_security(pod: Pod, container: Container) -> SecurityContext:
     """Return the effective security context of a container, with the pod's values as defaults."""
     own = container.security_context or SecurityContext()
-    whole = pod.spec.security_context
+    pod_security = pod.spec.security_context
     inherited = {
-        name: getattr(whole, name)
+        name: getattr(pod_security, name)
         for name in ("se_linux_options", "run_as_user", "run_as_group", "run_as_non_root")
         if getattr(own, name) is None
     }
@@ -220,13 +224,13 @@ def verify_run_as_non_root(
 
     The image's user must be numeric: a name cannot be resolved before the container exists.
     """
-    wish = effective_security(pod, container)
-    if not wish.run_as_non_root:
+    security = effective_security(pod, container)
+    if not security.run_as_non_root:
         return None
     meta = pod.metadata
     where = f'(pod: "{meta.name}_{meta.namespace}({meta.uid})", container: {container.name})'
-    if wish.run_as_user is not None:
-        return f"container's runAsUser breaks non-root policy {where}" if wish.run_as_user == 0 else None
+    if security.run_as_user is not None:
+        return f"container's runAsUser breaks non-root policy {where}" if security.run_as_user == 0 else None
     if image_uid is None:
         if not image_username:
             return None
@@ -244,9 +248,9 @@ def verify_run_as_non_root(
     return None
 
 
-def check_run_as_non_root(pod: Pod, container: Container, facts: RunContainerOptions) -> None:
+def check_run_as_non_root(pod: Pod, container: Container, options: RunContainerOptions) -> None:
     """Raise RootNotAllowed when the container violates `runAsNonRoot`."""
-    if problem := verify_run_as_non_root(pod, container, facts.image_uid, facts.image_username):
+    if problem := verify_run_as_non_root(pod, container, options.image.uid, options.image.username):
         raise RootNotAllowed(problem)
 
 
@@ -254,8 +258,12 @@ def _optional(number: int | None) -> cri.Int64Value | None:
     return None if number is None else cri.Int64Value(value=number)
 
 
-def _capabilities(wish: Capabilities | None) -> cri.Capability | None:
-    return None if wish is None else cri.Capability(add_capabilities=wish.add, drop_capabilities=wish.drop)
+def _capabilities(capabilities: Capabilities | None) -> cri.Capability | None:
+    return (
+        None
+        if capabilities is None
+        else cri.Capability(add_capabilities=capabilities.add, drop_capabilities=capabilities.drop)
+    )
 
 
 def _groups(fs_group: int | None, *more: Iterable[int]) -> list[int]:

@@ -63,27 +63,27 @@ def read_id_space(block: int) -> UserNamespaceRange:
 
     Raises ContainerConfigError when that user exists and its IDs cannot be determined.
     """
-    everything = UserNamespaceRange(block, _ALL_IDS - block, block)
+    all_ids = UserNamespaceRange(block, _ALL_IDS - block, block)
     program = shutil.which("getsubids")
     try:
         pwd.getpwnam(USER)
     except KeyError:
-        return everything
+        return all_ids
     if program is None:
-        return everything
-    answers = []
+        return all_ids
+    outputs = []
     for argv in ([program, USER], [program, "-g", USER]):
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
-        if done.returncode != 0:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+        if result.returncode != 0:
             raise ContainerConfigError(
-                f"getsubids does not tell the ids of user {USER}: {done.stderr.strip()}"
+                f"getsubids does not tell the ids of user {USER}: {result.stderr.strip()}"
             )
-        answers.append(done.stdout)
-    if answers[0] != answers[1]:
+        outputs.append(result.stdout)
+    if outputs[0] != outputs[1]:
         raise ContainerConfigError(
             f"user {USER} has other subuids than subgids: make /etc/subuid and /etc/subgid agree"
         )
-    return parse_getsubids(answers[0], block)
+    return parse_getsubids(outputs[0], block)
 
 
 def parse_getsubids(text: str, block: int) -> UserNamespaceRange:
@@ -105,7 +105,7 @@ class UserNamespaces:
         self._space = space
         self._supported = supported
 
-    def of(self, pod: Pod) -> IdMappings | None:
+    def mappings_for(self, pod: Pod) -> IdMappings | None:
         """Return the pod's mappings, allocated with the first call; None for pods without a user namespace.
 
         Also None if the runtime does not support user namespaces: `pod_namespaces` rejects such a pod. Raises
@@ -153,9 +153,9 @@ class UserNamespaces:
         mapping = _Mapping(first, 0, self._space.block)
         self._dirs.make(uid)
         path = self._path(uid)
-        hidden = path.with_name(f".{FILE}")
-        with hidden.open("wb") as file:
+        temporary = path.with_name(f".{FILE}")
+        with temporary.open("wb") as file:
             file.write(msgspec.json.encode(_File(uid_mappings=[mapping], gid_mappings=[mapping])))
             file.flush()
             os.fsync(file.fileno())
-        hidden.replace(path)
+        temporary.replace(path)

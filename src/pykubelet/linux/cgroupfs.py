@@ -183,8 +183,8 @@ async def kill_members(tree: Path, *, timeout: float = 5.0) -> bool:
         inside = await asyncio.to_thread(members, tree)
         if inside and os.getpid() not in inside:
             (tree / "cgroup.kill").write_text("1")
-    while victims := await asyncio.to_thread(members, tree) - {0, os.getpid()}:
-        for pid in victims:
+    while pids := await asyncio.to_thread(members, tree) - {0, os.getpid()}:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

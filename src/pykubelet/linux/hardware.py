@@ -138,16 +138,16 @@ def read_hardware(
 
 def _topology(system: Path) -> list[MemoryNode]:
     nodes = []
-    for folder in _numbered(system / "node", "node") or [(0, system / "cpu")]:
-        number, path = folder
+    for directory in _numbered(system / "node", "node") or [(0, system / "cpu")]:
+        number, path = directory
         cores: dict[tuple[int, int], Core] = {}
         for thread, cpu in _numbered(path, "cpu"):
             if _text(cpu / "online").strip() == "0":
                 continue
             socket = _number(_text(cpu / "topology/physical_package_id"))
             core = _number(_text(cpu / "topology/core_id"))
-            made = cores.setdefault((socket, core), Core(core_id=core, thread_ids=[], socket_id=socket))
-            made.thread_ids.append(thread)
+            entry = cores.setdefault((socket, core), Core(core_id=core, thread_ids=[], socket_id=socket))
+            entry.thread_ids.append(thread)
         memory = _number(_first(r"MemTotal:\s*(\d+) kB", _text(path / "meminfo"))) * 1024
         distances = [int(word) for word in _text(path / "distance").split() if word.isdigit()]
         nodes.append(
@@ -162,9 +162,9 @@ def _topology(system: Path) -> list[MemoryNode]:
     return nodes
 
 
-def _huge_pages(folder: Path) -> list[HugePages]:
+def _huge_pages(directory: Path) -> list[HugePages]:
     found = []
-    for path in _entries(folder):
+    for path in _entries(directory):
         if match := re.fullmatch(r"hugepages-(\d+)kB", path.name):
             pages = _number(_text(path / "nr_hugepages"))
             found.append(HugePages(page_size=int(match[1]), num_pages=pages))
@@ -188,9 +188,9 @@ def _filesystems(root: Path) -> list[Filesystem]:
     return list(found.values())
 
 
-def _disks(folder: Path) -> dict[str, Disk]:
+def _disks(directory: Path) -> dict[str, Disk]:
     found = {}
-    for path in _entries(folder):
+    for path in _entries(directory):
         device = _text(path / "dev").strip()
         major, _, minor = device.partition(":")
         if path.name.startswith(_IGNORED_DISKS) or not device:
@@ -206,7 +206,7 @@ def _disks(folder: Path) -> dict[str, Disk]:
     return found
 
 
-def _networks(folder: Path) -> list[Network]:
+def _networks(directory: Path) -> list[Network]:
     return [
         Network(
             name=path.name,
@@ -215,7 +215,7 @@ def _networks(folder: Path) -> list[Network]:
             speed=_number(_text(path / "speed"), -1),
             mtu=_number(_text(path / "mtu")),
         )
-        for path in _entries(folder)
+        for path in _entries(directory)
         if not path.name.startswith(_IGNORED_NETWORKS)
     ]
 
@@ -226,18 +226,18 @@ def _frequency(root: Path, cpuinfo: str) -> int:
     return highest or int(float(megahertz or 0) * 1000)
 
 
-def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
+def _numbered(directory: Path, prefix: str) -> list[tuple[int, Path]]:
     found = [
         (int(path.name[len(prefix) :]), path)
-        for path in _entries(folder)
+        for path in _entries(directory)
         if re.fullmatch(rf"{prefix}\d+", path.name)
     ]
     return sorted(found)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _entries(directory: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return sorted(directory.iterdir())
     except OSError:
         return []
 
@@ -247,11 +247,11 @@ def _first(pattern: str, text: str) -> str:
     return match[1] if match else ""
 
 
-def _number(text: str, otherwise: int = 0) -> int:
+def _number(text: str, default: int = 0) -> int:
     try:
         return int(text)
     except ValueError:
-        return otherwise
+        return default
 
 
 def _text(path: Path) -> str:

@@ -30,7 +30,7 @@ log = get_logger(__name__)
 SHARED_CHAINS = frozenset({"CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"})
 """Chains that `portmap` creates once and that all networks of the host share."""
 _OWN_CHAIN = re.compile(r"CNI-(DN-)?[0-9a-f]+")
-_WHOLE_NAME = re.compile(r"CNI-(?:[0-9a-f]{24}|DN-[0-9a-f]{21})")
+_FULL_NAME = re.compile(r"CNI-(?:[0-9a-f]{24}|DN-[0-9a-f]{21})")
 _CHAIN_LENGTH = 28
 """Length of the plugins' chain names, which is the kernel's limit."""
 _PROGRAMS = ("iptables", "ip6tables")
@@ -149,7 +149,7 @@ async def remove_network(
 
 def _abandoned(table: Table) -> set[str]:
     used = {_chain(rule) for rule in table.rules} | {_target(rule) for rule in table.rules}
-    return {name for name in table.chains if _WHOLE_NAME.fullmatch(name) and name not in used}
+    return {name for name in table.chains if _FULL_NAME.fullmatch(name) and name not in used}
 
 
 def _is_labelled(rule: str, network: str) -> bool:
@@ -168,21 +168,23 @@ def _target(rule: str) -> str:
 def _plan_table(table: Table, network: str, known: set[str], keep: frozenset[str]) -> str:
     labelled = [rule for rule in table.rules if _is_labelled(rule, network)]
     candidates = {_chain(rule) for rule in labelled} | {_target(rule) for rule in labelled}
-    doomed = {name for name in candidates if _OWN_CHAIN.fullmatch(name)} | known
-    doomed &= set(table.chains)
-    deletions = [rule for rule in table.rules if rule in labelled or _target(rule) in doomed]
-    deletions = [rule for rule in deletions if _chain(rule) not in doomed]
-    remaining = [rule for rule in table.rules if _chain(rule) not in doomed and rule not in deletions]
+    chains_to_remove = {name for name in candidates if _OWN_CHAIN.fullmatch(name)} | known
+    chains_to_remove &= set(table.chains)
+    deletions = [rule for rule in table.rules if rule in labelled or _target(rule) in chains_to_remove]
+    deletions = [rule for rule in deletions if _chain(rule) not in chains_to_remove]
+    remaining = [
+        rule for rule in table.rules if _chain(rule) not in chains_to_remove and rule not in deletions
+    ]
     unused = _unused_shared(table, remaining, keep)
     deletions += [rule for rule in remaining if _target(rule) in unused and _chain(rule) not in unused]
-    doomed |= unused
-    if not doomed and not deletions:
+    chains_to_remove |= unused
+    if not chains_to_remove and not deletions:
         return ""
     lines = [f"*{table.name}"]
     lines += ["-D " + rule.removeprefix("-A ") for rule in deletions]
     # All are flushed before any is deleted: a chain with a jump to it cannot be deleted.
-    lines += [f"-F {name}" for name in sorted(doomed)]
-    lines += [f"-X {name}" for name in sorted(doomed)]
+    lines += [f"-F {name}" for name in sorted(chains_to_remove)]
+    lines += [f"-X {name}" for name in sorted(chains_to_remove)]
     return "\n".join([*lines, "COMMIT", ""])
 
 
@@ -192,8 +194,8 @@ def _unused_shared(table: Table, remaining: list[str], keep: frozenset[str]) -> 
     if any(_chain(rule) == "CNI-HOSTPORT-DNAT" for rule in remaining):
         return set()
     builtin = {"PREROUTING", "OUTPUT", "POSTROUTING"}
-    strangers = {_target(rule) for rule in remaining if _chain(rule) not in builtin | SHARED_CHAINS}
-    return {name for name in present if name not in keep and name not in strangers}
+    foreign_targets = {_target(rule) for rule in remaining if _chain(rule) not in builtin | SHARED_CHAINS}
+    return {name for name in present if name not in keep and name not in foreign_targets}
 
 
 HINT, FIREWALL, CANARY = "KUBE-IPTABLES-HINT", "KUBE-FIREWALL", "KUBE-KUBELET-CANARY"
@@ -213,9 +215,13 @@ def plan_chains(text: str, *, ipv6: bool = False) -> str:
     Empty if nothing is missing. Only IPv4 needs the rule that drops martian packets.
     """
     tables = {table.name: table for table in parse_save(text)}
-    wanted = {"mangle": [HINT, CANARY], "nat": [CANARY], "filter": [CANARY] if ipv6 else [CANARY, FIREWALL]}
+    desired_chains = {
+        "mangle": [HINT, CANARY],
+        "nat": [CANARY],
+        "filter": [CANARY] if ipv6 else [CANARY, FIREWALL],
+    }
     blocks = []
-    for name, chains in wanted.items():
+    for name, chains in desired_chains.items():
         table = tables.get(name, Table(name))
         # iptables-restore would flush an existing chain that is declared again.
         lines = [f":{chain} - [0:0]" for chain in chains if chain not in table.chains]

@@ -98,7 +98,7 @@ def kernel_default_differences(
 ) -> dict[str, tuple[int, int | None]]:
     """Return the sysctls with unexpected values: (expected, actual or None if unreadable) by name."""
     actual = {name: read_sysctl(name, proc) for name in defaults}
-    return {name: (want, actual[name]) for name, want in defaults.items() if actual[name] != want}
+    return {name: (expected, actual[name]) for name, expected in defaults.items() if actual[name] != expected}
 
 
 def read_sysctl(name: str, proc: Path = Path("/proc")) -> int | None:
@@ -117,8 +117,8 @@ def write_sysctl(name: str, value: int, proc: Path = Path("/proc")) -> None:
 def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFacts:
     """Read the state of the running kernel; what cannot be read counts as missing."""
     release = os.uname().release
-    folder = root / "lib/modules" / release
-    listed = [_read(folder / "modules.builtin"), _read(folder / "modules.dep")]
+    directory = root / "lib/modules" / release
+    listed = [_read(directory / "modules.builtin"), _read(directory / "modules.dep")]
     return KernelFacts(
         release=release,
         present=parse_filesystems(_read(proc / "filesystems") or "")
@@ -182,9 +182,9 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _names(folder: Path) -> frozenset[str]:
+def _names(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(entry.name for entry in folder.iterdir())
+        return frozenset(entry.name for entry in directory.iterdir())
     except OSError:
         return frozenset()
 
@@ -257,12 +257,12 @@ def _size(kib: int) -> str:
     return f"{value:.4g} {_UNITS[unit]}"
 
 
-def can_refuse_swap(folder: Path) -> bool:
-    """Return whether tmpfs supports `noswap`, by a temporary test mount below `folder`. Blocks."""
+def supports_noswap(directory: Path) -> bool:
+    """Return whether tmpfs supports `noswap`, by a temporary test mount below `directory`. Blocks."""
     try:
-        with tempfile.TemporaryDirectory(prefix="tmpfs-noswap-", dir=folder) as place:
-            mount("tmpfs", Path(place), "tmpfs", "noswap")
-            unmount(Path(place), detach=True)
+        with tempfile.TemporaryDirectory(prefix="tmpfs-noswap-", dir=directory) as mount_dir:
+            mount("tmpfs", Path(mount_dir), "tmpfs", "noswap")
+            unmount(Path(mount_dir), detach=True)
     except OSError:
         return False
     return True
@@ -280,7 +280,7 @@ def has_selinux(fs: Path = FS) -> bool:
     return (fs / "enforce").exists()
 
 
-def share_with_containers(folder: Path, fs: Path = FS, write: Write = os.setxattr) -> None:
+def label_for_containers(directory: Path, fs: Path = FS, write: Write = os.setxattr) -> None:
     """Set the SELinux label that lets containers use a directory; do nothing without SELinux.
 
     A failure is logged only.
@@ -288,10 +288,10 @@ def share_with_containers(folder: Path, fs: Path = FS, write: Write = os.setxatt
     if not has_selinux(fs):
         return
     try:
-        write(folder, _ATTRIBUTE, CONTAINER_FILES.encode())
+        write(directory, _ATTRIBUTE, CONTAINER_FILES.encode())
     except OSError as err:
         log.warning(
             "Failed to set SELinux label of directory, unprivileged plugins may not work",
-            path=folder,
+            path=directory,
             err=err,
         )

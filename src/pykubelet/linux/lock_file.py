@@ -21,7 +21,7 @@ from pykubelet.logs import get_logger
 log = get_logger(__name__)
 
 # Seconds between attempts. A blocking flock in a thread could not be cancelled; polling is one system call.
-_ASK_AGAIN = 0.2
+_RETRY_SECONDS = 0.2
 
 
 class LockFileError(HostError):
@@ -106,7 +106,7 @@ class LockFile:
                 if not waiting:
                     log.info("Waiting for lock file held by another process", path=str(self.path))
                     waiting = True
-                await asyncio.sleep(_ASK_AGAIN)
+                await asyncio.sleep(_RETRY_SECONDS)
             except OSError as err:
                 raise LockFileError(_explain(self.path, err)) from err
 
@@ -125,15 +125,15 @@ class LockFile:
 def _explain(path: Path, err: OSError) -> str:
     match err.errno:
         case errno.ENOENT:
-            why = f"the folder {path.parent} does not exist: create it, or give another --lock-file"
+            reason = f"the folder {path.parent} does not exist: create it, or give another --lock-file"
         case errno.EISDIR:
-            why = "it is a folder: give the path of a file"
+            reason = "it is a folder: give the path of a file"
         case errno.ENOTDIR:
-            why = f"{path.parent} is not a folder: give another --lock-file"
+            reason = f"{path.parent} is not a folder: give another --lock-file"
         case errno.EACCES | errno.EPERM:
-            why = "no permission: run as root, or give a --lock-file that you may write"
+            reason = "no permission: run as root, or give a --lock-file that you may write"
         case errno.EROFS:
-            why = "the filesystem is read-only: give another --lock-file"
+            reason = "the filesystem is read-only: give another --lock-file"
         case _:
-            why = err.strerror or str(err)
-    return f"unable to acquire file lock on {str(path)!r}: {why}"
+            reason = err.strerror or str(err)
+    return f"unable to acquire file lock on {str(path)!r}: {reason}"

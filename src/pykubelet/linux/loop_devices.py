@@ -29,21 +29,21 @@ def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = Fal
     The caller closes the descriptor. With `until_closed` the kernel detaches the device when the last
     descriptor is closed. Raises OSError.
     """
-    how = os.O_RDONLY if read_only else os.O_RDWR
+    access_mode = os.O_RDONLY if read_only else os.O_RDWR
     flags = (_READ_ONLY if read_only else 0) | (_AUTO_CLEAR if until_closed else 0)
-    source = os.open(path, how | os.O_CLOEXEC)
+    source = os.open(path, access_mode | os.O_CLOEXEC)
     try:
         for _ in range(_TRIES):
             name = f"/dev/loop{_free()}"
-            at = os.open(name, how | os.O_CLOEXEC)
+            fd = os.open(name, access_mode | os.O_CLOEXEC)
             try:
-                fcntl.ioctl(at, _CONFIGURE, _settings(source, path, flags))
+                fcntl.ioctl(fd, _CONFIGURE, _settings(source, path, flags))
             except OSError as err:
-                os.close(at)
+                os.close(fd)
                 if err.errno != errno.EBUSY:  # another process has attached it first
                     raise
             else:
-                return name, at
+                return name, fd
         raise OSError(errno.EBUSY, "no loop device is free", str(path))
     finally:
         os.close(source)
@@ -52,22 +52,22 @@ def attach_loop(path: Path, *, read_only: bool = False, until_closed: bool = Fal
 def detach_loop(device: str) -> None:
     """Detach a loop device; while it is open elsewhere, the last close detaches it. Raises OSError."""
     try:
-        at = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:
-        fcntl.ioctl(at, _CLEAR_FD)
+        fcntl.ioctl(fd, _CLEAR_FD)
     except OSError as err:
         if err.errno != errno.ENXIO:  # not attached
             raise
     finally:
-        os.close(at)
+        os.close(fd)
 
 
 def loops_of(path: Path) -> list[str]:
     """Return the loop devices with this backing file."""
-    wanted = {str(path), os.path.realpath(path)}
-    return [device for device, file in attached_loops() if file in wanted]
+    paths = {str(path), os.path.realpath(path)}
+    return [device for device, file in attached_loops() if file in paths]
 
 
 def attached_loops() -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_on_same_mount, remove_entry
 
-MOST_ENTRIES = 200
+MAX_ENTRIES = 200
 """Number of entries above which reading the mount table is faster."""
 MAX_DEPTH = 16
 """Directory levels that are open at a time."""
@@ -38,13 +38,13 @@ class TooManyEntries(Exception):
     """Raised when the directory is too large or too deep, or the kernel is too old: use the mount table."""
 
 
-def is_mounted_inside(folder: Path) -> bool:
+def is_mounted_inside(directory: Path) -> bool:
     """Return whether anything is mounted strictly below a directory; False if the directory does not exist.
 
     Raises TooManyEntries, and OSError if it cannot be read.
     """
     try:
-        opened = os.open(folder, OPEN_DIRECTORY)
+        opened = os.open(directory, OPEN_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as err:
@@ -52,7 +52,7 @@ def is_mounted_inside(folder: Path) -> bool:
             return False
         raise
     try:
-        _search(opened, MOST_ENTRIES, MAX_DEPTH)
+        _search(opened, MAX_ENTRIES, MAX_DEPTH)
     except _MountedError:
         return True
     finally:
@@ -60,25 +60,25 @@ def is_mounted_inside(folder: Path) -> bool:
     return False
 
 
-def mount_points_in(folder: Path) -> list[Path]:
+def mount_points_in(directory: Path) -> list[Path]:
     """Return the entries of a directory that are mount points; empty if it does not exist.
 
     Raises TooManyEntries, and OSError if it cannot be read.
     """
     try:
-        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return []
     found = []
     try:
         names = sorted(os.listdir(opened))  # noqa: PTH208 - of an open directory
-        if len(names) > MOST_ENTRIES:
+        if len(names) > MAX_ENTRIES:
             raise TooManyEntries
         for name in names:
             try:
-                entry = _open_beside(opened, name)
+                entry = _open_if_same_mount(opened, name)
             except _MountedError:
-                found.append(folder / name)
+                found.append(directory / name)
             else:
                 if entry is not None:
                     os.close(entry)
@@ -91,38 +91,38 @@ class _MountedError(Exception):
     """Raised for a mount point."""
 
 
-def _search(folder: int, left: int, depth: int) -> int:
+def _search(directory: int, budget: int, depth: int) -> int:
     """Check everything below an open directory; return the number of entries that may still be checked.
 
     Raises _MountedError at the first mount point, and TooManyEntries.
     """
-    with os.scandir(folder) as entries:
+    with os.scandir(directory) as entries:
         for listed in entries:
-            left -= 1
-            if left < 0 or not depth:
+            budget -= 1
+            if budget < 0 or not depth:
                 raise TooManyEntries
-            entry = _open_beside(folder, listed.name)
+            entry = _open_if_same_mount(directory, listed.name)
             if entry is None:
                 continue
             try:
                 if stat.S_ISDIR(os.fstat(entry).st_mode):
                     inner = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=entry)
                     try:
-                        left = _search(inner, left, depth - 1)
+                        budget = _search(inner, budget, depth - 1)
                     finally:
                         os.close(inner)
             finally:
                 os.close(entry)
-    return left
+    return budget
 
 
-def _open_beside(folder: int, name: str) -> int | None:
+def _open_if_same_mount(directory: int, name: str) -> int | None:
     """Open an entry of a directory on the same mount; None if it was removed concurrently.
 
     Raises _MountedError for a mount point, and TooManyEntries without openat2.
     """
     try:
-        return open_on_same_mount(folder, name, _NAMED)
+        return open_on_same_mount(directory, name, _NAMED)
     except OSError as err:
         match err.errno:
             case errno.ENOENT:
@@ -287,12 +287,12 @@ MS_REC = 0x4000
 MS_SHARED = 0x100000
 
 
-def share_mounts(folder: Path) -> bool:
+def share_mounts(directory: Path) -> bool:
     """Ensure that mounts below a directory propagate; return whether it had to be bind-mounted for that.
 
     A directory with mounts inside is left unchanged. Raises OSError.
     """
-    real = folder.resolve()
+    real = directory.resolve()
     if _mount_of(real).shared or mounts_below(read_mounts(real), real):
         return False
     mount(str(real), real, "", flags=MS_BIND)
@@ -300,17 +300,17 @@ def share_mounts(folder: Path) -> bool:
     return True
 
 
-def unshare_mounts(folder: Path) -> None:
+def unshare_mounts(directory: Path) -> None:
     """Undo `share_mounts`, unless something is mounted inside the directory. Raises OSError."""
-    real = folder.resolve()
+    real = directory.resolve()
     mounts = read_mounts(real)
-    if any(one.point == real for one in mounts) and not mounts_below(mounts, real):
+    if any(mount.point == real for mount in mounts) and not mounts_below(mounts, real):
         unmount(real)
 
 
-def is_shared(folder: Path) -> bool:
+def is_shared(directory: Path) -> bool:
     """Return whether a directory is on a shared mount. Raises OSError."""
-    return _mount_of(folder.resolve()).shared
+    return _mount_of(directory.resolve()).shared
 
 
 def _mount_of(real: Path) -> Mount:
@@ -321,4 +321,4 @@ def _mount_of(real: Path) -> Mount:
     finally:
         os.close(opened)
     number = int(facts[facts.index("mnt_id:") + 1])
-    return next(one for one in read_mounts() if one.id == number)
+    return next(mount for mount in read_mounts() if mount.id == number)

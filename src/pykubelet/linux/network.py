@@ -166,9 +166,9 @@ def node_ip_problem(address: IPAddress, interfaces: list[Interface]) -> str | No
         return f"node IP {address} is a link-local address: give one that is routed"
     if address.is_unspecified:
         return f"node IP {address} is the all-zeros address: give one of an interface of this machine"
-    own = [own for interface in interfaces for own in interface.addresses]
-    if address not in own:
-        listed = ", ".join(str(one) for one in own if is_global_unicast(one)) or "none"
+    local_addresses = [local for interface in interfaces for local in interface.addresses]
+    if address not in local_addresses:
+        listed = ", ".join(str(local) for local in local_addresses if is_global_unicast(local)) or "none"
         return f"node IP {address} is not on an interface of this machine: it has {listed}"
     return None
 
@@ -203,8 +203,10 @@ def choose_host_address(
 
 def is_global_unicast(address: IPAddress) -> bool:
     """Return whether an address is reachable from other hosts; private networks count."""
-    special = address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local
-    return not special and address != _BROADCAST
+    is_special = (
+        address.is_unspecified or address.is_loopback or address.is_multicast or address.is_link_local
+    )
+    return not is_special and address != _BROADCAST
 
 
 def host_address(prefer: int = 4, proc: Path = Path("/proc")) -> IPAddress:
@@ -220,9 +222,9 @@ def check_node_ips(ips: NodeIPs) -> None:
 
     Raises NodeIPError.
     """
-    wanted = [address for address in ips.addresses if not address.is_unspecified]
-    interfaces = read_interfaces() if wanted else []
-    for address in wanted:
+    specified_ips = [address for address in ips.addresses if not address.is_unspecified]
+    interfaces = read_interfaces() if specified_ips else []
+    for address in specified_ips:
         if problem := node_ip_problem(address, interfaces):
             raise NodeIPError(problem)
 
@@ -398,5 +400,5 @@ def decide_node_name(name: str, source: str) -> str:
 
 def _suggestion(name: str) -> str:
     labels = [re.sub(r"[^a-z0-9]+", "-", label).strip("-") for label in name.split(".")]
-    better = ".".join(label for label in labels if label)
-    return f", such as {better}" if better else ""
+    suggestion = ".".join(label for label in labels if label)
+    return f", such as {suggestion}" if suggestion else ""

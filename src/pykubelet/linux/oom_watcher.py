@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 
 
 class KmsgError(ValueError):
@@ -91,7 +91,7 @@ def parse_record(data: bytes) -> KernelRecord:
 
 
 def _number(data: bytes) -> int:
-    if not data.isdigit() or len(data) > _MOST_DIGITS:
+    if not data.isdigit() or len(data) > _MAX_DIGITS:
         raise KmsgError("a number in the record's head is none")
     return int(data)
 
@@ -137,7 +137,7 @@ class OomKill:
     """Microseconds between boot and the kill."""
     sequence: int
     """Sequence number of the record that reported the kill."""
-    of_the_machine: bool = False
+    system_oom: bool = False
     """Whether the host was out of memory, not a cgroup."""
 
 
@@ -147,11 +147,11 @@ class OomState:
 
     cgroup: str = ""
     limit: str = ""
-    told: bool = False
+    reported: bool = False
     """Whether the kill that these values belong to has been returned."""
     group: bool = False
     """Whether all processes of the cgroup are killed (`memory.oom.group`), with one line each."""
-    whole: bool = False
+    system_oom: bool = False
     """Whether the host is out of memory, not a cgroup."""
     fragment: str = ""
     """Text of a line that may be continued."""
@@ -166,7 +166,7 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
     state = replace(state, fragment=text[:_LONGEST_LINE] if continued or "c" in record.flags else "")
     scope = _scope(text)
     if found := _KILLED.fullmatch(text):
-        known = OomState() if state.told and not state.group else state
+        known = OomState() if state.reported and not state.group else state
         kill = OomKill(
             pid=int(found["pid"]),
             process=found["name"],
@@ -174,20 +174,20 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
             limit=known.limit,
             microseconds=record.microseconds,
             sequence=record.sequence,
-            of_the_machine=not known.limit and (known.whole if scope is None else scope),
+            system_oom=not known.limit and (known.system_oom if scope is None else scope),
         )
-        return replace(state, told=True), kill
-    return _learn(state if scope is None else replace(state, whole=scope), text), None
+        return replace(state, reported=True), kill
+    return _parse_context(state if scope is None else replace(state, system_oom=scope), text), None
 
 
-def _learn(state: OomState, text: str) -> OomState:
+def _parse_context(state: OomState, text: str) -> OomState:
     if _INVOKED.match(text):
         return OomState(fragment=state.fragment)
     if found := _TASK_IN.fullmatch(text):
         return OomState(found["cgroup"], found["limit"], fragment=state.fragment)
     if (reason := _reason(text)) is not None:
         cgroup, limit = reason
-        return OomState(cgroup, limit, whole=not limit, fragment=state.fragment)
+        return OomState(cgroup, limit, system_oom=not limit, fragment=state.fragment)
     if found := _GROUP.fullmatch(text):
         return replace(state, cgroup=found["cgroup"], group=True)
     return state
@@ -229,7 +229,7 @@ def _without_name(text: str) -> str:
 KMSG = Path("/dev/kmsg")
 _LONGEST_RECORD = 16384
 """Bytes; reading a record that does not fit fails with EINVAL."""
-_AT_ONCE = 100
+_RECORDS_PER_YIELD = 100
 """Records to read before yielding to other tasks: a packet filter can fill the log quickly."""
 
 
@@ -264,7 +264,7 @@ async def kills(fd: int) -> AsyncIterator[OomKill]:
         if not data:
             return
         taken += 1
-        if taken % _AT_ONCE == 0:
+        if taken % _RECORDS_PER_YIELD == 0:
             await asyncio.sleep(0)
         try:
             state, kill = follow(state, parse_record(data))

@@ -37,7 +37,7 @@ class PortOwner:
         return f"pid {self.pid} ({self.command})" if self.pid else "another process"
 
 
-def port_holder(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
+def find_port_owner(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
     """Return the process that listens on a TCP port of this host, on any address; None if there is none."""
     for listener in _listeners(proc):
         if listener.port == port:
@@ -77,16 +77,16 @@ def _listeners(proc: Path) -> list[Listener]:
 
 
 def _owner(inode: int, proc: Path) -> int:
-    for folder in proc.iterdir():
-        if folder.name.isdecimal() and inode in _sockets(folder / "fd"):
-            return int(folder.name)
+    for directory in proc.iterdir():
+        if directory.name.isdecimal() and inode in _sockets(directory / "fd"):
+            return int(directory.name)
     return 0
 
 
-def _sockets(folder: Path) -> set[int]:
+def _sockets(directory: Path) -> set[int]:
     found: set[int] = set()
     try:
-        for entry in folder.iterdir():
+        for entry in directory.iterdir():
             with suppress(FileNotFoundError):  # closed concurrently
                 if match := _SOCKET.match(str(entry.readlink())):
                     found.add(int(match[1]))

@@ -68,12 +68,12 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def has(name: str, proc: Path = Path("/proc")) -> bool:
+def has_capability(name: str, proc: Path = Path("/proc")) -> bool:
     """Return whether a capability, such as `CAP_SYS_RESOURCE`, is effective for this process."""
-    return name in effective(proc)
+    return name in effective_capabilities(proc)
 
 
-def effective(proc: Path = Path("/proc")) -> frozenset[str]:
+def effective_capabilities(proc: Path = Path("/proc")) -> frozenset[str]:
     """Return the effective capabilities of this process.
 
     Raises OSError if /proc is not mounted.
@@ -104,31 +104,31 @@ class FileDescriptorLimits:
 
     soft: int
     hard: int
-    wanted: int
+    configured: int
 
     @property
     def reached(self) -> bool:
         """Whether the soft limit is at least the configured number."""
-        return self.soft == resource.RLIM_INFINITY or self.soft >= self.wanted
+        return self.soft == resource.RLIM_INFINITY or self.soft >= self.configured
 
 
-def raise_open_files(wanted: int) -> FileDescriptorLimits:
-    """Set both limits to `wanted`, or the soft limit as close to it as the kernel allows.
+def raise_open_files(configured: int) -> FileDescriptorLimits:
+    """Set both limits to `configured`, or the soft limit as close to it as the kernel allows.
 
-    A hard limit above `wanted` is lowered, as in upstream: child processes get the configured limit.
+    A hard limit above `configured` is lowered, as in upstream: child processes get the configured limit.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (configured, configured))
     except (ValueError, OSError):
         # The hard limit cannot be raised: no CAP_SYS_RESOURCE, or more than fs.nr_open.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (attainable(wanted, hard), hard))
-    return FileDescriptorLimits(*resource.getrlimit(resource.RLIMIT_NOFILE), wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (attainable_soft_limit(configured, hard), hard))
+    return FileDescriptorLimits(*resource.getrlimit(resource.RLIMIT_NOFILE), configured)
 
 
-def attainable(wanted: int, hard: int) -> int:
-    """Return the highest soft limit up to `wanted` under an unchanged hard limit."""
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+def attainable_soft_limit(configured: int, hard: int) -> int:
+    """Return the highest soft limit up to `configured` under an unchanged hard limit."""
+    return configured if hard == resource.RLIM_INFINITY else min(configured, hard)
 
 
 LOWEST, HIGHEST = -1000, 1000
@@ -146,8 +146,8 @@ def set_oom_score(score: int, pid: int = 0, proc: Path = Path("/proc")) -> None:
     try:
         path.write_text(str(score))
     except PermissionError as err:
-        why = "not allowed: a lower OOM score needs CAP_SYS_RESOURCE, another user's process needs root"
-        raise PermissionError(err.errno, why, str(path)) from None
+        message = "not allowed: a lower OOM score needs CAP_SYS_RESOURCE, another user's process needs root"
+        raise PermissionError(err.errno, message, str(path)) from None
     except (FileNotFoundError, ProcessLookupError):
         raise _no_process(pid, path) from None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.linux import HostError
-from pykubelet.util.tasks import begun
+from pykubelet.util.tasks import run_or_undo
 
 _PROC = Path("/proc")
 
@@ -86,8 +86,8 @@ async def end(process: Process, *, grace: float) -> bool:
 
 def search_path() -> str:
     """Return the PATH for commands: the caller's, with the system directories that `su` leaves out."""
-    given = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys([*given, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
+    directories = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([*directories, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
 
 
 def environment() -> dict[str, str]:
@@ -103,7 +103,7 @@ async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> 
     """
     program = Path(argv[0]).name
     try:
-        process = await begun(
+        process = await run_or_undo(
             asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.PIPE if input is not None else asyncio.subprocess.DEVNULL,
@@ -117,17 +117,15 @@ async def run(*argv: str, input: bytes | None = None, timeout: float = 30.0) -> 
         raise CommandError(f"{program} could not be started: {err.strerror or err}") from err
     try:
         async with asyncio.timeout(timeout):
-            out, complaint = await process.communicate(input)
+            out, stderr = await process.communicate(input)
     except TimeoutError as err:
-        raise CommandError(f"{_shown(argv)} did not end within {timeout:g} s") from err
+        raise CommandError(f"{_quoted_command(argv)} did not end within {timeout:g} s") from err
     finally:
         if process.returncode is None:
             await kill_and_wait(process)
     if process.returncode:
-        words = " ".join(complaint.decode(errors="replace").split())
-        raise CommandError(
-            f"{_shown(argv)} failed with status {process.returncode}: {words or 'it gave no reason'}"
-        )
+        reason = " ".join(stderr.decode(errors="replace").split()) or "it gave no reason"
+        raise CommandError(f"{_quoted_command(argv)} failed with status {process.returncode}: {reason}")
     return out.decode(errors="surrogateescape")
 
 
@@ -138,7 +136,7 @@ async def kill_and_wait(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-def _shown(argv: Sequence[str]) -> str:
+def _quoted_command(argv: Sequence[str]) -> str:
     return " ".join([Path(argv[0]).name, *argv[1:]])
 
 
@@ -167,11 +165,11 @@ def _signal(fd: int, number: signal.Signals) -> bool:
 
 async def _ended(fd: int, timeout: float) -> bool:
     loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(fd, gone.set)
+    exited = asyncio.Event()
+    loop.add_reader(fd, exited.set)
     try:
         async with asyncio.timeout(timeout):
-            await gone.wait()
+            await exited.wait()
     except TimeoutError:
         return False
     finally:
@@ -180,7 +178,7 @@ async def _ended(fd: int, timeout: float) -> bool:
 
 
 _CHUNK = 64 * 1024
-_MAX_COMPLAINT = 1024
+_MAX_STDERR = 1024
 _END_SECONDS = 5.0
 
 
@@ -194,7 +192,7 @@ class ProcessResult:
 
     status: int
     output: bytes
-    complaint: str
+    stderr: str
 
 
 async def run_bounded(
@@ -210,7 +208,7 @@ async def run_bounded(
     Raises OSError if it cannot be started, TimeoutError if it takes longer than `seconds`, and OutputTooLarge
     if it writes more than `max_bytes` to its stdout.
     """
-    process = await begun(
+    process = await run_or_undo(
         asyncio.create_subprocess_exec(
             *argv,
             stdin=asyncio.subprocess.DEVNULL if data is None else asyncio.subprocess.PIPE,
@@ -227,7 +225,7 @@ async def run_bounded(
     complete = False
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as tasks:
-            complaint = tasks.create_task(_drain(stderr), name="complaints of a program")
+            stderr_task = tasks.create_task(_drain(stderr), name="complaints of a program")
             if process.stdin is not None:
                 tasks.create_task(_feed(process.stdin, data or b""), name="input of a program")
             output = await _read(stdout, max_bytes)
@@ -240,7 +238,7 @@ async def run_bounded(
             await _end(process)
     if len(output) > max_bytes:
         raise OutputTooLarge
-    return ProcessResult(status, output, " ".join(complaint.result().decode(errors="replace").split()))
+    return ProcessResult(status, output, " ".join(stderr_task.result().decode(errors="replace").split()))
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
@@ -272,7 +270,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 async def _drain(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
+    output = b""
     while chunk := await stream.read(_CHUNK):
-        kept += chunk[: _MAX_COMPLAINT - len(kept)]
-    return kept
+        output += chunk[: _MAX_STDERR - len(output)]
+    return output

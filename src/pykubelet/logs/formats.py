@@ -22,7 +22,7 @@ def _keys(record: logging.LogRecord) -> dict[str, Any]:
     return {name: mask_value(name, value) for name, value in keys.items()}
 
 
-def _with_folder(record: logging.LogRecord) -> str:
+def _with_directory(record: logging.LogRecord) -> str:
     return "/".join(record.pathname.split("/")[-2:])
 
 
@@ -55,7 +55,7 @@ class TextFormatter(logging.Formatter):
     def _header(self, record: logging.LogRecord) -> str:
         moment = time.localtime(record.created)
         micros = int(record.created % 1 * 1_000_000)
-        name = _with_folder(record) if self._directories else record.filename
+        name = _with_directory(record) if self._directories else record.filename
         stamp = time.strftime("%m%d %H:%M:%S", moment)
         pid = record.process or 0
         return f"{_severity(record)}{stamp}.{micros:06d} {pid:7d} {name}:{record.lineno}]"
@@ -84,7 +84,7 @@ class JSONFormatter(logging.Formatter):
         """Return the line, without a line end."""
         document: dict[str, Any] = {
             "ts": round(record.created * 1000, 6),
-            "caller": f"{_with_folder(record)}:{record.lineno}",
+            "caller": f"{_with_directory(record)}:{record.lineno}",
             "msg": mask_text(record.getMessage()),
         }
         if record.levelno <= INFO:

@@ -4,7 +4,7 @@ Secrets are detected by the name of a key (`token=…`) and by patterns in a tex
 `https://user:password@…`), at every level of lists and maps. A match is replaced completely.
 
 Both formats call `mask_value` for each key, on the event loop, also with text that pods control. The patterns
-take time linear in the text, and at most `MOST_PARTS` parts of a nested value are shown.
+take time linear in the text, and at most `MAX_PARTS` parts of a nested value are shown.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MASK = "<masked>"
-MOST_PARTS = 10_000
+MAX_PARTS = 10_000
 """Maximum parts of one nested value that are shown."""
 REST = "<more>"
 """Placeholder of the parts that are not shown."""
@@ -52,7 +52,7 @@ def mask_value(key: str, value: Any) -> Any:
 
     Empty values are not secret.
     """
-    return _Masking().mask(key, value, 0)
+    return _Masker().mask(key, value, 0)
 
 
 def plain(value: Any) -> str:
@@ -62,11 +62,11 @@ def plain(value: Any) -> str:
     return str(value)
 
 
-class _Masking:
+class _Masker:
     """Masking of one value; counts its parts."""
 
     def __init__(self) -> None:
-        self._left = MOST_PARTS
+        self._remaining = MAX_PARTS
 
     def mask(self, key: str, value: Any, depth: int) -> Any:
         secret = is_secret_key(key)
@@ -85,10 +85,10 @@ class _Masking:
     def _mask_map(self, secret_key: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         for name, inner in value.items():
-            if self._left <= 0:
+            if self._remaining <= 0:
                 shown[REST] = REST
                 break
-            self._left -= 1
+            self._remaining -= 1
             text = mask_text(str(name))
             shown[text] = self.mask(secret_key or text, inner, depth + 1)
         return shown
@@ -96,10 +96,10 @@ class _Masking:
     def _mask_list(self, key: str, value: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
         shown: list[Any] = []
         for inner in value:
-            if self._left <= 0:
+            if self._remaining <= 0:
                 shown.append(REST)
                 break
-            self._left -= 1
+            self._remaining -= 1
             shown.append(self.mask(key, inner, depth + 1))
         return shown
 

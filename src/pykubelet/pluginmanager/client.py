@@ -72,7 +72,7 @@ async def call_plugin(
         connection = await _connect(socket, connect_timeout, timeout)
         try:
             call = connection.call(method, request.SerializeToString(), timeout=timeout)
-            message = await call.answer()
+            message = await call.wait_response()
         finally:
             connection.close(Status("CANCELLED"))
         if call.status is None or call.status.code != "OK" or message is None:

@@ -91,17 +91,17 @@ class ActionExecutor:
 
     async def stop(self, pod: Pod | None, observed: ObservedPod, grace: int | None = None) -> None:
         """Stop all containers and sandboxes of a pod, None for an orphan. Raises KillError."""
-        await self._killer.pod(pod, observed, grace)
+        await self._killer.kill_pod(pod, observed, grace)
 
     async def _kill(self, pod: Pod, observed: ObservedPod, actions: Actions) -> None:
         for kill in actions.kill:
-            await self._killer.container(pod, kill.container, kill.message, kill.reason)
+            await self._killer.kill_container(pod, kill.container, kill.message, kill.reason)
         if not actions.kill_pod:
             return
         killed = {kill.container.id for kill in actions.kill}
         others = tuple(container for container in observed.containers if container.id not in killed)
         if observed.sandboxes or others:
-            await self._killer.pod(pod, msgspec.structs.replace(observed, containers=others))
+            await self._killer.kill_pod(pod, msgspec.structs.replace(observed, containers=others))
         if actions.create_sandbox:
             # Init containers of the old sandbox would count as completed in the new one.
             initial = {container.name for container in pod.spec.init_containers}

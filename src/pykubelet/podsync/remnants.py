@@ -42,7 +42,7 @@ class RemnantRemover:
         observed, remnants.observed = remnants.observed, None
         try:
             if observed is None:
-                observed = await self._observer.pod(uid)
+                observed = await self._observer.observe_pod(uid)
         except CriError as err:
             raise SyncError(f"cannot remove pod: {err}") from err
         problems = await self._remove_from_runtime(observed, remnants.stopped)

@@ -31,7 +31,7 @@ from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.topology.manager import TopologyManager, TopologyRejection
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import ALL, CpusetAssignment
+from pykubelet.kuberuntime.options import UNRESTRICTED, CpusetAssignment
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.backoff import ErrorLogLimiter
@@ -157,17 +157,17 @@ class ResourceAllocator:
         """Return whether a container of this pod has exclusive CPUs."""
         return self.cpus.has_exclusive(uid)
 
-    def of(self, pod: Pod, container: Container) -> CpusetAssignment:
+    def assignment_for(self, pod: Pod, container: Container) -> CpusetAssignment:
         """Return the assignment of a container that is about to be created."""
         if not self.cpus.is_static and self.memory.policy == "None":
-            return ALL
+            return UNRESTRICTED
         cpus = self.cpus.cpuset_of(pod.uid, container.name)
         nodes = self.memory.memory_nodes(pod.uid, container.name)
         return CpusetAssignment(
             cpus, cpuset.format(nodes), exclusive=bool(self.cpus.exclusive_of(pod.uid, container.name))
         )
 
-    def made(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
+    def on_container_created(self, pod: Pod, container: Container, container_id: str, cpus: str) -> None:
         """Record that a container was created with these CPUs."""
         if cpus:
             self.cpus.record_applied(CpusetUpdate(container_id, cpus))

@@ -72,7 +72,7 @@ class RestartAll:
         try:
             if container.phase != "exited":
                 # Without grace period and so without preStop hook: the container is replaced anyway.
-                await self._killer.container(pod, container, message, grace=0)
+                await self._killer.kill_container(pod, container, message, grace=0)
             await self._remover.remove(pod, container)
         except CriError as err:
             return f"{container.name}: {err}"

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, sandbox_is_stale
-from pykubelet.kuberuntime.kill import KillError, grace_of, restored_pod
+from pykubelet.kuberuntime.kill import KillError, grace_period_for, restored_pod
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
@@ -83,7 +83,7 @@ def describe(actions: Actions) -> str:
     """Describe the actions in one line."""
     parts = []
     if actions.create_sandbox:
-        parts.append(f"new sandbox ({actions.why})")
+        parts.append(f"new sandbox ({actions.reason})")
     elif actions.kill_pod:
         parts.append("stop the pod: nothing of it shall run again")
     parts += [kill.message for kill in actions.kill]
@@ -242,7 +242,7 @@ class NodePodSyncer:
         self._prober.stop_liveness_and_startup(uid)
         self._history.note(uid, "terminate", f"stopping {len(observed.running)} running containers")
         state.current = False
-        grace = options.grace if pod is not None else max(1, grace_of(restored_pod(observed), None))
+        grace = options.grace if pod is not None else max(1, grace_period_for(restored_pod(observed), None))
         try:
             await self._executor.stop(pod, observed, grace)
         except KillError as err:
@@ -333,7 +333,7 @@ class NodePodSyncer:
             if state.observed is None and self._sources.is_new(uid):
                 observed = ObservedPod(uid=uid)  # the runtime has nothing of it: no query needed
             else:
-                observed = await self._observer.pod(uid)
+                observed = await self._observer.observe_pod(uid)
         except CriError as err:
             if pod is not None:
                 self._history.event(pod, "Warning", "FailedSync", f"error determining status: {err.rpc_text}")

@@ -130,7 +130,7 @@ class Pleg:
         self._metrics.listing(None if last is None else began - last)
         self._learned.clear()
         try:
-            pods = await self._observer.all_pods()
+            pods = await self._observer.list_pods()
         finally:
             self._metrics.listed(clock() - began)
         seen = {uid: fingerprint(pod) for uid, pod in pods.items()}

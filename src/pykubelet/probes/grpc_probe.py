@@ -39,12 +39,12 @@ async def grpc_check(action: GRPCAction, target: Target, timeout: float, agent: 
             "failure", f'error: failed to connect service at "{address}": {err.strerror or err}'
         )
     try:
-        if not await connection.greeted(end - loop.time()):
+        if not await connection.wait_settings(end - loop.time()):
             return ProbeResult("failure", _not_within(address, timeout))
         call = connection.call(
             CHECK_METHOD, encode_request(action.service or ""), [("user-agent", agent)], end - loop.time()
         )
-        response = await call.answer()
+        response = await call.wait_response()
         if call.status is None or call.status.code != "OK":
             return ProbeResult("failure", _describe(call.status or Status("UNKNOWN"), timeout))
     finally:

@@ -22,7 +22,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from pykubelet.linux.port_owner import port_holder
+from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.logs import get_logger
 from pykubelet.server.connections import app_runner, nameless, serve_connections
 from pykubelet.transport.endpoint import MAX_PATH_BYTES
@@ -78,7 +78,7 @@ def _listen(family: socket.AddressFamily, address: str, port: int, *, both: bool
 def _why(name: str, address: str, port: int, err: OSError) -> str:
     where = f"the {name} server cannot listen on {address}:{port}"
     if err.errno == errno.EADDRINUSE:
-        holder = port_holder(port)
+        holder = find_port_owner(port)
         by = f" by {holder}" if holder else ""
         return f"{where}: the port is taken{by}; stop that program or choose another port"
     if err.errno == errno.EADDRNOTAVAIL:

@@ -37,7 +37,7 @@ from pykubelet.linux.processes import kill_and_wait, search_path
 from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
-from pykubelet.util.tasks import begun
+from pykubelet.util.tasks import run_or_undo
 
 MOST_SERVICES = 4
 MOST_TAIL_LINES = 100_000
@@ -258,7 +258,7 @@ async def _units(program: str) -> bytes:
 
 async def _pass_on(program: str, arguments: Sequence[str], write: Write) -> None:
     try:
-        process = await begun(
+        process = await run_or_undo(
             asyncio.create_subprocess_exec(
                 program,
                 *arguments,

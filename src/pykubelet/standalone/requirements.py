@@ -59,7 +59,7 @@ def inspect_machine() -> HostRequirements:
         programs={name: Path(place) for name, place in found.items() if place is not None},
         cni_folder=folder,
         apparmor=_has_apparmor(path),
-        may_lower_oom_score=capabilities.has("CAP_SYS_RESOURCE"),
+        may_lower_oom_score=capabilities.has_capability("CAP_SYS_RESOURCE"),
     )
 
 

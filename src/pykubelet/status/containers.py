@@ -41,7 +41,7 @@ from pykubelet.api.pod_status import (
 )
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import DEFAULT_PERIOD, MIN_QUOTA, MIN_SHARES
-from pykubelet.kuberuntime.decide import is_reset, may_restart_all, reasons_of, should_restart
+from pykubelet.kuberuntime.decide import is_reset, may_restart_all, restart_all_causes, should_restart
 from pykubelet.kuberuntime.observed import ActualResources, ObservedContainer, ObservedPod
 from pykubelet.probes.types import Health
 
@@ -60,7 +60,7 @@ def is_restarting(pod: Pod, observed: ObservedPod, previous: PodStatus, *, termi
     """Return whether all containers restart: it was reported, or the exit of a container triggers it."""
     if terminal or pod.metadata.deletion_timestamp is not None or not may_restart_all(pod.spec):
         return False
-    return says_restarting(previous) or bool(reasons_of(pod, observed))
+    return says_restarting(previous) or bool(restart_all_causes(pod, observed))
 
 
 def restart_condition(

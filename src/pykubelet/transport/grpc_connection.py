@@ -99,17 +99,17 @@ _LAST_STREAM = 2**30
 _STREAM_WINDOW = 32 * 1024 * 1024
 _RENEW_BYTES = 4 * 1024 * 1024
 """Bytes after which the flow-control window is extended."""
-_MOST_BLOCKS = 64
+_MAX_BLOCKS = 64
 _LONGEST_KNOWN_BLOCK = 512
-_MOST_HEADER_BLOCKS = 8
+_MAX_HEADER_BLOCKS = 8
 """Maximum header blocks of one response: informational ones, headers and trailers."""
-_MOST_UNREAD = 65_536
+_MAX_UNREAD = 65_536
 """Maximum messages of a stream that its reader has not read yet."""
 _POINTS_PER_CALL = 16.0
 _LONGEST_REASON = 200
 _PREFIX = struct.Struct(">?L")
 _UNITS = (("m", 1e3), ("S", 1.0), ("M", 1 / 60), ("H", 1 / 3600))
-_MOST_DIGITS = 8
+_MAX_DIGITS = 8
 
 
 class Call:
@@ -127,21 +127,21 @@ class Call:
         self._stream = stream
         self._data = bytearray()
         self._messages: deque[bytes] = deque()
-        self._most_unread = _MOST_UNREAD
+        self._max_unread = _MAX_UNREAD
         self._header_blocks = 0
-        self._room = _STREAM_WINDOW
+        self._receive_window = _STREAM_WINDOW
         """Bytes that the server may send."""
-        self._taken = 0
-        self._news: asyncio.Future[None] | None = None
+        self._consumed = 0
+        self._activity: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._deadline = math.inf
 
-    async def answer(self) -> bytes | None:
+    async def wait_response(self) -> bytes | None:
         """Wait for the end of the call; return its message, or None. `status` is set then.
 
         A cancellation resets the call.
         """
-        self._most_unread = 1
+        self._max_unread = 1
         try:
             while self.status is None:
                 await self._wait()
@@ -156,11 +156,11 @@ class Call:
                 return None
             await self._wait()
         message = self._messages.popleft()
-        self._taken += len(message)
-        if self._taken >= _RENEW_BYTES and self.status is None:
-            self._connection.renew_window(self._stream, self._taken)
-            self._room += self._taken
-            self._taken = 0
+        self._consumed += len(message)
+        if self._consumed >= _RENEW_BYTES and self.status is None:
+            self._connection.renew_window(self._stream, self._consumed)
+            self._receive_window += self._consumed
+            self._consumed = 0
         return message
 
     def cancel(self) -> None:
@@ -179,33 +179,33 @@ class Call:
 
     def received(self, data: bytes, size: int) -> None:
         """Handle response data that came in a frame of `size` bytes. Raises Http2Error."""
-        self._room -= size
-        if self._room < 0:
+        self._receive_window -= size
+        if self._receive_window < 0:
             raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
         self._data += data
         while self.status is None and len(self._data) >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(self._data)
             if compressed:
-                self._refuse("INTERNAL", "the answer is compressed, which was not asked for")
+                self._fail("INTERNAL", "the answer is compressed, which was not asked for")
             elif size > self._limit:
-                self._refuse(
+                self._fail(
                     "RESOURCE_EXHAUSTED", f"Received message larger than max ({size} vs. {self._limit})"
                 )
             elif len(self._data) >= _PREFIX.size + size:
-                if len(self._messages) >= self._most_unread:
-                    self._refuse("RESOURCE_EXHAUSTED", "more messages than the caller takes")
+                if len(self._messages) >= self._max_unread:
+                    self._fail("RESOURCE_EXHAUSTED", "more messages than the caller takes")
                     return
-                self._connection.earn_message()
+                self._connection.credit_message()
                 self._messages.append(bytes(self._data[_PREFIX.size : _PREFIX.size + size]))
                 del self._data[: _PREFIX.size + size]
-                self._tell()
+                self._wake_waiter()
             else:
                 return
 
     def received_headers(self, headers: Iterable[tuple[str, str]], *, last: bool) -> None:
         """Handle headers or trailers. Raises ProtocolError for too many of them."""
         self._header_blocks += 1
-        if self._header_blocks > _MOST_HEADER_BLOCKS:
+        if self._header_blocks > _MAX_HEADER_BLOCKS:
             raise ProtocolError("a response has too many headers")
         self.headers.update(headers)
         if last:
@@ -224,29 +224,29 @@ class Call:
             self._connection.forget(self._stream)
             if self._timer is not None:
                 self._timer.cancel()
-            self._tell()
+            self._wake_waiter()
 
-    def _refuse(self, code: str, message: str) -> None:
+    def _fail(self, code: str, message: str) -> None:
         self._connection.reset(self._stream)
         self.end(Status(code, message))
 
     def _expire(self) -> None:
-        self._refuse(LATE.code, LATE.message)
+        self._fail(LATE.code, LATE.message)
 
-    def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def _wake_waiter(self) -> None:
+        if self._activity is not None and not self._activity.done():
+            self._activity.set_result(None)
 
     async def _wait(self) -> None:
-        self._news = asyncio.get_running_loop().create_future()
-        await self._news
+        self._activity = asyncio.get_running_loop().create_future()
+        await self._activity
 
 
 class Connection(asyncio.Protocol):
-    """A client connection, usable once `greeted` returned True.
+    """A client connection, usable once `wait_settings` returned True.
 
     A message has at most `limit` bytes, the headers of a response at most `header_limit`. The server may send
-    `most_blocks` header blocks in total: decoding them is slow.
+    `max_blocks` header blocks in total: decoding them is slow.
     """
 
     def __init__(
@@ -254,14 +254,14 @@ class Connection(asyncio.Protocol):
         authority: str,
         limit: int = MAX_MESSAGE_BYTES,
         header_limit: int = MAX_HEADER_BYTES,
-        most_blocks: float = math.inf,
+        max_blocks: float = math.inf,
     ) -> None:
         self._authority = authority
         self._limit = limit
         self._header_limit = header_limit
-        self._blocks_left = most_blocks
+        self._blocks_left = max_blocks
         self._transport: asyncio.Transport | None = None
-        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settings_received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._headers = HeaderBlocks(header_limit)
         self._budget = FrameBudget(asyncio.get_running_loop().time)
         self._known_blocks: dict[bytes, list[tuple[str, str]]] = {}
@@ -273,24 +273,24 @@ class Connection(asyncio.Protocol):
         self._window = http2.FIRST_WINDOW
         self._stream_window = http2.FIRST_WINDOW
         self._max_frame = http2.MAX_FRAME
-        self._most_calls = math.inf
+        self._max_calls = math.inf
         self._unacknowledged = 0
 
     @property
     def usable(self) -> bool:
         """Whether new calls can be made."""
-        return self._open and self._next < _LAST_STREAM and len(self._calls) < self._most_calls
+        return self._open and self._next < _LAST_STREAM and len(self._calls) < self._max_calls
 
     @property
     def open(self) -> bool:
         """Whether neither side has closed the connection."""
         return self._open
 
-    async def greeted(self, seconds: float = HANDSHAKE_SECONDS) -> bool:
+    async def wait_settings(self, seconds: float = HANDSHAKE_SECONDS) -> bool:
         """Wait for the server's SETTINGS frame; False if it does not arrive in time, or other data does."""
         try:
             async with asyncio.timeout(seconds):
-                await self._greeted
+                await self._settings_received
         except TimeoutError:
             self.close(Status("UNAVAILABLE", "the server accepts connections and stays silent"))
             return False
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
     ) -> Call:
         """Start a call; `timeout` is in seconds."""
         stream, self._next = self._next, self._next + 2
-        self._budget.earn(_POINTS_PER_CALL)
+        self._budget.credit(_POINTS_PER_CALL)
         call = self._calls[stream] = Call(self, stream, self._stream_window, self._limit)
         if not self._open:
             # No response can arrive: without a timeout the caller would wait indefinitely.
@@ -320,13 +320,13 @@ class Connection(asyncio.Protocol):
         self._write(frame(FrameType.HEADERS, http2.END_HEADERS, stream, block) + self._sendable(stream, call))
         return call
 
-    def close(self, why: Status) -> None:
+    def close(self, status: Status) -> None:
         """Close the connection and end all calls with this status."""
         self._open = False
-        if not self._greeted.done():
-            self._greeted.set_result(None)
+        if not self._settings_received.done():
+            self._settings_received.set_result(None)
         for call in list(self._calls.values()):
-            call.end(why)
+            call.end(status)
         self._buffer = b""
         if self._transport is None:
             return
@@ -338,9 +338,9 @@ class Connection(asyncio.Protocol):
 
     # Called by calls
 
-    def earn_message(self) -> None:
+    def credit_message(self) -> None:
         """Credit a message of the server to its frame budget."""
-        self._budget.earn(1)
+        self._budget.credit(1)
 
     def reset(self, stream: int) -> None:
         """Send RST_STREAM for a call."""
@@ -391,11 +391,11 @@ class Connection(asyncio.Protocol):
                 size, kind, flags, stream = http2.read_head(data, at)
                 if size > http2.MAX_FRAME:
                     raise ProtocolError("a frame is too large")
-                begin = at + http2.HEAD_BYTES
-                if end - begin < size:
+                start = at + http2.HEAD_BYTES
+                if end - start < size:
                     break
-                self._frame(kind, flags, stream, data[begin : begin + size])
-                at = begin + size
+                self._frame(kind, flags, stream, data[start : start + size])
+                at = start + size
         except ProtocolError as err:
             reason = str(err)[:_LONGEST_REASON]
             self.close(Status("UNAVAILABLE", f"the server does not speak gRPC: {reason}"))
@@ -405,16 +405,16 @@ class Connection(asyncio.Protocol):
     # Frames
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if not self._greeted.done():
+        if not self._settings_received.done():
             if kind != FrameType.SETTINGS or flags & http2.ACK:
                 raise ProtocolError("its first frame is not its settings")
-            self._greeted.set_result(None)
+            self._settings_received.set_result(None)
         if self._headers.interrupted != (kind == FrameType.CONTINUATION):
             raise ProtocolError("headers are interrupted, or continued without a beginning")
         http2_rules.check_frame(kind, flags, stream, payload)
         if stream >= self._next:
             raise ProtocolError("a frame of a call that was never made")
-        self._budget.spend(kind, len(payload))
+        self._budget.charge(kind, len(payload))
         match kind:
             case FrameType.DATA:
                 self._data_frame(flags, stream, payload)
@@ -446,7 +446,7 @@ class Connection(asyncio.Protocol):
         call = self._calls.get(stream)
         if call is not None:
             content = http2.unpadded(flags, payload)
-            self._budget.earn_bytes(len(content))
+            self._budget.credit_bytes(len(content))
             call.received(content, len(payload))
             if flags & http2.END_STREAM:
                 call.end(Status("INTERNAL", "the answer ended without a status"))
@@ -469,7 +469,7 @@ class Connection(asyncio.Protocol):
         if (
             self._headers.stateless
             and len(block) <= _LONGEST_KNOWN_BLOCK
-            and len(self._known_blocks) < _MOST_BLOCKS
+            and len(self._known_blocks) < _MAX_BLOCKS
         ):
             self._known_blocks[block] = headers
         return headers
@@ -484,7 +484,7 @@ class Connection(asyncio.Protocol):
             elif name == Setting.MAX_FRAME_SIZE:
                 self._max_frame = value
             elif name == Setting.MAX_CONCURRENT_STREAMS:
-                self._most_calls = value
+                self._max_calls = value
         self._write(frame(FrameType.SETTINGS, http2.ACK, 0))
         self._send_more()
 
@@ -512,7 +512,7 @@ class Connection(asyncio.Protocol):
             part, at = call.unsent[at : at + size], at + size
             self._window -= size
             call.window -= size
-            self._budget.earn_bytes(size)
+            self._budget.credit_bytes(size)
             frames.append(frame(FrameType.DATA, 0 if at < end else http2.END_STREAM, stream, part))
         call.unsent = call.unsent[at:]
         return b"".join(frames)
@@ -535,7 +535,7 @@ async def connect_unix(path: str, seconds: float = HANDSHAKE_SECONDS) -> Connect
     loop = asyncio.get_running_loop()
     # Go servers reject a socket path as :authority.
     _, connection = await loop.create_unix_connection(lambda: Connection("localhost"), path)
-    if not await connection.greeted(seconds):
+    if not await connection.wait_settings(seconds):
         raise ConnectionError("it does not answer as a gRPC server does")
     return connection
 
@@ -544,6 +544,6 @@ def grpc_timeout(seconds: float) -> str:
     """Format a timeout for the grpc-timeout header: at most eight digits and a unit."""
     for unit, per_second in _UNITS:
         amount = math.ceil(max(0.0, seconds) * per_second)
-        if len(str(amount)) <= _MOST_DIGITS:
+        if len(str(amount)) <= _MAX_DIGITS:
             return f"{amount}{unit}"
     return "99999999H"

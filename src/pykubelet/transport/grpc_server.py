@@ -33,7 +33,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
@@ -59,25 +59,25 @@ log = get_logger(__name__)
 PREFIX = struct.Struct(">?L")
 """Prefix of each message: the compressed flag and the length."""
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_MOST_DIGITS = 8
+_MAX_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits per server.
 
-    `request` and `headers` are bytes per call, `calls` are concurrent calls per connection, `held` are the
-    bytes of incomplete requests of all connections.
+    `request` and `headers` are bytes per call, `calls` are concurrent calls per connection, `buffered` are
+    the bytes of incomplete requests of all connections.
     """
 
     request: int = 1024 * 1024
     headers: int = HEADER_BYTES
     calls: int = 64
     connections: int = 64
-    held: int = 8 * 1024 * 1024
+    buffered: int = 8 * 1024 * 1024
 
 
-def http_refusal(headers: dict[str, str]) -> bytes | None:
+def http_rejection(headers: dict[str, str]) -> bytes | None:
     """Return the response headers for a request that is not gRPC; None for a gRPC request."""
     if headers.get(":method") != "POST":
         status = "405"
@@ -91,7 +91,7 @@ def http_refusal(headers: dict[str, str]) -> bytes | None:
 def read_timeout(text: str) -> float | None:
     """Parse a grpc-timeout value, digits and a unit; return seconds, or None if it is not valid."""
     amount, unit = text[:-1], text[-1:]
-    digits = amount.isascii() and amount.isdigit() and len(amount) <= _MOST_DIGITS
+    digits = amount.isascii() and amount.isdigit() and len(amount) <= _MAX_DIGITS
     return int(amount) * _UNITS[unit] if digits and unit in _UNITS else None
 
 
@@ -109,7 +109,7 @@ def request_problem(request: bytearray, limit: int) -> Status | None:
     return None
 
 
-def whole_message(request: bytearray) -> bytes | None:
+def request_message(request: bytearray) -> bytes | None:
     """Return the message of a request that has ended; None if it is incomplete."""
     if len(request) < PREFIX.size or PREFIX.unpack_from(request)[1] != len(request) - PREFIX.size:
         return None
@@ -127,30 +127,14 @@ _LATE = Status("DEADLINE_EXCEEDED", "context deadline exceeded")
 _PLAIN = "".join(char for char in string.printable[:95] if char != "%")
 
 
-class StreamSink(Protocol):
-    """Interface of a connection to its calls."""
-
-    def write_headers(self, stream: int, block: bytes, *, last: bool) -> None:
-        """Send headers or trailers."""
-
-    def reset(self, stream: int, code: Code) -> None:
-        """Send RST_STREAM for a call."""
-
-    def forget(self, stream: int) -> None:
-        """Remove a call that has ended."""
-
-    def flush(self) -> None:
-        """Send the response data that flow control allows."""
-
-
 class ServerStream:
     """A call in progress."""
 
-    def __init__(self, connection: StreamSink, number: int, path: str, window: int) -> None:
+    def __init__(self, connection: ServerConnection, number: int, path: str, window: int) -> None:
         self.path = path
         self.window = window
         """Bytes that may be sent to the client."""
-        self.room = http2.FIRST_WINDOW
+        self.receive_window = http2.FIRST_WINDOW
         """Bytes that the client may send."""
         self.request = bytearray()
         self.complete = False
@@ -159,17 +143,17 @@ class ServerStream:
         self.task: asyncio.Task[None] | None = None
         self._connection = connection
         self._number = number
-        self._begun = False
-        self._over = False
+        self._headers_sent = False
+        self._is_finished = False
         self._sent: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, message: bytes) -> None:
         """Send a message; wait until flow control has let all of it through."""
-        if self._over:
+        if self._is_finished:
             return
-        if not self._begun:
-            self._begun = True
+        if not self._headers_sent:
+            self._headers_sent = True
             self._connection.write_headers(self._number, HEADERS, last=False)
         self.unsent = PREFIX.pack(False, len(message)) + message
         self._connection.flush()
@@ -179,20 +163,22 @@ class ServerStream:
 
     def finish(self, status: Status) -> None:
         """End the call with a status; only the first call of this has an effect."""
-        if self._over:
+        if self._is_finished:
             return
         trailers = [("grpc-status", str(CODES.index(status.code)))]
         if status.message:
             trailers.append(("grpc-message", quote(status.message[:_LONGEST_MESSAGE], safe=_PLAIN)))
         block = http2.more_headers(trailers)
-        self._connection.write_headers(self._number, block if self._begun else HEADERS + block, last=True)
+        self._connection.write_headers(
+            self._number, block if self._headers_sent else HEADERS + block, last=True
+        )
         if not self.complete:
             self._connection.reset(self._number, Code.NO_ERROR)
         self.drop()
 
     def drop(self) -> None:
         """Remove the call and cancel its handler."""
-        self._over = True
+        self._is_finished = True
         self.unsent = b""
         self._connection.forget(self._number)
         if self._timer is not None:
@@ -212,55 +198,35 @@ class ServerStream:
 
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a client may take to send its preface and SETTINGS."""
-_LEAST_ROOM = http2.FIRST_WINDOW // 2
-
-
-class ConnectionOwner(Protocol):
-    """Interface of the server to its connections."""
-
-    limits: Limits
-    held: int
-    """Bytes of incomplete requests of all connections."""
-
-    def enter(self, connection: ServerConnection) -> bool:
-        """Register a connection; False if there are too many."""
-
-    def leave(self, connection: ServerConnection) -> None:
-        """Unregister a connection."""
-
-    def refusal(self, path: str) -> Status | None:
-        """Return the status for a method that does not exist; None if it exists."""
-
-    def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
-        """Start the handler of a call whose request is complete."""
+_RENEW_BELOW_BYTES = http2.FIRST_WINDOW // 2
 
 
 class ServerConnection(asyncio.Protocol):
     """One HTTP/2 connection of a client, as an asyncio protocol."""
 
-    def __init__(self, host: ConnectionOwner) -> None:
-        self._host = host
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._transport: asyncio.Transport | None = None
-        self._headers = HeaderBlocks(host.limits.headers)
+        self._headers = HeaderBlocks(server.limits.headers)
         self._buffer = b""
         self._streams: dict[int, ServerStream] = {}
         self._running = 0
         """Handlers that have not ended, including those of calls that have."""
         self._last = 0
         """Number of the newest call's stream."""
-        self._introduced = self._greeted = False
+        self._preface_received = self._settings_received = False
         self._paused = False
         self._window = http2.FIRST_WINDOW
         self._stream_window = http2.FIRST_WINDOW
         self._max_frame = http2.MAX_FRAME
-        self._room = http2.FIRST_WINDOW
+        self._receive_window = http2.FIRST_WINDOW
         self._timer: asyncio.TimerHandle | None = None
 
-    def close(self, code: Code = Code.NO_ERROR, why: str = "") -> None:
-        """Close the connection with GOAWAY, `why` as debug data, and end all its calls."""
+    def close(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
+        """Close the connection with GOAWAY, `reason` as debug data, and end all its calls."""
         if self._transport is not None and not self._transport.is_closing():
             last = http2.number(self._last)
-            self._write(frame(FrameType.GOAWAY, 0, 0, last + http2.number(code) + why.encode()[:200]))
+            self._write(frame(FrameType.GOAWAY, 0, 0, last + http2.number(code) + reason.encode()[:200]))
             if self._paused:
                 self._transport.abort()  # the client does not read: a graceful close would not end
             else:
@@ -284,7 +250,7 @@ class ServerConnection(asyncio.Protocol):
     def forget(self, stream: int) -> None:
         """Remove a call that has ended."""
         if ended := self._streams.pop(stream, None):
-            self._host.held -= len(ended.request)
+            self._server.buffered -= len(ended.request)
             ended.request.clear()
 
     def flush(self) -> None:
@@ -306,11 +272,11 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register with the server and send the settings; close the connection if there are too many."""
         self._transport = cast(asyncio.Transport, transport)
-        if not self._host.enter(self):
-            self.close(Code.CALM_DOWN, "too many connections")
+        if not self._server.enter(self):
+            self.close(Code.ENHANCE_YOUR_CALM, "too many connections")
             return
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_SECONDS, self._silent)
-        self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._host.limits.calls}))
+        self._write(http2.settings({Setting.MAX_CONCURRENT_STREAMS: self._server.limits.calls}))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls of the client."""
@@ -335,22 +301,22 @@ class ServerConnection(asyncio.Protocol):
         self._buffer = b""
         at, end = 0, len(data)
         try:
-            if not self._introduced:
+            if not self._preface_received:
                 if not http2.PREFACE.startswith(data[: len(http2.PREFACE)]):
                     raise ProtocolError("it does not speak HTTP/2")
                 if end < len(http2.PREFACE):
                     self._buffer = data
                     return
-                self._introduced, at = True, len(http2.PREFACE)
+                self._preface_received, at = True, len(http2.PREFACE)
             while end - at >= http2.HEAD_BYTES and self._open:
                 size, kind, flags, number = http2.read_head(data, at)
                 if size > http2.MAX_FRAME:
                     raise Http2Error(Code.FRAME_SIZE, "a frame is too large")
-                begin = at + http2.HEAD_BYTES
-                if end - begin < size:
+                start = at + http2.HEAD_BYTES
+                if end - start < size:
                     break
-                self._frame(kind, flags, number, data[begin : begin + size])
-                at = begin + size
+                self._frame(kind, flags, number, data[start : start + size])
+                at = start + size
         except ProtocolError as err:
             self.close(err.code if isinstance(err, Http2Error) else Code.PROTOCOL, str(err))
         else:
@@ -364,7 +330,7 @@ class ServerConnection(asyncio.Protocol):
         self.close(Code.PROTOCOL, "it does not introduce itself")
 
     def _abandon(self) -> None:
-        self._host.leave(self)
+        self._server.leave(self)
         self._buffer = b""
         if self._timer is not None:
             self._timer.cancel()
@@ -374,10 +340,10 @@ class ServerConnection(asyncio.Protocol):
     # Frames
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if not self._greeted:
+        if not self._settings_received:
             if kind != FrameType.SETTINGS or flags & http2.ACK:
                 raise ProtocolError("its first frame is not its settings")
-            self._greeted = True
+            self._settings_received = True
             if self._timer is not None:
                 self._timer.cancel()
         if self._headers.interrupted != (kind == FrameType.CONTINUATION):
@@ -408,12 +374,12 @@ class ServerConnection(asyncio.Protocol):
     def _data_frame(self, flags: int, number: int, payload: bytes) -> None:
         if number > self._last:
             raise ProtocolError("data of a call that was never begun")
-        self._room -= len(payload)
-        if self._room < 0:
+        self._receive_window -= len(payload)
+        if self._receive_window < 0:
             raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
-        if self._room <= _LEAST_ROOM:
-            self._renew(0, http2.FIRST_WINDOW - self._room)
-            self._room = http2.FIRST_WINDOW
+        if self._receive_window <= _RENEW_BELOW_BYTES:
+            self._renew(0, http2.FIRST_WINDOW - self._receive_window)
+            self._receive_window = http2.FIRST_WINDOW
         content = http2.unpadded(flags, payload)
         stream = self._streams.get(number)
         if stream is None:
@@ -422,16 +388,16 @@ class ServerConnection(asyncio.Protocol):
             self.reset(number, Code.STREAM_CLOSED)
             stream.drop()
             return
-        stream.room -= len(payload)
-        if stream.room < 0:
+        stream.receive_window -= len(payload)
+        if stream.receive_window < 0:
             raise Http2Error(Code.FLOW_CONTROL, "more data than there is room for")
-        if stream.room <= _LEAST_ROOM:
-            self._renew(number, http2.FIRST_WINDOW - stream.room)
-            stream.room = http2.FIRST_WINDOW
+        if stream.receive_window <= _RENEW_BELOW_BYTES:
+            self._renew(number, http2.FIRST_WINDOW - stream.receive_window)
+            stream.receive_window = http2.FIRST_WINDOW
         stream.request += content
-        self._host.held += len(content)
-        problem = request_problem(stream.request, self._host.limits.request)
-        if self._host.held > self._host.limits.held:
+        self._server.buffered += len(content)
+        problem = request_problem(stream.request, self._server.limits.request)
+        if self._server.buffered > self._server.limits.buffered:
             problem = Status("RESOURCE_EXHAUSTED", "too many requests are under way")
         if problem is not None:
             stream.finish(problem)
@@ -440,14 +406,14 @@ class ServerConnection(asyncio.Protocol):
 
     def _complete(self, stream: ServerStream) -> None:
         stream.complete = True
-        message = whole_message(stream.request)
-        self._host.held -= len(stream.request)
+        message = request_message(stream.request)
+        self._server.buffered -= len(stream.request)
         stream.request.clear()
         if message is None:
             stream.finish(Status("INTERNAL", "the request ended before its message"))
             return
         self._running += 1
-        stream.task = self._host.start(stream, stream.path, message)
+        stream.task = self._server.start(stream, stream.path, message)
         stream.task.add_done_callback(self._ended)
 
     def _ended(self, _: asyncio.Task[None]) -> None:
@@ -463,22 +429,22 @@ class ServerConnection(asyncio.Protocol):
             self._trailers(number, flags)
             return
         self._last = number
-        if max(len(self._streams), self._running) >= self._host.limits.calls:
+        if max(len(self._streams), self._running) >= self._server.limits.calls:
             self.reset(number, Code.REFUSED_STREAM)
             return
-        self._begin(number, headers, ended=bool(flags & http2.END_STREAM))
+        self._start_call(number, headers, ended=bool(flags & http2.END_STREAM))
 
-    def _begin(self, number: int, headers: dict[str, str], *, ended: bool) -> None:
+    def _start_call(self, number: int, headers: dict[str, str], *, ended: bool) -> None:
         path, timeout = headers.get(":path", ""), headers.get("grpc-timeout")
         stream = self._streams[number] = ServerStream(self, number, path, self._stream_window)
         stream.complete = ended
-        if http := http_refusal(headers):
+        if http := http_rejection(headers):
             self.write_headers(number, http, last=True)
             if not ended:
                 self.reset(number, Code.NO_ERROR)
             stream.drop()
             return
-        problem = self._host.refusal(path)
+        problem = self._server.unknown_method(path)
         if problem is None and timeout is not None:
             seconds = read_timeout(timeout)
             if seconds is None:
@@ -538,7 +504,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(data)
 
 
-__all__ = ["GrpcError", "Limits", "Server", "Streaming", "Unary", "serving"]
+__all__ = ["GrpcError", "Limits", "Server", "StreamingMethod", "UnaryMethod", "serving"]
 _BACKLOG = 32
 _DEFAULTS = Limits()
 _OK = Status("OK")
@@ -554,7 +520,7 @@ class GrpcError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Unary:
+class UnaryMethod:
     """A unary method; `handler` takes a message of the type `request`."""
 
     request: type[Message]
@@ -562,14 +528,14 @@ class Unary:
 
 
 @dataclass(frozen=True, slots=True)
-class Streaming:
+class StreamingMethod:
     """A server-streaming method; its generator is closed when the client disconnects."""
 
     request: type[Message]
     handler: Callable[[Any], AsyncGenerator[Message, None]]
 
 
-Methods = Mapping[str, Unary | Streaming]
+Methods = Mapping[str, UnaryMethod | StreamingMethod]
 """Methods by full path: `/package.Service/Method`."""
 
 
@@ -580,7 +546,7 @@ async def serving(path: Path, methods: Methods, limits: Limits = _DEFAULTS) -> A
     The directory must exist. Raises OSError if the socket cannot be created.
     """
     listener = _listen(path)
-    made = path.stat().st_ino
+    inode = path.stat().st_ino
     async with TaskScope() as scope:
         server = Server(methods, limits, scope)
         accepting: asyncio.Server | None = None
@@ -590,7 +556,7 @@ async def serving(path: Path, methods: Methods, limits: Limits = _DEFAULTS) -> A
             yield server
         finally:
             # While this socket is open, no other file can have its inode number.
-            _remove(path, made)
+            _remove(path, inode)
             (accepting or listener).close()
             server.close()
 
@@ -600,7 +566,7 @@ class Server:
 
     def __init__(self, methods: Methods, limits: Limits, scope: TaskScope) -> None:
         self.limits = limits
-        self.held = 0
+        self.buffered = 0
         """Bytes of incomplete requests of all connections."""
         self._methods = methods
         self._services = {path.rpartition("/")[0] for path in methods}
@@ -635,7 +601,7 @@ class Server:
         """Unregister a connection."""
         self._connections.discard(connection)
 
-    def refusal(self, path: str) -> Status | None:
+    def unknown_method(self, path: str) -> Status | None:
         """Return the status for a method that does not exist; None if it exists."""
         if path in self._methods:
             return None
@@ -648,18 +614,18 @@ class Server:
 
     def start(self, stream: ServerStream, path: str, message: bytes) -> asyncio.Task[None]:
         """Start the handler of a call whose request is complete."""
-        return self._scope.start(self._answer(stream, path, message), name=f"gRPC {path}")
+        return self._scope.start(self._run_handler(stream, path, message), name=f"gRPC {path}")
 
-    async def _answer(self, stream: ServerStream, path: str, message: bytes) -> None:
+    async def _run_handler(self, stream: ServerStream, path: str, message: bytes) -> None:
         method = self._methods[path]
         try:
             request = method.request.FromString(message)
-            if isinstance(method, Unary):
+            if isinstance(method, UnaryMethod):
                 await stream.send((await method.handler(request)).SerializeToString())
             else:
-                async with aclosing(method.handler(request)) as answers:
-                    async for answer in answers:
-                        await stream.send(answer.SerializeToString())
+                async with aclosing(method.handler(request)) as responses:
+                    async for response in responses:
+                        await stream.send(response.SerializeToString())
             status = _OK
         except DecodeError:
             status = Status("INTERNAL", "the request cannot be decoded")
@@ -689,8 +655,8 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _remove(path: Path, made: int) -> None:
+def _remove(path: Path, inode: int) -> None:
     """Remove this server's socket, unless the next kubelet process has already replaced it."""
     with contextlib.suppress(OSError):
-        if path.stat().st_ino == made:
+        if path.stat().st_ino == inode:
             path.unlink()

@@ -48,7 +48,7 @@ class ResponseReader:
         self._left = 0
         self._interim = 0
         self._trailers = 0
-        self._whole = False
+        self._complete = False
 
     @property
     def done(self) -> bool:
@@ -58,7 +58,7 @@ class ResponseReader:
     @property
     def reusable(self) -> bool:
         """Whether the connection can be reused: the response was read to its end, and nothing followed."""
-        return self._whole and "close" not in self.headers.get("connection", "").lower()
+        return self._complete and "close" not in self.headers.get("connection", "").lower()
 
     @property
     def begun(self) -> bool:
@@ -107,9 +107,9 @@ class ResponseReader:
         self._part = part
         return True
 
-    def _finish(self, *, whole: bool = False) -> None:
+    def _finish(self, *, complete: bool = False) -> None:
         # Data after the response, without another request, makes the connection unusable.
-        self._whole = whole and not self._buffer
+        self._complete = complete and not self._buffer
         self._part = "done"
         self._buffer.clear()
 
@@ -139,7 +139,7 @@ class ResponseReader:
 
     def _choose_framing(self) -> bool:
         if self.status in _BODILESS or self.status == 101:
-            self._finish(whole=self.status != 101)
+            self._finish(complete=self.status != 101)
             return False
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
             return self._go("chunk size")
@@ -150,7 +150,7 @@ class ResponseReader:
             raise HttpProtocolError(f'bad Content-Length "{length[:64]}"')
         self._left = int(length)
         if not self._left:
-            self._finish(whole=True)
+            self._finish(complete=True)
             return False
         return self._go("sized")
 
@@ -163,7 +163,7 @@ class ResponseReader:
             return False
         if self._part == "chunk":
             return self._go("chunk end")
-        self._finish(whole=True)
+        self._finish(complete=True)
         return False
 
     def _read_chunk_size(self) -> bool:
@@ -185,7 +185,7 @@ class ResponseReader:
         if self._trailers > _TRAILER_LIMIT:
             raise HttpProtocolError("too many trailers")
         if not line:
-            self._finish(whole=True)
+            self._finish(complete=True)
         return bool(line)
 
     def _read_line(self) -> bytes | None:

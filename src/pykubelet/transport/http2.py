@@ -142,11 +142,11 @@ def _text(text: str) -> bytes:
     return bytes(written) + data
 
 
-MOST_CONTINUATIONS = 8
+MAX_CONTINUATIONS = 8
 """Maximum frames of one header block."""
 HEADER_BYTES = 16 * 1024
 """Maximum bytes of one header block, compressed and as a list."""
-_MOST_SIZE_UPDATES = 2
+_MAX_SIZE_UPDATES = 2
 _LARGEST_FRAME_SETTING = 2**24 - 1
 _SIZES = {FrameType.PRIORITY: 5, FrameType.RST_STREAM: 4, FrameType.WINDOW_UPDATE: 4, FrameType.PING: 8}
 _ON_CONNECTION = (FrameType.SETTINGS, FrameType.PING, FrameType.GOAWAY)
@@ -165,7 +165,7 @@ class Code(IntEnum):
     FRAME_SIZE = 6
     REFUSED_STREAM = 7
     COMPRESSION = 9
-    CALM_DOWN = 11
+    ENHANCE_YOUR_CALM = 11
 
 
 class Http2Error(ProtocolError):
@@ -185,10 +185,10 @@ def check_frame(kind: int, flags: int, stream: int, payload: bytes) -> None:
     if kind == FrameType.HEADERS and stream % 2 == 0:
         raise ProtocolError("a client's calls have odd numbers")
     size = len(payload)
-    wrong = size != _SIZES.get(FrameType(kind), size)
+    is_wrong_size = size != _SIZES.get(FrameType(kind), size)
     if kind == FrameType.SETTINGS:
-        wrong = bool(size % 6 or (flags & ACK and size))
-    if wrong or (kind == FrameType.GOAWAY and size < 8):
+        is_wrong_size = bool(size % 6 or (flags & ACK and size))
+    if is_wrong_size or (kind == FrameType.GOAWAY and size < 8):
         raise Http2Error(Code.FRAME_SIZE, "a frame of a wrong length")
 
 
@@ -223,13 +223,13 @@ class HeaderBlocks:
     def __init__(self, limit: int = HEADER_BYTES) -> None:
         self._limit = limit
         self._decoder = hpack.Decoder(max_header_list_size=limit)
-        self._begun: tuple[int, int, list[bytes], int] | None = None
+        self._incomplete: tuple[int, int, list[bytes], int] | None = None
         """Stream, flags, frames and bytes of an incomplete block."""
 
     @property
     def interrupted(self) -> bool:
         """Whether the next frame must be a CONTINUATION."""
-        return self._begun is not None
+        return self._incomplete is not None
 
     @property
     def stateless(self) -> bool:
@@ -238,7 +238,7 @@ class HeaderBlocks:
 
     def begin(self, stream: int, flags: int, block: bytes) -> tuple[int, int, bytes] | None:
         """Handle a HEADERS frame; return stream, flags and block if it is complete. Raises ProtocolError."""
-        self._begun = stream, flags, [], 0
+        self._incomplete = stream, flags, [], 0
         return self._add(stream, flags, block)
 
     def resume(self, stream: int, flags: int, block: bytes) -> tuple[int, int, bytes] | None:
@@ -251,23 +251,23 @@ class HeaderBlocks:
         try:
             return list(cast(Iterable[tuple[str, str]], self._decoder.decode(block)))
         except hpack.OversizedHeaderListError:
-            raise Http2Error(Code.CALM_DOWN, "headers are too large") from None
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "headers are too large") from None
         except (hpack.HPACKError, UnicodeDecodeError):
             # The exception's text contains the block.
             raise Http2Error(Code.COMPRESSION, "headers cannot be decoded") from None
 
     def _add(self, stream: int, flags: int, part: bytes) -> tuple[int, int, bytes] | None:
-        if self._begun is None or self._begun[0] != stream:
+        if self._incomplete is None or self._incomplete[0] != stream:
             raise ProtocolError("headers are continued wrongly")
-        _, before, parts, size = self._begun
+        _, before, parts, size = self._incomplete
         size += len(part)
         parts.append(part)
-        if size > self._limit or len(parts) > MOST_CONTINUATIONS:
-            raise Http2Error(Code.CALM_DOWN, "headers are too large")
+        if size > self._limit or len(parts) > MAX_CONTINUATIONS:
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "headers are too large")
         if flags & END_HEADERS:
-            self._begun = None
+            self._incomplete = None
             return stream, before | END_HEADERS, b"".join(parts)
-        self._begun = stream, before, parts, size
+        self._incomplete = stream, before, parts, size
         return None
 
 
@@ -284,25 +284,25 @@ class FrameBudget:
         self._points = _POINTS
         self._since = clock()
 
-    def spend(self, kind: int, size: int) -> None:
+    def charge(self, kind: int, size: int) -> None:
         """Charge a frame with `size` bytes of payload. Raises Http2Error when the budget is exhausted."""
         cost = 6 if kind == FrameType.SETTINGS else _BYTES_PER_POINT  # each setting is handled separately
         self._points -= 1 if kind == FrameType.DATA else 1 + size // cost
         if self._points >= 0:
             return
         now = self._clock()
-        self.earn((now - self._since) * _POINTS_PER_SECOND)
+        self.credit((now - self._since) * _POINTS_PER_SECOND)
         self._since = now
         if self._points < 0:
-            raise Http2Error(Code.CALM_DOWN, "too many frames without progress")
+            raise Http2Error(Code.ENHANCE_YOUR_CALM, "too many frames without progress")
 
-    def earn(self, points: float) -> None:
+    def credit(self, points: float) -> None:
         """Credit points, up to the bucket's capacity."""
         self._points = min(_POINTS, self._points + points)
 
-    def earn_bytes(self, count: int) -> None:
+    def credit_bytes(self, count: int) -> None:
         """Credit data of calls: one point per 256 bytes; smaller pieces earn nothing."""
-        self.earn(count // _BYTES_PER_POINT)
+        self.credit(count // _BYTES_PER_POINT)
 
 
 def _check_size_updates(block: bytes) -> None:
@@ -310,7 +310,7 @@ def _check_size_updates(block: bytes) -> None:
     at = count = 0
     while at < len(block) and block[at] & 0xE0 == 0x20:
         count += 1
-        if count > _MOST_SIZE_UPDATES:
+        if count > _MAX_SIZE_UPDATES:
             raise Http2Error(Code.COMPRESSION, "too many table size updates")
         at += 1
         if block[at - 1] & 0x1F == 0x1F:

@@ -1,6 +1,6 @@
 """Exponential back-off, and rate-limited logging of repeated errors.
 
-`BackOff` keeps a delay per key, for crashing containers and failing image pulls: 10 s, doubling up to a
+`KeyedBackoff` keeps a delay per key, for crashing containers and failing image pulls: 10 s, doubling up to a
 limit, and reset after twice the limit (or `expiry`) without a failure. `Backoff` is one sequence of delays
 for retries of API requests, with jitter so that many nodes do not retry in step.
 
@@ -21,12 +21,12 @@ from pykubelet.logs import Log
 
 @dataclass(slots=True)
 class _Entry:
-    pause: float
+    delay: float
     updated: float
 
 
 @dataclass(slots=True)
-class BackOff:
+class KeyedBackoff:
     """Exponential back-off by key, in seconds."""
 
     first: float = 10.0
@@ -41,12 +41,12 @@ class BackOff:
         if entry is None or self._expired(entry, since):
             return 0.0
         # A clock that was set back must not lengthen the delay.
-        return min(entry.pause, max(0.0, entry.pause - (now - since)))
+        return min(entry.delay, max(0.0, entry.delay - (now - since)))
 
-    def pause(self, key: str) -> float:
+    def delay(self, key: str) -> float:
         """Return the current back-off delay of a key."""
         entry = self._entries.get(key)
-        return entry.pause if entry else 0.0
+        return entry.delay if entry else 0.0
 
     def attempt(self, key: str, since: float, now: float) -> None:
         """Record an attempt after a failure at `since`: the delay is set to `first`, or doubled."""
@@ -54,7 +54,7 @@ class BackOff:
         if entry is None or self._expired(entry, since):
             self._entries[key] = _Entry(min(self.first, self.limit), now)
         else:
-            entry.pause = min(entry.pause * 2, self.limit)
+            entry.delay = min(entry.delay * 2, self.limit)
             entry.updated = now
 
     def forget(self, key: str) -> None:
@@ -66,20 +66,20 @@ class BackOff:
         for key in [key for key, entry in self._entries.items() if self._expired(entry, now)]:
             del self._entries[key]
 
-    def _expired(self, entry: _Entry, moment: float) -> bool:
-        return moment - entry.updated > (2 * self.limit if self.expiry is None else self.expiry)
+    def _expired(self, entry: _Entry, now: float) -> bool:
+        return now - entry.updated > (2 * self.limit if self.expiry is None else self.expiry)
 
 
-REMIND_SECONDS = 600.0
-LONGEST_PUT_OFF_SECONDS = 60.0
+REPEAT_SECONDS = 600.0
+MAX_RETRY_AFTER_SECONDS = 60.0
 
 
-def put_off(pause: float, retry_after: float | None) -> float:
+def delay_with_retry_after(delay: float, retry_after: float | None) -> float:
     """Return the longer of a delay and the server's Retry-After, which is limited to 60 s.
 
     A proxy in maintenance may send an hour, and be back after a minute.
     """
-    return max(pause, min(retry_after or 0.0, LONGEST_PUT_OFF_SECONDS))
+    return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER_SECONDS))
 
 
 class Backoff:
@@ -94,12 +94,12 @@ class Backoff:
         first: float = 0.8,
         limit: float = 30.0,
         reset_after: float = 120.0,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._first = first
         self._limit = limit
         self._reset_after = reset_after
-        self._chance = chance
+        self._rng = rng
         self._next = first
         self._last: float | None = None
         self._cause: object = None
@@ -112,11 +112,11 @@ class Backoff:
         """
         if cause != self._cause or (self._last is not None and now - self._last > self._reset_after):
             self._next, self._cause = self._first, cause
-        pause = self._next * (1 + self._chance())
+        delay = self._next * (1 + self._rng())
         self._next = min(self._next * 2, self._limit)
         # The delay itself does not count as time without a failure.
-        self._last = now + pause
-        return pause
+        self._last = now + delay
+        return delay
 
 
 class ErrorLogLimiter:
@@ -126,18 +126,18 @@ class ErrorLogLimiter:
         self._log = log
         self._message = message
         self._keys = keys
-        self._told: dict[type[BaseException], float] = {}
+        self._last_logged: dict[type[BaseException], float] = {}
         self._since: float | None = None
-        self._said = False
+        self._error_logged = False
 
     def failed(self, err: BaseException, now: float) -> None:
         """Record a failure, and log it as an error if it is due, otherwise at -v=4."""
         if self._since is None:
             self._since = now
-        told = self._told.get(type(err))
-        if told is None or now - told >= REMIND_SECONDS:
-            self._told[type(err)] = now
-            self._said = True
+        last_logged = self._last_logged.get(type(err))
+        if last_logged is None or now - last_logged >= REPEAT_SECONDS:
+            self._last_logged[type(err)] = now
+            self._error_logged = True
             self._log.error(err, self._message, **self._keys, forSeconds=round(now - self._since))
         else:
             self._log.v(4).info(self._message, err=err, **self._keys)
@@ -145,6 +145,6 @@ class ErrorLogLimiter:
     def succeeded(self, now: float) -> None:
         """Record a success, and log the recovery after a failure."""
         if self._since is not None:
-            speak = self._log if self._said else self._log.v(4)
-            speak.info("Works again", **self._keys, afterSeconds=round(now - self._since))
-            self._since, self._said = None, False
+            log = self._log if self._error_logged else self._log.v(4)
+            log.info("Works again", **self._keys, afterSeconds=round(now - self._since))
+            self._since, self._error_logged = None, False

@@ -31,16 +31,16 @@ class EntryPoint(Protocol[T_co]):
 
 def installed(group: str) -> Iterable[EntryPoint[Any]]:
     """Return the entry points of a group."""
-    if not any(_names(group, Path(folder)) for folder in sys.path):
+    if not any(_names(group, Path(directory)) for directory in sys.path):
         return ()
     from importlib.metadata import entry_points
 
     return entry_points(group=group)
 
 
-def _names(group: str, folder: Path) -> bool:
+def _names(group: str, directory: Path) -> bool:
     return any(
-        f"[{group}]" in offered.read_text(errors="replace")
+        f"[{group}]" in path.read_text(errors="replace")
         for info in ("dist-info", "egg-info")
-        for offered in folder.glob(f"*.{info}/entry_points.txt")
+        for path in directory.glob(f"*.{info}/entry_points.txt")
     )

@@ -18,7 +18,7 @@ class TokenBucket:
         self._tokens = float(self._burst)
         self._updated: float | None = None
 
-    def take(self, now: float) -> float:
+    def reserve(self, now: float) -> float:
         """Reserve a token at `now` (seconds of any monotonic clock); return the seconds to wait for it."""
         if self._qps <= 0:
             return 0.0
@@ -26,7 +26,7 @@ class TokenBucket:
         self._tokens -= 1
         return max(0.0, -self._tokens / self._qps)
 
-    def take_if_free(self, now: float) -> bool:
+    def try_acquire(self, now: float) -> bool:
         """Consume a token if one is available; return whether it was."""
         if self._qps <= 0:
             return True
@@ -36,20 +36,20 @@ class TokenBucket:
         self._tokens -= 1
         return True
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return a token that was reserved and not used."""
         self._tokens = min(float(self._burst), self._tokens + 1)
 
     async def wait(self) -> float:
         """Reserve a token and wait for it; return the seconds waited. A cancellation returns the token."""
-        pause = self.take(asyncio.get_running_loop().time())
-        if pause > 0:
+        delay = self.reserve(asyncio.get_running_loop().time())
+        if delay > 0:
             try:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(delay)
             except asyncio.CancelledError:
-                self.give_back()
+                self.release()
                 raise
-        return pause
+        return delay
 
     def _fill(self, now: float) -> None:
         if self._updated is not None and now > self._updated:

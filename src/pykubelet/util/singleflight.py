@@ -27,10 +27,10 @@ class ScopeClosed(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Call(Generic[V]):
-    before: _Call[V] | None
+    previous: _Call[V] | None
     """The call with the same key that this one waits for."""
     task: asyncio.Task[V | Exception] = field(init=False)
-    begun: bool = False
+    started: bool = False
     waiting: int = 0
 
 
@@ -51,18 +51,20 @@ class Singleflight(Generic[K, V]):
         Raises what the call raises, and ScopeClosed if the task scope ends first.
         """
         call = self._calls.get(key)
-        if call is None or (fresh and call.begun):
+        if call is None or (fresh and call.started):
             call = self._start(key, make, call)
         call.waiting += 1
         try:
-            return await self._answer(call)
+            return await self._wait_result(call)
         finally:
             call.waiting -= 1
             if not call.waiting:
                 self._leave(key, call)
 
-    def _start(self, key: K, make: Callable[[], Coroutine[Any, Any, V]], before: _Call[V] | None) -> _Call[V]:
-        call = _Call(before)
+    def _start(
+        self, key: K, make: Callable[[], Coroutine[Any, Any, V]], previous: _Call[V] | None
+    ) -> _Call[V]:
+        call = _Call(previous)
         work = self._work(call, make)
         try:
             call.task = self._tasks.start(work, name=self._name)
@@ -73,29 +75,29 @@ class Singleflight(Generic[K, V]):
         return call
 
     async def _work(self, call: _Call[V], make: Callable[[], Coroutine[Any, Any, V]]) -> V | Exception:
-        if call.before is not None:
-            await asyncio.wait({call.before.task})
-        call.before = None
-        call.begun = True
+        if call.previous is not None:
+            await asyncio.wait({call.previous.task})
+        call.previous = None
+        call.started = True
         try:
             return await make()
         except Exception as err:
             # Returned and raised by the waiters: an exception of the task would end the task scope.
             return err
 
-    async def _answer(self, call: _Call[V]) -> V:
+    async def _wait_result(self, call: _Call[V]) -> V:
         await asyncio.wait({call.task})
         if call.task.cancelled():
             raise ScopeClosed
-        answer = call.task.result()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        result = call.task.result()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _leave(self, key: K, call: _Call[V]) -> None:
         call.task.cancel()
         if self._calls.get(key) is call:
-            if call.before is not None and not call.before.task.done():
-                self._calls[key] = call.before
+            if call.previous is not None and not call.previous.task.done():
+                self._calls[key] = call.previous
             else:
                 del self._calls[key]

@@ -55,13 +55,13 @@ class TaskScope:
         await self._group.__aexit__(kind, err, trace)
 
 
-async def begun(beginning: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
+async def run_or_undo(operation: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:
     """Await an operation that cannot be interrupted midway, such as the start of a process.
 
     A cancelled caller waits until the operation is complete and undoes it, since no other task has its
     result.
     """
-    task = asyncio.ensure_future(beginning)
+    task = asyncio.ensure_future(operation)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -91,17 +91,17 @@ async def finish_in_thread(work: Callable[[], T]) -> T:
     return future.result()
 
 
-async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5.0) -> T:
+async def in_own_thread(work: Callable[[], T], *, name: str, cancel_timeout: float = 5.0) -> T:
     """Run blocking work that may never end in a daemon thread of its own.
 
     A call to a dead server hangs in the kernel and cannot be interrupted: in the thread pool it would occupy
-    a worker, and keep the process from exiting. A cancelled caller waits up to `patience` seconds, because
-    work that does end must not race with what follows, and then abandons it.
+    a worker, and keep the process from exiting. A cancelled caller waits up to `cancel_timeout` seconds,
+    because work that does end must not race with what follows, and then abandons it.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, err: BaseException | None) -> None:
+    def set_outcome(result: T | None, err: BaseException | None) -> None:
         if future.done():
             return
         if err is not None:
@@ -117,13 +117,13 @@ async def in_own_thread(work: Callable[[], T], *, name: str, patience: float = 5
             failure = err
         # The loop may be closed by now: then no caller waits.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(set_outcome, result, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:
-        await _last_wait(future, patience)
+        await _last_wait(future, cancel_timeout)
         if future.done():
             future.exception()  # mark as retrieved, so that asyncio does not log it
         else:
@@ -136,6 +136,6 @@ async def _last_wait(future: asyncio.Future[Any], seconds: float) -> None:
     """Wait for the work of a cancelled caller, also if the caller is cancelled again."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while not future.done() and (left := deadline - loop.time()) > 0:
+    while not future.done() and (remaining := deadline - loop.time()) > 0:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([future], timeout=wait_seconds(left))
+            await asyncio.wait([future], timeout=wait_seconds(remaining))

@@ -19,7 +19,7 @@ from pathlib import Path
 from pykubelet.linux.mounts import Mount, read_mounts
 from pykubelet.linux.processes import environment, search_path
 from pykubelet.logs import get_logger
-from pykubelet.util.tasks import begun
+from pykubelet.util.tasks import run_or_undo
 from pykubelet.volumes.errors import VolumePluginError
 
 log = get_logger(__name__)
@@ -226,7 +226,7 @@ class _OutputReader:
 
 async def _run(path: str, argv: Sequence[str], deadline: float, reader: _OutputReader) -> int | None:
     """Return the exit status, negative for a signal; None for a process that was killed at its deadline."""
-    process = await begun(
+    process = await run_or_undo(
         asyncio.create_subprocess_exec(
             path,
             *argv[1:],

@@ -264,7 +264,7 @@ class PodUnmounter:
             async with self._slot():
                 self._active_teardowns[uid] = teardown
                 try:
-                    await in_own_thread(step, name=f"unmount {uid}", patience=0)
+                    await in_own_thread(step, name=f"unmount {uid}", cancel_timeout=0)
                 finally:
                     del self._active_teardowns[uid]
 
@@ -304,7 +304,9 @@ class PodUnmounter:
         log.warning("Detaching unresponsive volume mount", path=point, podUID=uid)
         try:
             async with asyncio.timeout(UNMOUNT_TIMEOUT_SECONDS):
-                await in_own_thread(lambda: unmount(point, detach=True), name=f"detach {uid}", patience=0)
+                await in_own_thread(
+                    lambda: unmount(point, detach=True), name=f"detach {uid}", cancel_timeout=0
+                )
         except TimeoutError:
             raise _teardown_error(uid, f"{point} does not answer, and cannot be detached") from None
         except OSError as err:

@@ -332,7 +332,7 @@ class VolumeStatCalculator:
         self._walking.add(pod.uid)
         try:
             found = await in_own_thread(
-                lambda: measure(self._root, pod, throttle, self._clock), name="volume-usage", patience=0
+                lambda: measure(self._root, pod, throttle, self._clock), name="volume-usage", cancel_timeout=0
             )
         finally:
             stop.set()
@@ -473,7 +473,7 @@ class PluginStatsCollector:
 
         try:
             async with asyncio.timeout(STATVFS_TIMEOUT_SECONDS):
-                found = await in_own_thread(query, name=f"usage-{name}", patience=0)
+                found = await in_own_thread(query, name=f"usage-{name}", cancel_timeout=0)
         except (OSError, TimeoutError) as err:
             log.v(4).info(
                 "Failed to measure volume",

@@ -85,5 +85,5 @@ async def _run(order: _Order) -> bytes:
     except OutputTooLarge:
         raise KeyGenerationError("no key could be made: the program that makes them talks too much") from None
     if finished.status:
-        raise KeyGenerationError(f"no key could be made: {finished.complaint or f'status {finished.status}'}")
+        raise KeyGenerationError(f"no key could be made: {finished.stderr or f'status {finished.status}'}")
     return finished.output

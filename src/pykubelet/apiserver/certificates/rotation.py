@@ -103,7 +103,7 @@ class Rotation:
         self._pair: StoredPair | None = None
         self._fraction = LATEST
         self._listeners: list[Callable[[], None]] = []
-        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, chance=chance)
+        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, rng=chance)
         self._complaints = ErrorLogLimiter(log, "Failed to renew a certificate", certificate=what)
         self._take(stored())
         if metrics is not None:

@@ -37,7 +37,7 @@ from pykubelet.cm.devices.selection import (
 )
 from pykubelet.cm.qos import pod_limits
 from pykubelet.cm.topology.hints import ANYWHERE, AllocationError, Hints, TopologyHint
-from pykubelet.linux.kernel import share_with_containers
+from pykubelet.linux.kernel import label_for_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import PluginHandler
@@ -101,7 +101,7 @@ class DeviceManager:
         Raises PolicyError when the checkpoint is invalid, and OSError.
         """
         self._directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-        share_with_containers(self._directory)
+        label_for_containers(self._directory)
         self._registry = read_checkpoint(self._directory / FILE_NAME)
         # Plugins register again when their socket is removed.
         for path in self._directory.iterdir():

@@ -31,7 +31,7 @@ from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import Plugin, RegistrationRefused
 from pykubelet.transport.errors import from_status
 from pykubelet.transport.grpc_connection import Call, Connection, Status, connect_unix
-from pykubelet.transport.grpc_server import GrpcError, Methods, Unary
+from pykubelet.transport.grpc_server import GrpcError, Methods, UnaryMethod
 from pykubelet.util.metrics import SECONDS
 from pykubelet.util.tasks import TaskScope
 
@@ -175,7 +175,7 @@ async def _called(
 ) -> Response:
     _check_open(connection)
     call = connection.call(f"{_SERVICE}{name}", request.SerializeToString(), timeout=timeout)
-    message = await call.answer()
+    message = await call.wait_response()
     if call.status is None or call.status.code != "OK" or message is None:
         raise _failure(name, call, "the answer is empty")
     return _parsed(response_type, message)
@@ -275,7 +275,7 @@ class DevicePlugins:
 
     def methods(self) -> Methods:
         """Return the gRPC methods of `kubelet.sock`."""
-        return {"/v1beta1.Registration/Register": Unary(pb.RegisterRequest, self._registered)}
+        return {"/v1beta1.Registration/Register": UnaryMethod(pb.RegisterRequest, self._registered)}
 
     def close(self) -> None:
         """Disconnect all plugins; the registry keeps their devices."""

@@ -273,7 +273,7 @@ def chosen_service(offered: Sequence[str]) -> str:
 
 async def _connected(path: str) -> _Connection:
     _, connection = await asyncio.get_running_loop().create_unix_connection(_Connection, path)
-    if not await connection.greeted():
+    if not await connection.wait_settings():
         raise ConnectionError("it does not answer as a gRPC server does")
     return connection
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.cm.podresources import pod_resources_pb2 as pb
-from pykubelet.transport.grpc_server import GrpcError, Methods, Unary, serving
+from pykubelet.transport.grpc_server import GrpcError, Methods, UnaryMethod, serving
 from pykubelet.util.metrics import PlainCounter
 from pykubelet.util.rate_limiter import TokenBucket
 
@@ -123,7 +123,7 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
 
     def limited(version: str, kind: str, respond: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         async def call(request: Any) -> Any:
-            if not bucket.take_if_free(asyncio.get_running_loop().time()):
+            if not bucket.try_acquire(asyncio.get_running_loop().time()):
                 raise GrpcError("RESOURCE_EXHAUSTED", "rejected by rate limit")
             metrics.all.labels(version).inc()
             if version == _V1:
@@ -138,15 +138,17 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
 
     service, old = "/v1.PodResourcesLister/", "/v1alpha1.PodResourcesLister/"
     return {
-        f"{service}List": Unary(pb.ListPodResourcesRequest, limited(_V1, "list", lambda _: list_pods(facts))),
-        f"{service}Get": Unary(
+        f"{service}List": UnaryMethod(
+            pb.ListPodResourcesRequest, limited(_V1, "list", lambda _: list_pods(facts))
+        ),
+        f"{service}Get": UnaryMethod(
             pb.GetPodResourcesRequest, limited(_V1, "get", lambda request: get_pod(facts, request))
         ),
-        f"{service}GetAllocatableResources": Unary(
+        f"{service}GetAllocatableResources": UnaryMethod(
             pb.AllocatableResourcesRequest,
             limited(_V1, "get_allocatable", lambda _: allocatable(facts)),
         ),
-        f"{old}List": Unary(
+        f"{old}List": UnaryMethod(
             pb.ListPodResourcesRequest, limited(_V1ALPHA1, "list", lambda _: list_devices(facts))
         ),
     }

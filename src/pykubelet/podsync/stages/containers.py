@@ -13,11 +13,12 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.decide import Actions
+from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.kill import containers_by_name
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.start import ContainerStarter, StartError
+from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podsync.contract import PodSyncState
 from pykubelet.podsync.stages.base import PodStart
@@ -25,7 +26,7 @@ from pykubelet.podsync.stages.sandbox import RunningSandbox
 from pykubelet.podsync.stages.volumes import MOUNT_SECONDS
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.containers import StartFailure
-from pykubelet.util.backoff import BackOff
+from pykubelet.util.backoff import KeyedBackoff
 
 RETRY_SECONDS = 10.0
 """Seconds until the next attempt to start a container that failed to start."""
@@ -39,7 +40,7 @@ REDUCED_CRASH_SECONDS = (1.0, 60.0)
 """The same with the feature gate ReduceDefaultCrashLoopBackOffDecay."""
 
 
-def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> BackOff:
+def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> KeyedBackoff:
     """Return the back-off of crashing containers as the configuration and the feature gates have it.
 
     `crashLoopBackOff.maxContainerRestartPeriod`, which has a default, wins over the reduced maximum.
@@ -49,7 +50,7 @@ def crash_loop_back_off(config: KubeletConfiguration, gates: FeatureGates) -> Ba
     configured = config.crash_loop_back_off.max_container_restart_period
     if configured is not None and gates.enabled("KubeletCrashLoopBackOffMax"):
         limit = configured.seconds
-    return BackOff(min(first, limit), limit, CRASH_EXPIRY_SECONDS)
+    return KeyedBackoff(min(first, limit), limit, CRASH_EXPIRY_SECONDS)
 
 
 class ContainerStage:
@@ -59,7 +60,7 @@ class ContainerStage:
         self,
         starter: ContainerStarter,
         allocation: AllocationManager,
-        back_off: BackOff,
+        back_off: KeyedBackoff,
         history: PodHistory,
         metrics: StartMetrics,
         clock: Callable[[], float] = time.time,
@@ -123,7 +124,7 @@ class ContainerStage:
         self, pod: Pod, container: Container, config: pb.PodSandboxConfig
     ) -> PresentImage | StartError:
         try:
-            return await self._starter.image(pod, container, config)
+            return await self._starter.ensure_image(pod, container, config)
         except StartError as err:
             return err
 
@@ -132,14 +133,16 @@ class ContainerStage:
     ) -> StartError | None:
         """Start one container; return an error instead of raising it, so that the next ones are tried."""
         pod = start.pod
-        self._metrics.container(pod, container)
+        self._metrics.record_container_start(pod, container)
         try:
             if isinstance(image, StartError):
                 raise image
             # A device plugin may hang.
-            grants = await start.slot.while_away(self._starter.grants(pod, container), after=MOUNT_SECONDS)
+            grants = await start.slot.while_away(
+                self._starter.prepare_devices(pod, container), after=MOUNT_SECONDS
+            )
             self._allocation.starting(pod, container)
-            container_id = await self._starter.container(
+            container_id = await self._starter.start_container(
                 pod,
                 container,
                 image,
@@ -151,9 +154,9 @@ class ContainerStage:
                 grants,
             )
             if container.lifecycle is not None and container.lifecycle.post_start is not None:
-                await start.slot.while_away(self._starter.post_start(pod, container, container_id))
+                await start.slot.while_away(self._starter.run_post_start_hook(pod, container, container_id))
         except StartError as err:
-            self._metrics.container_failed(pod, container, err.reason)
+            self._metrics.record_container_failure(pod, container, err.reason)
             self._history.note(pod.uid, "start", f"{container.name}: {err.reason}: {err.message}")
             return err
         self._history.note(pod.uid, "start", f"{container.name} started")
@@ -177,7 +180,7 @@ class ContainerStage:
         who = f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"
         message = f"Back-off restarting failed container {container.name} in pod {who}"
         self._history.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
-        delay = Duration.of(self._back_off.pause(key))
+        delay = Duration.of(self._back_off.delay(key))
         if container.name not in state.failures:
             state.unreported_failures.add(container.name)
         state.failures[container.name] = StartFailure(

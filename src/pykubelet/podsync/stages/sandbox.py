@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.config_builder import PodStartContext
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.metrics import StartMetrics
-from pykubelet.kuberuntime.start import ContainerStarter, PodStartContext
+from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.objects.base import ObjectError
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import SyncError
@@ -75,7 +76,7 @@ class SandboxStage:
         pod, actions = start.pod, start.actions
         if not actions.create_sandbox:
             return RunningSandbox(actions.sandbox_id, start.observed.ips, config, context)
-        with self._metrics.sandbox(pod):
+        with self._metrics.measure_sandbox_start(pod):
             sandbox_id, ips = await self._create(pod, config)
         where = ", ".join(ips) or "the host's network"
         self._history.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {where}")
@@ -88,7 +89,7 @@ class SandboxStage:
             self._failed(pod, err)
             raise SyncError(str(err)) from err
         try:
-            return await self._starter.sandbox(pod, config, handler)
+            return await self._starter.run_sandbox(pod, config, handler)
         except CriError as err:
             raise SyncError(str(err)) from err
 

@@ -19,7 +19,7 @@ class UserNamespaceStage(Stage):
     async def prepare(self, start: PodStart) -> None:
         """Allocate the ID range with the first start, read it afterwards."""
         try:
-            start.id_mappings = self._namespaces.of(start.pod)
+            start.id_mappings = self._namespaces.mappings_for(start.pod)
         except (ContainerConfigError, OSError) as err:
             message = f"Failed to create pod sandbox: {err}"
             self._history.event(start.pod, "Warning", "FailedCreatePodSandBox", message)

@@ -140,7 +140,7 @@ async def _unmount_all(path: Path, *, detach: bool) -> None:
             unmount(mounted.point, detach=detach)
 
     async with asyncio.timeout(UNMOUNT_SECONDS):
-        await in_own_thread(work, name=f"unmount {path}", patience=0)
+        await in_own_thread(work, name=f"unmount {path}", cancel_timeout=0)
 
 
 def _is_unreachable(err: Exception) -> bool:

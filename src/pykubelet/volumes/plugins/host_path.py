@@ -42,7 +42,7 @@ class HostPathPlugin(BaseVolumePlugin):
         if source.type:
             try:
                 async with asyncio.timeout(CHECK_TIMEOUT_SECONDS):
-                    await in_own_thread(lambda: check_host_path(source), name="hostPath", patience=0)
+                    await in_own_thread(lambda: check_host_path(source), name="hostPath", cancel_timeout=0)
             except TimeoutError:
                 raise HostPathError(f"{source.path} does not answer: is a server behind it down?") from None
         else:
