@@ -20,7 +20,7 @@ from pykubelet.linux.host_info import Machine
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import CachedNode
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.status import NOT_BUILT, Facts, image_list
+from pykubelet.node.status import NOT_IMPLEMENTED, Facts, image_list
 from pykubelet.node.status_inputs import NodeSources
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
@@ -107,7 +107,7 @@ def recorded_node() -> dict[str, Any]:
 def golden_node() -> dict[str, Any]:
     """The reference's node, without features that it declares and that we do not have."""
     document = recorded_node()
-    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_BUILT]
+    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_IMPLEMENTED]
     document["status"] |= {"declaredFeatures": declared} if declared else {}
     return document
 
@@ -308,7 +308,7 @@ class FakeRuntime:
             "refresh": self.health.status,
             "list_images": self.list_images,
             "version": self.version,
-            "tell_pod_cidr": self.update_runtime_config,
+            "update_runtime_config": self.update_runtime_config,
         }
         return NodeSources(**given | changes)
 

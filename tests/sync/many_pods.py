@@ -429,7 +429,7 @@ async def engine_with_fakes(
         )
         engine = PodEngine(parts, scope)
         recorder = EventRecorder(cast(Any, api), NODE, tries=None)
-        engine.book.listen(recorder.pod_event)
+        engine.book.add_listener(recorder.pod_event)
         scope.start(recorder.run(engine.crowd.is_there), name="events")
         engine.start()
         while not engine.all_sources_reported or engine.pleg.health() is not None:

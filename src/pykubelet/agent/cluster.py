@@ -132,7 +132,7 @@ class Cluster:
         if self.checkpoints is not None:
             kept = CheckpointedObjects(self._objects, self.checkpoints, self._classes.handler)
             self.objects, self._handler_of = kept, kept.handler
-            self.reporter.informer.listen(lambda _: self._keep_node())
+            self.reporter.informer.add_listener(lambda _: self._keep_node())
 
     def parts(self) -> ClusterParts:
         """Dependencies of the pod engine on the cluster."""
@@ -149,7 +149,7 @@ class Cluster:
 
     def start(self, engine: PodEngine) -> None:
         """Start the watches and the node status; from now on pod events are sent to the API server."""
-        engine.book.listen(self.recorder.pod_event)
+        engine.book.add_listener(self.recorder.pod_event)
         self.is_crowded = engine.crowd.is_there
         self._tasks.start(self._services.run(), name="services")
         self._tasks.start(self.reporter.run(), name="node")
@@ -158,14 +158,14 @@ class Cluster:
         """Report volumes in use in the node status, so that the attach controller does not detach them."""
         self._volumes = volumes
         volumes.listen_in_use(self.reporter.wake)
-        self.reporter.informer.listen(
+        self.reporter.informer.add_listener(
             lambda node: volumes.node_changed(bytes(node.status)) if node is not None else None
         )
         csi = volumes.kinds.get("csi")
         if isinstance(csi, CsiPlugin):
             health = self._settings.gates.enabled("CSIVolumeHealth")
             csi.listen(self.recorder.record, health=health, ready=self.reporter.wake)
-            self.reporter.informer.listen(
+            self.reporter.informer.add_listener(
                 lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
             )
 
@@ -181,7 +181,7 @@ class Cluster:
             return self.checkpoints.node
         if known is not self._read[0]:
             try:
-                self._read = known, known.whole() if known is not None else None
+                self._read = known, known.to_node() if known is not None else None
             except ValueError as err:
                 log.error(err, "Failed to parse the node object", node=self._settings.node_name)
                 self._read = known, None
@@ -190,7 +190,7 @@ class Cluster:
     def _keep_node(self) -> None:
         node = self.node()
         if node is not None and self.checkpoints is not None:
-            self.checkpoints.keep_node(node)
+            self.checkpoints.save_node(node)
 
     async def fetch_node(self) -> Node:
         """Request the node object from the API server. Raises KubeError."""
@@ -209,7 +209,7 @@ class Cluster:
             Path(self._settings.flags.cert_dir),
             self._settings.node_name,
             self._addresses,
-            given=given.current() if given is not None else None,
+            fallback=given.current() if given is not None else None,
             dns_only=self._settings.gates.enabled("AllowDNSOnlyNodeCSR"),
             metrics=CertificateMetrics(self._registry, "server"),
         )

@@ -150,7 +150,7 @@ class Kubelet:
                 set_kernel_defaults()
             cri = await self._connect_runtime(stack)
             await take_cgroup_driver(cri, self.config, self.gates)
-            await PodCidr(cri.runtime.update_runtime_config).follow([self.config.pod_cidr])
+            await PodCidr(cri.runtime.update_runtime_config).update([self.config.pod_cidr])
             if self._stop.is_set():
                 return
             health = RuntimeHealth(cri.runtime.status)
@@ -181,7 +181,7 @@ class Kubelet:
             runtime_state.on_ready = identity.addresses.on_change = engine.workers.wake_all
             health.add_check("PLEG", engine.pleg.health)
             if cluster is not None:
-                cluster.addressed = identity.addresses.follow
+                cluster.addressed = identity.addresses.set_from_node_status
                 cluster.start(engine)
                 tasks.start(tell_kills(cluster.node_event), name="oom-watch")
             checks: dict[str, Check] = {
@@ -260,7 +260,7 @@ class Kubelet:
             log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
         settings = node_settings(self.flags, self.config, self.gates, name)
         identity = NodeIdentity(name, HostIPs(settings))
-        await identity.addresses.look()
+        await identity.addresses.discover()
         log.info("Node identity", nodeName=name, nodeIPs=identity.ips)
         return identity
 

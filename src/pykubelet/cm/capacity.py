@@ -65,7 +65,9 @@ def read_page_sizes(folders: Path = _FOLDERS) -> tuple[str, ...]:
 def read_huge_pages(folders: Path = _FOLDERS) -> Resources:
     """Return the bytes set aside for huge pages, by resource."""
     return {
-        f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}": Quantity.of(size * pages, "binary")
+        f"{HUGE_PAGES_PREFIX}{Quantity.from_units(size, 'binary')}": Quantity.from_units(
+            size * pages, "binary"
+        )
         for size, pages in _read(folders)
     }
 
@@ -81,7 +83,7 @@ def _read(folders: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-_NOTHING = Quantity.of(0)
+_NOTHING = Quantity.from_units(0)
 _EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemeral-storage"}
 
 
@@ -90,10 +92,13 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
 
     Raises OSError when /proc cannot be read.
     """
-    capacity = {"cpu": Quantity.of(os.cpu_count() or 1), "memory": _memory((proc / "meminfo").read_text())}
+    capacity = {
+        "cpu": Quantity.from_units(os.cpu_count() or 1),
+        "memory": _memory((proc / "meminfo").read_text()),
+    }
     ids = [limit for name in ("kernel/pid_max", "kernel/threads-max") if (limit := read_sysctl(name, proc))]
     if ids:
-        capacity["pid"] = Quantity.of(min(ids))
+        capacity["pid"] = Quantity.from_units(min(ids))
     return capacity | read_huge_pages()
 
 
@@ -114,7 +119,7 @@ def storage_capacity(root_dir: Path) -> Resources:
     Raises OSError when statvfs fails.
     """
     found = os.statvfs(root_dir)
-    return {"ephemeral-storage": Quantity.of(found.f_frsize * found.f_blocks, "binary")}
+    return {"ephemeral-storage": Quantity.from_units(found.f_frsize * found.f_blocks, "binary")}
 
 
 def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
@@ -122,7 +127,7 @@ def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
     most = config.max_pods
     if config.pods_per_core > 0:
         most = min(cores * config.pods_per_core, most)
-    return {"pods": Quantity.of(most)}
+    return {"pods": Quantity.from_units(most)}
 
 
 def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
@@ -195,7 +200,7 @@ def _reserved(config: KubeletConfiguration) -> dict[str, int]:
             kept[resource] = kept.get(resource, 0) + Quantity.parse(text).nanos
     if cpus := cpuset.parse(config.reserved_system_cpus):
         # CPUs reserved by number replace the amounts of kubeReserved and systemReserved.
-        kept["cpu"] = Quantity.of(len(cpus)).nanos
+        kept["cpu"] = Quantity.from_units(len(cpus)).nanos
     return kept
 
 
@@ -208,7 +213,7 @@ def _kept_free(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, 
         if text.endswith("%"):
             # Single precision like upstream, so that both compute the same number of bytes.
             share = _single(_single(float(text.removesuffix("%"))) / 100)
-            kept[resource] = Quantity.of(int(int(capacity.get(resource, _NOTHING)) * share)).nanos
+            kept[resource] = Quantity.from_units(int(int(capacity.get(resource, _NOTHING)) * share)).nanos
         else:
             kept[resource] = Quantity.parse(text).nanos
     return kept
@@ -229,5 +234,5 @@ def _single(number: float) -> float:
 def _memory(meminfo: str) -> Quantity:
     for line in meminfo.splitlines():
         if line.startswith("MemTotal:"):
-            return Quantity.of(int(line.split()[1]) * 1024, "binary")
-    return Quantity.of(0, "binary")
+            return Quantity.from_units(int(line.split()[1]) * 1024, "binary")
+    return Quantity.from_units(0, "binary")

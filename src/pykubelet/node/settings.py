@@ -69,6 +69,6 @@ def node_settings(
     )
 
 
-def _taint(given: ConfiguredTaint) -> Taint:
-    added = datetime.fromisoformat(given.time_added) if given.time_added else None
-    return Taint(key=given.key, value=given.value, effect=given.effect, time_added=added)
+def _taint(taint: ConfiguredTaint) -> Taint:
+    added = datetime.fromisoformat(taint.time_added) if taint.time_added else None
+    return Taint(key=taint.key, value=taint.value, effect=taint.effect, time_added=added)

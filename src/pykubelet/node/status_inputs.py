@@ -26,7 +26,7 @@ from pykubelet.linux import HostError
 from pykubelet.linux.host_info import Machine, read_machine
 from pykubelet.linux.network import IPAddress
 from pykubelet.logs import get_logger
-from pykubelet.node.addresses import check_named, find_own_address, needs_own_address
+from pykubelet.node.addresses import check_named_ips, find_own_address, needs_own_address
 from pykubelet.node.conditions import NodePressure, RuntimeHealth
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import DeviceCapacity, Facts, image_list, plain_version
@@ -36,36 +36,38 @@ from pykubelet.util.backoff import ErrorLogLimiter
 log = get_logger(__name__)
 PATIENCE_SECONDS = 5.0
 """Timeout in seconds of UpdateRuntimeConfig, so that a hanging runtime does not delay the node status."""
-Tell = Callable[[pb.RuntimeConfig], Awaitable[None]]
+UpdateRuntimeConfig = Callable[[pb.RuntimeConfig], Awaitable[None]]
 
 
 class PodCidr:
     """The pod CIDRs last accepted by the runtime."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._complaints = ErrorLogLimiter(log, "Failed to tell the runtime the pod CIDR")
+    def __init__(self, update_runtime_config: UpdateRuntimeConfig) -> None:
+        self._update_runtime_config = update_runtime_config
+        self._error_log = ErrorLogLimiter(log, "Failed to send the pod CIDR to the runtime")
         self.current = ""
 
-    async def follow(self, networks: Sequence[str]) -> None:
+    async def update(self, networks: Sequence[str]) -> None:
         """Send the node's `podCIDRs` to the runtime if they have changed; a failure is only logged."""
-        wanted = ",".join(networks)
-        if not wanted or wanted == self.current:
+        pod_cidr = ",".join(networks)
+        if not pod_cidr or pod_cidr == self.current:
             return
         clock = asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._tell(pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=wanted)))
+                await self._update_runtime_config(
+                    pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=pod_cidr))
+                )
         except (CriError, TimeoutError) as err:
-            self._complaints.failed(err, clock())
+            self._error_log.failed(err, clock())
             return
-        self._complaints.succeeded(clock())
-        log.info("Updating Pod CIDR", originalPodCIDR=self.current, newPodCIDR=wanted)
-        self.current = wanted
+        self._error_log.succeeded(clock())
+        log.info("Updating Pod CIDR", originalPodCIDR=self.current, newPodCIDR=pod_cidr)
+        self.current = pod_cidr
 
 
 IMAGES_SECONDS = 30.0
-AGAIN_SECONDS = 10.0
+IMAGES_RETRY_SECONDS = 10.0
 """Seconds until images and version are requested again after a failure."""
 PATIENCE_SECONDS = 5.0
 """Timeout in seconds of runtime calls for the node status; calls for pods have longer timeouts."""
@@ -93,7 +95,7 @@ class NodeSources:
     """Polls the runtime status immediately; used after startup, when the regular interval is too long."""
     list_images: Callable[[], Awaitable[Sequence[pb.Image]]]
     version: Callable[[], Awaitable[pb.VersionResponse]]
-    tell_pod_cidr: Tell
+    update_runtime_config: UpdateRuntimeConfig
     pressures: Callable[[], NodePressure] = NodePressure
     devices: Callable[[], DeviceCapacity] = _no_devices
     reset_extended: Callable[[], bool] = lambda: False
@@ -128,7 +130,7 @@ def node_sources(
         refresh=refresh,
         list_images=cri.images.list_images,
         version=cri.runtime.version,
-        tell_pod_cidr=cri.runtime.update_runtime_config,
+        update_runtime_config=cri.runtime.update_runtime_config,
         reset_extended=lambda: not (plugin_dir / _DEVICE_CHECKPOINT).exists(),
     )
 
@@ -143,7 +145,9 @@ class NodeStatusCollector:
         self._version: str | None = None
         self._address: IPAddress | None = None
         self._images_due = self._address_due = 0.0
-        self._addressing = ErrorLogLimiter(log, "Failed to find the node's address", node=settings.name)
+        self._address_error_log = ErrorLogLimiter(
+            log, "Failed to find the node's address", node=settings.name
+        )
 
     def problems(self) -> list[str]:
         """Return the reasons why the node is not ready, from cached state only."""
@@ -160,7 +164,7 @@ class NodeStatusCollector:
     async def facts(self) -> Facts:
         """Collect all inputs of the node status."""
         sources = self._sources
-        await self._ask_runtime()
+        await self._query_runtime()
         valid = await self._find_address()
         return Facts(
             machine=sources.machine,
@@ -177,32 +181,32 @@ class NodeStatusCollector:
             warning=sources.warning(),
         )
 
-    async def _ask_runtime(self) -> None:
+    async def _query_runtime(self) -> None:
         now = asyncio.get_running_loop().time()
         if now < self._images_due:
             return
-        self._images_due = now + AGAIN_SECONDS
+        self._images_due = now + IMAGES_RETRY_SECONDS
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                answer = await self._sources.version()
+                version = await self._sources.version()
                 images = await self._sources.list_images()
         except (CriError, TimeoutError) as err:
             # The Ready condition reports the problem; the node keeps its last known images.
             log.v(2).info("Failed to get the runtime version and images", err=err)
             return
-        self._version = f"{answer.runtime_name}://{plain_version(answer.runtime_version)}"
+        self._version = f"{version.runtime_name}://{plain_version(version.runtime_version)}"
         self._images = image_list(images, self._settings.max_images)
         self._images_due = now + IMAGES_SECONDS
 
     async def _find_address(self) -> bool:
         now = asyncio.get_running_loop().time()
         try:
-            check_named(self._settings)
+            check_named_ips(self._settings)
             if needs_own_address(self._settings) and now >= self._address_due:
                 self._address = await find_own_address(self._settings)
                 self._address_due = now + ADDRESS_SECONDS
         except (HostError, OSError) as err:
-            self._addressing.failed(err, now)
+            self._address_error_log.failed(err, now)
             return False
-        self._addressing.succeeded(now)
+        self._address_error_log.succeeded(now)
         return True

@@ -25,7 +25,7 @@ from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import StatusStore
 from pykubelet.status.manager import StatusManager, StatusMetrics
-from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, fits
+from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, is_current
 from pykubelet.util.tasks import TaskScope
 
 
@@ -79,18 +79,18 @@ class ApiServerSync:
         )
         self._sender = StatusManager(
             parts.client,
-            object_of=self._object_of,
+            get_object=self._object_of,
             may_run=self._may_run,
-            crowded=crowded,
+            in_burst=crowded,
             metrics=metrics,
         )
         self._mirrors = MirrorPods(
-            parts.client, store, node_name, wishes=self._wishes, node_uid=parts.node_uid
+            parts.client, store, node_name, desired=self._wishes, node_uid=parts.node_uid
         )
         self._last = (
             CheckpointSource(parts.checkpoints, store, offer) if parts.checkpoints is not None else None
         )
-        statuses.listen(self._status_changed)
+        statuses.add_listener(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
         """Start to watch pods and to send statuses."""
@@ -110,7 +110,7 @@ class ApiServerSync:
         """Return the service environment variables of a pod; None while it must wait for them."""
         found = self._parts.services(pod)
         # Without the API server, pods start without these variables rather than wait indefinitely.
-        return {} if found is None and self._last is not None and self._last.speak_for_the_api else found
+        return {} if found is None and self._last is not None and self._last.has_unconfirmed_pods else found
 
     # Called by the engine
 
@@ -119,9 +119,9 @@ class ApiServerSync:
         if is_static_pod(pod):
             self._mirrors.wake()
             return
-        self._sender.seen(pod.uid)
+        self._sender.handle_object_update(pod.uid)
         if self._last is not None:
-            self._last.changed(pod, self._statuses.get(pod.uid))
+            self._last.update(pod, self._statuses.get(pod.uid))
 
     def pods_known(self) -> None:
         """Record that the first full list of the API server's pods was handled."""
@@ -129,10 +129,10 @@ class ApiServerSync:
 
     def mirror_changed(self, mirror: Pod) -> None:
         """Handle a mirror pod that was added, changed or removed."""
-        self._mirrors.seen(mirror)
+        self._mirrors.handle_mirror_update(mirror)
         static = self._store.by_name(mirror.full_name)
         if static is not None:
-            self._sender.seen(static.uid)
+            self._sender.handle_object_update(static.uid)
 
     def stopped(self, uid: str) -> None:
         """Record that no container of a pod runs: from now on a terminal status may be sent."""
@@ -140,7 +140,7 @@ class ApiServerSync:
 
     async def told(self, uid: str) -> None:
         """Wait until the API server has the pod's final status."""
-        await self._sender.told(uid)
+        await self._sender.wait_reported(uid)
 
     async def remove(self, pod: Pod) -> None:
         """Complete the deletion of a finished pod in the API server."""
@@ -158,12 +158,12 @@ class ApiServerSync:
     def _take(self, source: str, pods: list[Pod], problems: list[Problem]) -> None:
         self._emit(source, pods, problems)
         if self._last is not None:
-            self._last.answered(pods, self.unreadable)
+            self._last.handle_api_pods(pods, self.unreadable)
 
     def _status_changed(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
-        self._sender.changed(pod, status)
+        self._sender.set_status(pod, status)
         if self._last is not None:
-            self._last.changed(pod, status)
+            self._last.update(pod, status)
 
     def _object_of(self, uid: str) -> Pod | None:
         """Return the last observed object of a pod in the API server."""
@@ -171,7 +171,7 @@ class ApiServerSync:
         if pod is None or not is_static_pod(pod):
             return pod
         mirror = self._store.mirror_of(pod)
-        return mirror if mirror is not None and fits(mirror, pod) else None
+        return mirror if mirror is not None and is_current(mirror, pod) else None
 
     def _may_run(self, uid: str) -> bool:
         worker = self._workers.get(uid)

@@ -84,7 +84,7 @@ from pykubelet.podworkers.workers import PodChurn, PodWorkers
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
 from pykubelet.resize.feasibility import ResizeMetrics, ResizeRules
-from pykubelet.status.compute import TERMINAL, StatusStore, says_more
+from pykubelet.status.compute import TERMINAL, StatusStore, has_external_change
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.util.tasks import TaskScope
 
@@ -293,7 +293,7 @@ class PodEngine:
         self.statuses = StatusStore()
         self._metrics = EngineMetrics(parts.registry, self.statuses, self.book)
         self._static_readiness = StaticReadiness(parts.root_dir)
-        self.statuses.listen(self._static_readiness.record)
+        self.statuses.add_listener(self._static_readiness.record)
         self.store = PodStore()
         self.dirs = PodDirs(parts.root_dir)
         self.sources_expected = bool(config.static_pod_path or config.static_pod_url)
@@ -607,7 +607,7 @@ class PodEngine:
         worker = self.workers.get(pod.uid)
         before = worker.pod if worker is not None else None
         self.workers.know(pod)
-        if before is not None and says_more(before, pod):
+        if before is not None and has_external_change(before, pod):
             self.workers.wake(pod.uid)
 
     def runtime_changed(self, change: PodLifecycleEvent) -> None:

@@ -62,8 +62,8 @@ from pykubelet.status.compute import (
     TERMINAL,
     StatusStore,
     preempted_status,
-    refused_status,
-    was_refused,
+    rejected_status,
+    was_rejected,
 )
 from pykubelet.util.metrics import PlainCounter
 from pykubelet.util.tasks import TaskScope
@@ -326,7 +326,7 @@ class PodAdmission:
 
     def _stays_refused(self, pod: Pod) -> bool:
         """Return whether an earlier kubelet process rejected this pod, and nothing of it is left."""
-        if not was_refused(pod.status) or self._runs(pod.uid):
+        if not was_rejected(pod.status) or self._runs(pod.uid):
             return False
         self._statuses.set(pod, pod.status)
         self._journal.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
@@ -379,7 +379,7 @@ class PodAdmission:
         )
         self._journal.note(pod.uid, "admission", f"refused: {refusal.reason}")
         self._journal.event(pod, "Warning", refusal.reason, refusal.message)
-        self._statuses.set(pod, refused_status(pod, refusal, api_now()))
+        self._statuses.set(pod, rejected_status(pod, refusal, api_now()))
         self._metrics.refused(refusal.reason)
         if self._runs(pod.uid):
             self._workers.end(pod)

@@ -252,7 +252,7 @@ def _thousandths(number: float) -> float:
 
 
 SMT_ALIGNMENT = "SMTAlignmentError"
-_NOTHING = Quantity.of(0)
+_NOTHING = Quantity.from_units(0)
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _OPTIONS = {
     "full-pcpus-only": "whole_cores",

@@ -270,7 +270,7 @@ class DeviceManager:
         nevertheless.
         """
         _, allocatable, gone = self.amounts()
-        found = {**dict.fromkeys(gone, Quantity.of(0)), **allocatable}
+        found = {**dict.fromkeys(gone, Quantity.from_units(0)), **allocatable}
         for name, amount in self.at_least(uid).items():
             if name not in found or int(found[name]) < int(amount):
                 found[name] = amount
@@ -409,4 +409,4 @@ async def _preferred(plugin: DevicePlugin, asked: PreferredAllocationRequest) ->
 
 
 def _quantities(counts: dict[str, int]) -> Resources:
-    return {name: Quantity.of(count) for name, count in sorted(counts.items())}
+    return {name: Quantity.from_units(count) for name, count in sorted(counts.items())}
