@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 async def test_found_late_and_lost(machine: Machine) -> None:
     known, changes = HostIPs(settings()), []
     held = known.ips
-    known.on_change = lambda: changes.append(list(held))
+    known.add_listener(lambda: changes.append(list(held)))
     await known.discover()
     assert held == []
     async with TaskScope() as scope:

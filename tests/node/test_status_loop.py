@@ -388,7 +388,8 @@ class TestOthers:
     async def test_whoever_tells_pods_hears_of_the_addresses(self) -> None:
         """Also of those that somebody else wrote, as a cloud does."""
         heard: list[list[NodeAddress]] = []
-        it = Reporting(settings(ips=(), external_cloud=True), addressed=heard.append)
+        it = Reporting(settings(ips=(), external_cloud=True))
+        it.loop.add_address_listener(heard.append)
         async with it.settled():
             assert heard[-1] == [NodeAddress(type="Hostname", address="vm")]
             document = it.api.node

@@ -103,7 +103,6 @@ class Cluster:
                 volumes_reported=self._volumes_reported,
                 problems=self._problems,
                 devices=lambda: self.devices(),
-                addressed=lambda addresses: self.addressed(addresses),
             ),
             self.node_event,
             startup,
@@ -113,8 +112,6 @@ class Cluster:
         self._volumes: PodVolumes | None = None
         self.devices: Callable[[], DeviceCapacity] = DeviceCapacity
         """Returns the device capacity of the node."""
-        self.addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
-        """Called with the node addresses of the node status."""
         self.is_crowded: Callable[[], bool] = lambda: False
         """Returns whether events are delayed because of a burst of starting or terminating pods."""
         self._services = Services(clients.objects)

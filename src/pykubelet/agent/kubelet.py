@@ -178,10 +178,11 @@ class Kubelet:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
-            runtime_state.on_ready = identity.addresses.on_change = engine.workers.wake_all
+            runtime_state.on_ready = engine.workers.wake_all
+            identity.addresses.add_listener(engine.workers.wake_all)
             health.add_check("PLEG", engine.pleg.health)
             if cluster is not None:
-                cluster.addressed = identity.addresses.set_from_node_status
+                cluster.reporter.add_address_listener(identity.addresses.set_from_node_status)
                 cluster.start(engine)
                 tasks.start(tell_kills(cluster.node_event), name="oom-watch")
             checks: dict[str, Check] = {

@@ -248,7 +248,12 @@ def to_document(config: KubeletConfiguration) -> dict[str, Any]:
 
 def to_yaml(config: KubeletConfiguration) -> str:
     """Return the complete configuration as YAML."""
-    return yaml.dump(to_document(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return document_to_yaml(to_document(config))
+
+
+def document_to_yaml(document: dict[str, Any]) -> str:
+    """Return a document as YAML, with its fields in order."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any) -> Any:

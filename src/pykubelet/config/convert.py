@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
-from pykubelet.config.codec import decode, to_document
-from pykubelet.config.documents import plain_value
+from pykubelet.config.codec import decode, document_to_yaml, to_document
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path, get_field, set_field
 from pykubelet.config.flags import FlagOccurrence, parse_flags
@@ -70,8 +68,7 @@ def convert_flags(argv: Sequence[str]) -> Converted:
             notes.append(f"--{name} stays a flag: in a file, {item.text!r} would mean the default")
     for path in sorted(inexpressible - {item.flag.field for item in occurrences}):
         notes.append(f"{field_path(path)} cannot be written so that it means the same: check it")
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return Converted(text, flags, list(dict.fromkeys(notes)))
+    return Converted(document_to_yaml(document), flags, list(dict.fromkeys(notes)))
 
 
 def _document(loaded: LoadedConfig, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
@@ -144,15 +141,3 @@ def _as_argument(item: FlagOccurrence) -> str:
     if item.text == item.flag.kind.bare:
         return f"--{item.flag.name}"
     return f"--{item.flag.name}={item.text}"
-
-
-class _Dumper(yaml.CSafeDumper):
-    """YAML dumper that quotes strings which Kubernetes' parser reads as another type (`y`, `1e3`)."""
-
-
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = None if plain_value(text) is text else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)

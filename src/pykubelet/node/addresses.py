@@ -135,8 +135,14 @@ class HostIPs:
         self._from_node_status = False
         self.ips: list[str] = []
         """Empty while unknown, one address, or one per family; the same list for the process lifetime."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after a change: pod statuses contain the addresses, and pods may wait for them."""
+        self._listeners: list[Callable[[], None]] = []
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Add a listener, called after a change: pod statuses contain the addresses, and pods wait for them.
+
+        It must not block.
+        """
+        self._listeners.append(listener)
 
     async def discover(self) -> None:
         """Discover the host's own address, unless the node status has addresses; a failure is only logged."""
@@ -171,7 +177,8 @@ class HostIPs:
         if self.ips:
             log.info("Host IPs changed", before=list(self.ips), now=ips)
         self.ips[:] = ips
-        self.on_change()
+        for listener in self._listeners:
+            listener()
 
 
 def pod_host_ips(addresses: Iterable[NodeAddress]) -> list[str]:

@@ -39,7 +39,7 @@ log = get_logger(__name__)
 NAMESPACE = "kube-node-lease"
 
 
-class LeaseStore(Protocol):
+class LeaseClient(Protocol):
     """API client for leases: an ApiClient."""
 
     async def get(self, resource: Resource[Lease], name: str, namespace: str = "") -> Lease:
@@ -50,6 +50,9 @@ class LeaseStore(Protocol):
 
     async def update(self, resource: Resource[Lease], obj: Lease) -> Lease:
         """Replace a lease."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: datetime) -> Lease:
@@ -66,7 +69,7 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: da
 
 
 async def heartbeat(
-    store: LeaseStore, node: str, node_uid: str, seconds: int, known: Lease | None, now: datetime
+    store: LeaseClient, node: str, node_uid: str, seconds: int, known: Lease | None, now: datetime
 ) -> Lease | None:
     """Renew the lease once and return it as the API server has it. Raises KubeError.
 
@@ -124,13 +127,6 @@ MAX_RETRY_SECONDS = 7.0
 RETRIABLE_ERRORS = (Unreachable, InvalidResponse, Conflict, ServerError)
 """Errors that are retried immediately; all others are final for the round."""
 CloseConnections = Callable[[], Awaitable[None]]
-
-
-class LeaseClient(LeaseStore, Protocol):
-    """API client for leases that can also wait before a retry: an ApiClient."""
-
-    async def pause(self, seconds: float) -> None:
-        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 class LeaseLoop:

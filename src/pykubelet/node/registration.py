@@ -80,16 +80,17 @@ class NodeWriter(Protocol):
 
 def blank_node(settings: NodeSettings, architecture: str) -> Node:
     """Return the node as it registers, without its status."""
+    registration = settings.registration
     labels = {
         "kubernetes.io/hostname": settings.hostname,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": architecture,
         "beta.kubernetes.io/os": "linux",
         "beta.kubernetes.io/arch": architecture,
-        **settings.labels,
+        **registration.labels,
     }
-    taints = list(settings.taints)
-    if not settings.schedulable and not any(_same_taint(taint, _UNSCHEDULABLE) for taint in taints):
+    taints = list(registration.taints)
+    if not registration.schedulable and not any(_same_taint(taint, _UNSCHEDULABLE) for taint in taints):
         taints.append(_UNSCHEDULABLE)
     if settings.external_cloud:
         taints.append(_UNINITIALIZED)
@@ -97,11 +98,11 @@ def blank_node(settings: NodeSettings, architecture: str) -> Node:
         metadata=ObjectMeta(
             name=settings.name,
             labels=labels,
-            annotations={ATTACH_DETACH: "true"} if settings.attach_detach else {},
+            annotations={ATTACH_DETACH: "true"} if registration.attach_detach else {},
         ),
         # The node lifecycle controller derives the taint from this field and would remove the taint alone.
         spec=NodeSpec(
-            provider_id=settings.provider_id, taints=taints, unschedulable=not settings.schedulable
+            provider_id=registration.provider_id, taints=taints, unschedulable=not registration.schedulable
         ),
     )
 

@@ -23,7 +23,7 @@ from pykubelet.node.registration import NodeStartup, blank_node, register
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import next_node
 from pykubelet.node.status_inputs import NodeSources, NodeStatusCollector
-from pykubelet.node.status_loop import NodeEvents, Record, StatusLoop
+from pykubelet.node.status_loop import AddressListener, NodeEvents, Record, StatusLoop
 from pykubelet.util.tasks import TaskScope
 
 
@@ -58,7 +58,11 @@ class NodeReporter:
         self._registered = asyncio.Event()
         self.informer = NodeInformer(clients.objects, settings.name)
         self.informer.add_listener(self._node_updated)
-        sources.health.add_listener(self.wake)
+        sources.runtime.health.add_listener(self.wake)
+
+    def add_address_listener(self, listener: AddressListener) -> None:
+        """Add a listener, called with the addresses of the node status; it must not block."""
+        self._status.add_address_listener(listener)
 
     async def registered(self) -> None:
         """Wait until the API server has the node."""
@@ -75,7 +79,7 @@ class NodeReporter:
             tasks.start(self.informer.run(), name="node-informer")
             # Started before registration completes: an existing node must not lose its lease.
             tasks.start(self._lease.run(), name="node-lease")
-            if self._settings.register:
+            if self._settings.registration.enabled:
                 await self._collector.refresh()
                 self._startup.attempted()
                 node = await register(
@@ -109,4 +113,4 @@ class NodeReporter:
     def _publish_addresses(self, node: CachedNode) -> None:
         """Publish the cloud provider's addresses; the first pod of the API server waits for the node."""
         with contextlib.suppress(ValueError):  # The status loop logs this and gets the node again.
-            self._sources.addressed(node.to_node().status.addresses)
+            self._status.publish_addresses(node.to_node().status.addresses)

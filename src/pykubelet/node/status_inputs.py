@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.node import ContainerImage, NodeAddress
+from pykubelet.api.node import ContainerImage
 from pykubelet.cm.capacity import machine_amounts
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -34,8 +34,9 @@ from pykubelet.transport.errors import CriError
 from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
-PATIENCE_SECONDS = 5.0
-"""Timeout in seconds of UpdateRuntimeConfig, so that a hanging runtime does not delay the node status."""
+RUNTIME_TIMEOUT_SECONDS = 5.0
+"""Timeout in seconds of runtime calls for the node status, which a hanging runtime must not delay; calls for
+pods have longer timeouts."""
 UpdateRuntimeConfig = Callable[[pb.RuntimeConfig], Awaitable[None]]
 
 
@@ -54,7 +55,7 @@ class PodCidr:
             return
         clock = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(RUNTIME_TIMEOUT_SECONDS):
                 await self._update_runtime_config(
                     pb.RuntimeConfig(network_config=pb.NetworkConfig(pod_cidr=pod_cidr))
                 )
@@ -69,8 +70,6 @@ class PodCidr:
 IMAGES_SECONDS = 30.0
 IMAGES_RETRY_SECONDS = 10.0
 """Seconds until images and version are requested again after a failure."""
-PATIENCE_SECONDS = 5.0
-"""Timeout in seconds of runtime calls for the node status; calls for pods have longer timeouts."""
 ADDRESS_SECONDS = 60.0
 _DEVICE_CHECKPOINT = "kubelet_internal_checkpoint"
 
@@ -84,18 +83,25 @@ def _no_volumes() -> list[str] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSources:
-    """Sources of the node status; synchronous callables are called in each round and must not block."""
+class RuntimeSource:
+    """Cached health of the container runtime, and the CRI calls for the node status."""
 
-    machine: Machine
-    capacity: Resources
-    """Capacity of the host: `cm.capacity.machine_amounts`."""
     health: RuntimeHealth
     refresh: Callable[[], Awaitable[object]]
     """Polls the runtime status immediately; used after startup, when the regular interval is too long."""
     list_images: Callable[[], Awaitable[Sequence[pb.Image]]]
     version: Callable[[], Awaitable[pb.VersionResponse]]
     update_runtime_config: UpdateRuntimeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSources:
+    """Sources of the node status; synchronous callables are called in each round and must not block."""
+
+    machine: Machine
+    capacity: Resources
+    """Capacity of the host: `cm.capacity.machine_amounts`."""
+    runtime: RuntimeSource
     pressures: Callable[[], NodePressure] = NodePressure
     devices: Callable[[], DeviceCapacity] = _no_devices
     reset_extended: Callable[[], bool] = lambda: False
@@ -104,8 +110,6 @@ class NodeSources:
     """Returns the attachable volumes in use; None while they are unknown."""
     volumes_reported: Callable[[list[str]], None] = lambda names: None
     """Called with the `volumesInUse` that the API server has: only these volumes may be mounted."""
-    addressed: Callable[[list[NodeAddress]], None] = lambda addresses: None
-    """Called with the addresses of the node status."""
     problems: Callable[[], Sequence[str]] = list
     """Returns reasons other than the runtime why the node is not ready: storage, node shutdown."""
     warning: Callable[[], str] = str
@@ -126,11 +130,13 @@ def node_sources(
     return NodeSources(
         machine=read_machine(flags.machine_id_file, flags.boot_id_file),
         capacity=machine_amounts(config, root),
-        health=health,
-        refresh=refresh,
-        list_images=cri.images.list_images,
-        version=cri.runtime.version,
-        update_runtime_config=cri.runtime.update_runtime_config,
+        runtime=RuntimeSource(
+            health=health,
+            refresh=refresh,
+            list_images=cri.images.list_images,
+            version=cri.runtime.version,
+            update_runtime_config=cri.runtime.update_runtime_config,
+        ),
         reset_extended=lambda: not (plugin_dir / _DEVICE_CHECKPOINT).exists(),
     )
 
@@ -151,13 +157,13 @@ class NodeStatusCollector:
 
     def problems(self) -> list[str]:
         """Return the reasons why the node is not ready, from cached state only."""
-        return [*self._sources.health.problems(), *self._sources.problems()]
+        return [*self._sources.runtime.health.problems(), *self._sources.problems()]
 
     async def refresh(self) -> None:
         """Poll the runtime status immediately; a timeout is only logged."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._sources.refresh()
+            async with asyncio.timeout(RUNTIME_TIMEOUT_SECONDS):
+                await self._sources.runtime.refresh()
         except TimeoutError:
             log.v(2).info("Timed out polling the runtime status")
 
@@ -170,7 +176,7 @@ class NodeStatusCollector:
             machine=sources.machine,
             capacity=sources.capacity,
             runtime_version=self._version,
-            runtime_status=sources.health.last,
+            runtime_status=sources.runtime.health.last,
             images=self._images,
             own_address=self._address,
             addresses_valid=valid,
@@ -187,9 +193,9 @@ class NodeStatusCollector:
             return
         self._images_due = now + IMAGES_RETRY_SECONDS
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                version = await self._sources.version()
-                images = await self._sources.list_images()
+            async with asyncio.timeout(RUNTIME_TIMEOUT_SECONDS):
+                version = await self._sources.runtime.version()
+                images = await self._sources.runtime.list_images()
         except (CriError, TimeoutError) as err:
             # The Ready condition reports the problem; the node keeps its last known images.
             log.v(2).info("Failed to get the runtime version and images", err=err)

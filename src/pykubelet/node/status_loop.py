@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Literal, NoReturn
 
 import pykubelet.api.meta
-from pykubelet.api.node import Node
+from pykubelet.api.node import Node, NodeAddress
 from pykubelet.apiserver.client import NODES
 from pykubelet.apiserver.errors import KubeError, NotFound, Unreachable
 from pykubelet.logs import get_logger
@@ -35,6 +35,8 @@ from pykubelet.util.tasks import wait_seconds
 log = get_logger(__name__)
 Record = Callable[[Literal["Normal", "Warning"], str, str], None]
 """Records an event with the given type, reason and message."""
+AddressListener = Callable[[list[NodeAddress]], None]
+"""Called with the addresses of the node status."""
 
 
 class NodeEvents:
@@ -113,8 +115,9 @@ class StatusLoop:
         self._clock = clock
         self._rng = rng
         self._wakeup = WakeupTimer()
-        self._pod_cidr = PodCidr(sources.update_runtime_config)
+        self._pod_cidr = PodCidr(sources.runtime.update_runtime_config)
         self._error_log = ErrorLogLimiter(log, "Failed to update the node's status", node=settings.name)
+        self._address_listeners: list[AddressListener] = []
         self._watched: CachedNode | None = None
         self._latest: Node | None = None
         self._latest_at = 0.0
@@ -130,6 +133,15 @@ class StatusLoop:
     def wake(self) -> None:
         """Start a round immediately because an input has changed."""
         self._wakeup.wake()
+
+    def add_address_listener(self, listener: AddressListener) -> None:
+        """Add a listener, called with the addresses of the node status in each round; it must not block."""
+        self._address_listeners.append(listener)
+
+    def publish_addresses(self, addresses: list[NodeAddress]) -> None:
+        """Call the address listeners."""
+        for listener in self._address_listeners:
+            listener(addresses)
 
     def handle_update(self, node: CachedNode | None) -> None:
         """Handle an update of the watched Node object; None if it was deleted."""
@@ -206,7 +218,7 @@ class StatusLoop:
             self.set_latest(old)
         await self._pod_cidr.update(old.spec.pod_cidrs)
         new, transitions = next_node(old, await self._collector.facts(), self._settings, self._clock())
-        self._sources.addressed(new.status.addresses)
+        self.publish_addresses(new.status.addresses)
         self._events.transitions(transitions)
         self._events.booted(old.status.node_info.boot_id, new.status.node_info.boot_id)
         self._events.schedulable(not old.spec.unschedulable)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -35,6 +35,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.selector import LabelSelector
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -239,13 +240,12 @@ def _fsync_directory(directory: Path) -> None:
 
 
 T = TypeVar("T")
-HandlerOf = Callable[[Pod], Awaitable[str]]
 
 
 class CheckpointedObjects:
     """PodObjects that fall back to the pods' checkpoints."""
 
-    def __init__(self, objects: PodObjects, checkpoints: Checkpoints, get_handler: HandlerOf) -> None:
+    def __init__(self, objects: PodObjects, checkpoints: Checkpoints, get_handler: HandlerLookup) -> None:
         self._objects = objects
         self._checkpoints = checkpoints
         self._get_handler = get_handler
