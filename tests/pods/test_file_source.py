@@ -260,7 +260,7 @@ async def test_the_path_may_appear_later_and_go_and_come(
     folder = tmp_path / "a" / "b" / "manifests"
 
     def lines() -> int:
-        return sum("static pods" in record.message for record in caplog.records)
+        return sum("static pod path" in record.message.lower() for record in caplog.records)
 
     async with watching(folder) as heard:
 

@@ -153,7 +153,7 @@ class MirrorPods:
         self._backoff = Backoff()
         self._error_log = ErrorLogLimiter(log, "Failed to update a mirror pod")
         self._conflict_error_log = ErrorLogLimiter(
-            log, "Failed to create a mirror pod, delete the other pod of its name"
+            log, "Failed to create a mirror pod, another pod has its name"
         )
 
     def wake(self) -> None:
