@@ -59,7 +59,9 @@ class Times:
 
 async def connected(endpoint: str) -> RuntimeConnection:
     """Connect to a node's runtime."""
-    return await connect(endpoint, timeout=Duration.of(120), metrics=CriMetrics(CollectorRegistry()))
+    return await connect(
+        endpoint, timeout=Duration.from_seconds(120), metrics=CriMetrics(CollectorRegistry())
+    )
 
 
 async def measure_floor(instance: Instance, image: str, pods: int, *, plain: bool = False) -> Times:

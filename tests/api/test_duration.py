@@ -99,8 +99,8 @@ def test_writes(nanos: int, text: str) -> None:
 
 
 def test_seconds() -> None:
-    assert Duration.of(1.5).seconds == 1.5
-    assert repr(Duration.of(90)) == "Duration('1m30s')"
+    assert Duration.from_seconds(1.5).seconds == 1.5
+    assert repr(Duration.from_seconds(90)) == "Duration('1m30s')"
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

@@ -106,10 +106,10 @@ def test_amounts_compare_however_they_are_written() -> None:
     assert Quantity.parse("1Ki") == Quantity.parse("1024") == Quantity.parse("1024000m")
     assert hash(Quantity.parse("1Ki")) == hash(Quantity.parse("1024"))
     assert Quantity.parse("1G") < Quantity.parse("1Gi") <= Quantity.parse("1024Mi")
-    assert max(Quantity.parse("900m"), Quantity.parse("1")) == Quantity.of(1)
-    assert str(Quantity.of(2**30, "binary")) == "1Gi"
-    assert Quantity.parse("1Ki").is_whole
-    assert not Quantity.parse("1500m").is_whole
+    assert max(Quantity.parse("900m"), Quantity.parse("1")) == Quantity.from_units(1)
+    assert str(Quantity.from_units(2**30, "binary")) == "1Gi"
+    assert Quantity.parse("1Ki").is_integer
+    assert not Quantity.parse("1500m").is_integer
 
 
 NOTATIONS: st.SearchStrategy[Notation] = st.sampled_from(["decimal", "binary", "exponent"])

@@ -317,7 +317,7 @@ spec:
 async def remove_pods(endpoint: str, name: str) -> list[str]:
     """Remove the pods of this name; gives the states of their containers."""
     metrics = CriMetrics(CollectorRegistry())
-    async with await connect(endpoint, timeout=Duration.of(60), metrics=metrics) as cri:
+    async with await connect(endpoint, timeout=Duration.from_seconds(60), metrics=metrics) as cri:
         mine = {"io.kubernetes.pod.name": name}
         containers = await cri.runtime.list_containers(pb.ContainerFilter(label_selector=mine))
         for sandbox in await cri.runtime.list_pod_sandbox(pb.PodSandboxFilter(label_selector=mine)):

@@ -23,14 +23,14 @@ from pykubelet.cli.run import (
 from pykubelet.podconfig.manifests import read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
+    InstallationPlan,
     ManifestConflict,
     Names,
-    Plan,
-    carry_out,
-    find_mine,
-    look_around,
+    find_running_pod,
+    install_manifest,
     names_of,
-    plan_handover,
+    plan_installation,
+    read_manifest_dir,
     static_pods,
     write_atomically,
 )
@@ -51,22 +51,27 @@ def names(*given_names: str) -> Names:
 @pytest.mark.parametrize(
     ("mine", "present", "replace", "plan"),
     [
-        (names(WEB), {}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"web.yaml": names(WEB)}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB, DB), {"web.yaml": names(WEB)}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"web.yaml": names()}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"other.yaml": names(DB, API)}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"other.yaml": None}, False, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"web.yaml": names(DB)}, True, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"web.yaml": None}, True, Plan(FOLDER / "web.yaml")),
-        (names(WEB), {"other.yaml": names(WEB)}, True, Plan(FOLDER / "web.yaml", (FOLDER / "other.yaml",))),
+        (names(WEB), {}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names(WEB)}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB, DB), {"web.yaml": names(WEB)}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names()}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"other.yaml": names(DB, API)}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"other.yaml": None}, False, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": names(DB)}, True, InstallationPlan(FOLDER / "web.yaml")),
+        (names(WEB), {"web.yaml": None}, True, InstallationPlan(FOLDER / "web.yaml")),
+        (
+            names(WEB),
+            {"other.yaml": names(WEB)},
+            True,
+            InstallationPlan(FOLDER / "web.yaml", (FOLDER / "other.yaml",)),
+        ),
     ],
 )
 def test_where_a_manifest_goes(
-    mine: Names, present: Mapping[str, Names | None], replace: bool, plan: Plan
+    mine: Names, present: Mapping[str, Names | None], replace: bool, plan: InstallationPlan
 ) -> None:
     there = {FOLDER / file: pods for file, pods in present.items()}
-    assert plan_handover(FOLDER / "web.yaml", mine, there, replace=replace) == plan
+    assert plan_installation(FOLDER / "web.yaml", mine, there, replace=replace) == plan
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_no_other_pod_is_pushed_out_or_doubled(
 ) -> None:
     there = {FOLDER / file: pods for file, pods in present.items()}
     with pytest.raises(ManifestConflict, match=says):
-        plan_handover(FOLDER / "web.yaml", mine, there, replace=replace)
+        plan_installation(FOLDER / "web.yaml", mine, there, replace=replace)
 
 
 pods = st.frozensets(st.sampled_from([WEB, DB, API]), max_size=3)
@@ -97,7 +102,7 @@ def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
 ) -> None:
     target = FOLDER / "web.yaml"
     try:
-        plan = plan_handover(target, mine, present, replace=replace)
+        plan = plan_installation(target, mine, present, replace=replace)
     except ManifestConflict:
         return
     after = {file: held for file, held in present.items() if file not in plan.remove} | {plan.target: mine}
@@ -109,7 +114,7 @@ def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
 
 def test_hidden_files_and_double_names_are_refused() -> None:
     with pytest.raises(ManifestConflict, match="hidden"):
-        plan_handover(FOLDER / ".web.yaml", names(WEB), {}, replace=True)
+        plan_installation(FOLDER / ".web.yaml", names(WEB), {}, replace=True)
     twice = read_manifest(f"{POD % 'a'}---\n{POD % 'a'}".encode(), "x")
     with pytest.raises(ManifestConflict, match="default/a is in the manifest twice"):
         names_of(twice)
@@ -120,8 +125,11 @@ def test_a_folder_is_read_and_written(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("{")
     (tmp_path / ".hidden").write_text(POD % "h")
     (tmp_path / "folder").mkdir()
-    assert look_around(tmp_path) == {tmp_path / "a.yaml": names("pod default/a"), tmp_path / "bad.yaml": None}
-    carry_out(Plan(tmp_path / "b.yaml", (tmp_path / "a.yaml",)), b"new")
+    assert read_manifest_dir(tmp_path) == {
+        tmp_path / "a.yaml": names("pod default/a"),
+        tmp_path / "bad.yaml": None,
+    }
+    install_manifest(InstallationPlan(tmp_path / "b.yaml", (tmp_path / "a.yaml",)), b"new")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "b.yaml", "bad.yaml", "folder"]
     assert (tmp_path / "b.yaml").read_bytes() == b"new"
     assert (tmp_path / "b.yaml").stat().st_mode & 0o777 == 0o644
@@ -143,10 +151,10 @@ def test_only_this_version_of_the_pod_is_found() -> None:
     changed = data.replace(b"busybox", b"httpd")
     (written,) = read_manifest(data, "x").pods
     (mine,) = node_has(data)
-    assert find_mine([*node_has(changed), mine], written, FOLDER / "web.yaml") is mine
-    assert find_mine(node_has(changed), written, FOLDER / "web.yaml") is None
-    assert find_mine([mine], written, FOLDER / "other.yaml") is None
-    assert find_mine([], written, FOLDER / "web.yaml") is None
+    assert find_running_pod([*node_has(changed), mine], written, FOLDER / "web.yaml") is mine
+    assert find_running_pod(node_has(changed), written, FOLDER / "web.yaml") is None
+    assert find_running_pod([mine], written, FOLDER / "other.yaml") is None
+    assert find_running_pod([], written, FOLDER / "web.yaml") is None
 
 
 READY = [{"type": "Ready", "status": "True"}]

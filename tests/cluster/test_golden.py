@@ -28,7 +28,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.devcluster.reference_kubelet import reference_traces
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.host_info import read_machine
-from pykubelet.node.status import NOT_BUILT
+from pykubelet.node.status import NOT_IMPLEMENTED
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Plane
@@ -379,8 +379,8 @@ def test_the_node(replay: Replay) -> None:
     for field in ("images", "daemonEndpoints"):
         assert ours["status"].pop(field).__class__ is theirs["status"].pop(field).__class__
     declared, expected = ours["status"].pop("declaredFeatures", []), theirs["status"].pop("declaredFeatures")
-    assert set(expected) >= NOT_BUILT
-    assert declared == (expected if REFERENCE else [name for name in expected if name not in NOT_BUILT])
+    assert set(expected) >= NOT_IMPLEMENTED
+    assert declared == (expected if REFERENCE else [name for name in expected if name not in NOT_IMPLEMENTED])
     # The recorded cluster gave its nodes no addresses for pods.
     assert ours["spec"].keys() == {"podCIDR", "podCIDRs"}
     ours["spec"] = {}

@@ -138,7 +138,7 @@ async def test_killed_again_and_again(plane: Plane, joining: Joining) -> None:
 async def test_rotated_without_a_missed_heartbeat(plane: Plane, joining: Joining) -> None:
     # Certificates begin five minutes before they are issued: this is two seconds after.
     fraction = (300 + 2) / (300 + 120)
-    rotation = joining.rotation(chance=lambda: (fraction - 0.7) / 0.2)
+    rotation = joining.rotation(rng=lambda: (fraction - 0.7) / 0.2)
     access = rotation.prepare()
     failures: list[KubeError] = []
     seen: set[str] = set()

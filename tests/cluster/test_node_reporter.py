@@ -27,7 +27,7 @@ from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
 from pykubelet.util.tasks import TaskScope
 from tests.cluster.plane import Document, Plane, unique
-from tests.node.making import FakeRuntime, runtime_status
+from tests.node.making import FakeRuntime, make_settings, runtime_status
 
 SECONDS = 90.0
 """How long to wait at most: the cluster's own controllers take their time."""
@@ -52,7 +52,7 @@ class Reported:
 
     def settings(self, **changes: Any) -> NodeSettings:
         given: dict[str, Any] = {"name": self.name, "hostname": self.name, "config": self.config}
-        return NodeSettings(**given | changes)
+        return make_settings(**given | changes)
 
     @contextlib.asynccontextmanager
     async def running(self, **changes: Any) -> AsyncIterator[NodeReporter]:
@@ -62,7 +62,6 @@ class Reported:
             sources = self.runtime.sources(
                 capacity=self.capacity,
                 pressures=lambda: self.pressures,
-                addressed=self.addressed,
                 refresh=self.refresh,
             )
             self.informer = NodeInformer(made.objects, self.name)
@@ -73,6 +72,7 @@ class Reported:
                 lambda kind, reason, message: recorder.record(about, kind, reason, message),
                 self.informer,
             )
+            reporter.add_address_listener(self.addressed)
             scope.start(recorder.run(), name="events")
             scope.start(self.poll(), name="poll")
             scope.start(reporter.run(), name="node")

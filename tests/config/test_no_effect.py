@@ -30,7 +30,7 @@ NESTED_READERS = {
     "logging.options.json": ("config/kubelet_flags.py", "routing"),
     "logging.options.text": ("config/kubelet_flags.py", "routing"),
     "logging.vmodule": ("config/kubelet_flags.py", "item"),
-    "register_with_taints": ("node/settings.py", "given"),
+    "register_with_taints": ("node/settings.py", "taint"),
     "reserved_memory": ("cm/memory/numa_nodes.py", "reservation"),
     "user_namespaces": ("agent/host_setup.py", "settings"),
 }

@@ -67,6 +67,8 @@ async def scripted(folder: Path) -> AsyncIterator[Runtime]:
 @pytest.fixture
 async def cri(scripted: Runtime, metrics: CriMetrics) -> AsyncIterator[RuntimeConnection]:
     """A client of `scripted`; what the handshake asked is forgotten."""
-    async with await connect(f"unix://{scripted.path}", timeout=Duration.of(30), metrics=metrics) as client:
+    async with await connect(
+        f"unix://{scripted.path}", timeout=Duration.from_seconds(30), metrics=metrics
+    ) as client:
         scripted.seen.clear()
         yield client

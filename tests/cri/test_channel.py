@@ -53,7 +53,7 @@ async def test_error_without_details(scripted: Runtime, cri: RuntimeConnection) 
 
 async def test_deadline(scripted: Runtime, metrics: CriMetrics, registry: CollectorRegistry) -> None:
     hang = scripted.answers["ListContainers"] = Hang()
-    async with await connect(str(scripted.path), timeout=Duration.of(1), metrics=metrics) as cri:
+    async with await connect(str(scripted.path), timeout=Duration.from_seconds(1), metrics=metrics) as cri:
         started = time.monotonic()
         with pytest.raises(errors.DeadlineExceeded) as caught:
             await cri.runtime.list_containers()
@@ -239,8 +239,8 @@ async def test_an_invalid_answer_counts_as_an_error(
 async def test_two_agents_in_one_process(scripted: Runtime) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     async with (
-        await connect(str(scripted.path), timeout=Duration.of(30), metrics=CriMetrics(ours)) as a,
-        await connect(str(scripted.path), timeout=Duration.of(30), metrics=CriMetrics(theirs)) as b,
+        await connect(str(scripted.path), timeout=Duration.from_seconds(30), metrics=CriMetrics(ours)) as a,
+        await connect(str(scripted.path), timeout=Duration.from_seconds(30), metrics=CriMetrics(theirs)) as b,
     ):
         await a.runtime.version()
         await a.close()

@@ -201,7 +201,7 @@ async def test_lists_are_streamed_when_asked(scripted: Runtime, metrics: CriMetr
     _, call, part, item = STREAMS[method]
     scripted.answers[method] = [part, part]
     async with await connect(
-        str(scripted.path), timeout=Duration.of(TIMEOUT), metrics=metrics, stream_lists=True
+        str(scripted.path), timeout=Duration.from_seconds(TIMEOUT), metrics=metrics, stream_lists=True
     ) as cri:
         scripted.seen.clear()
         assert await call(cri) == [item, item]
@@ -214,7 +214,7 @@ async def test_lists_fall_back_for_good(scripted: Runtime, metrics: CriMetrics, 
     plain, call, _, _ = STREAMS[method]
     scripted.answers[method] = Refuse("UNIMPLEMENTED", "unknown method")
     async with await connect(
-        str(scripted.path), timeout=Duration.of(TIMEOUT), metrics=metrics, stream_lists=True
+        str(scripted.path), timeout=Duration.from_seconds(TIMEOUT), metrics=metrics, stream_lists=True
     ) as cri:
         scripted.seen.clear()
         assert await call(cri) == []
@@ -226,7 +226,7 @@ async def test_other_errors_of_a_streamed_list_are_errors(scripted: Runtime, met
     part = pb.StreamContainersResponse(containers=[pb.Container(id="c1")])
     scripted.answers["StreamContainers"] = [part, Refuse("INTERNAL", "half way")]
     async with await connect(
-        str(scripted.path), timeout=Duration.of(TIMEOUT), metrics=metrics, stream_lists=True
+        str(scripted.path), timeout=Duration.from_seconds(TIMEOUT), metrics=metrics, stream_lists=True
     ) as cri:
         with pytest.raises(errors.CriError, match=r"StreamContainers.*half way"):
             await cri.runtime.list_containers()

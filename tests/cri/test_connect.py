@@ -27,9 +27,9 @@ async def refused(endpoint: str, image_endpoint: str = "", *, within: float = 30
         await connect(
             endpoint,
             image_endpoint,
-            timeout=Duration.of(30),
+            timeout=Duration.from_seconds(30),
             metrics=CriMetrics(CollectorRegistry()),
-            connect_timeout=Duration.of(within),
+            connect_timeout=Duration.from_seconds(within),
         )
     assert time.monotonic() - started < within + 15
     assert "\n" not in str(caught.value)
@@ -38,7 +38,9 @@ async def refused(endpoint: str, image_endpoint: str = "", *, within: float = 30
 
 
 async def test_connects_and_says_who_is_there(scripted: Runtime, metrics: CriMetrics) -> None:
-    async with await connect(f"unix://{scripted.path}", timeout=Duration.of(30), metrics=metrics) as cri:
+    async with await connect(
+        f"unix://{scripted.path}", timeout=Duration.from_seconds(30), metrics=metrics
+    ) as cri:
         assert cri.version == VERSION
         assert len(cri.channels) == 1, "one endpoint, one connection"
     assert [seen.method for seen in scripted.seen] == ["Version", "ImageFsInfo"]
@@ -47,7 +49,7 @@ async def test_connects_and_says_who_is_there(scripted: Runtime, metrics: CriMet
 async def test_bare_path_is_accepted_with_a_warning(
     scripted: Runtime, metrics: CriMetrics, records: list[logging.LogRecord]
 ) -> None:
-    async with await connect(str(scripted.path), timeout=Duration.of(30), metrics=metrics):
+    async with await connect(str(scripted.path), timeout=Duration.from_seconds(30), metrics=metrics):
         pass
     assert [r.levelname for r in records if "deprecated" in r.getMessage()] == ["WARNING"]
 
@@ -56,7 +58,7 @@ async def test_path_with_special_characters(folder: Path, metrics: CriMetrics) -
     path = folder / "a b%20?#ü.sock"
     async with Runtime(folder / "plain.sock") as server:
         (folder / "plain.sock").rename(path)
-        async with await connect(str(path), timeout=Duration.of(30), metrics=metrics) as cri:
+        async with await connect(str(path), timeout=Duration.from_seconds(30), metrics=metrics) as cri:
             assert (await cri.runtime.version()) == VERSION
         assert server.seen
 
@@ -66,7 +68,10 @@ async def test_image_service_elsewhere(folder: Path, metrics: CriMetrics) -> Non
         Runtime(folder / "r.sock", services=("RuntimeService",)) as runtime,
         Runtime(folder / "i.sock", services=("ImageService",)) as images,
         await connect(
-            f"unix://{runtime.path}", f"unix://{images.path}", timeout=Duration.of(30), metrics=metrics
+            f"unix://{runtime.path}",
+            f"unix://{images.path}",
+            timeout=Duration.from_seconds(30),
+            metrics=metrics,
         ) as cri,
     ):
         assert len(cri.channels) == 2
@@ -207,7 +212,7 @@ async def test_waits_for_a_runtime_that_is_starting(scripted: Runtime, metrics: 
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ready_later())
-        cri = await connect(f"unix://{scripted.path}", timeout=Duration.of(30), metrics=metrics)
+        cri = await connect(f"unix://{scripted.path}", timeout=Duration.from_seconds(30), metrics=metrics)
     async with cri:
         assert cri.version == VERSION
 
@@ -235,7 +240,7 @@ async def test_connecting_can_be_cancelled(folder: Path) -> None:
             async with asyncio.timeout(0.1):
                 await connect(
                     f"unix://{folder}/cri.sock",
-                    timeout=Duration.of(30),
+                    timeout=Duration.from_seconds(30),
                     metrics=CriMetrics(CollectorRegistry()),
                 )
 

@@ -44,7 +44,9 @@ class PrivateRuntime(Protocol):
 
 @pytest.fixture
 async def real(private_runtime: PrivateRuntime, metrics: CriMetrics) -> AsyncIterator[RuntimeConnection]:
-    async with await connect(private_runtime.endpoint, timeout=Duration.of(60), metrics=metrics) as cri:
+    async with await connect(
+        private_runtime.endpoint, timeout=Duration.from_seconds(60), metrics=metrics
+    ) as cri:
         yield cri
 
 

@@ -53,7 +53,7 @@ def free_port() -> int:
 async def connected(endpoint: str) -> AsyncIterator[RuntimeConnection]:
     """Give a connection for the time of a block."""
     async with await connect(
-        endpoint, timeout=Duration.of(60), metrics=CriMetrics(CollectorRegistry())
+        endpoint, timeout=Duration.from_seconds(60), metrics=CriMetrics(CollectorRegistry())
     ) as cri:
         yield cri
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pykubelet.podconfig.file_source import SETTLED_AFTER
+from pykubelet.podconfig.file_source import SETTLED_SECONDS
 from tests.engine.making import Document, container, pod
 from tests.engine.node import Node, is_ready
 from tests.files import below
@@ -69,7 +69,7 @@ def test_half_a_manifest_is_not_taken(node: Node) -> None:
             time.sleep(0.5)
             early = node.pod("halves-n1")
             file.write(text[middle:])
-        if time.monotonic() - began < SETTLED_AFTER:
+        if time.monotonic() - began < SETTLED_SECONDS:
             assert early is None
             break
         # On a busy machine we were too slow: a file that nobody writes to for so long is taken as it is.

@@ -86,7 +86,7 @@ class Plugin:
         provider = CredentialProvider(
             name="helper",
             match_images=["registry.example.com"],
-            default_cache_duration=Duration.of(60),
+            default_cache_duration=Duration.from_seconds(60),
             api_version=V1,
             token_attributes=TokenAttributes(**(attributes | options)),
         )

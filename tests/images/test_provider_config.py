@@ -62,7 +62,7 @@ def test_good(tmp_path: Path, bin_dir: Path, version: str, write: Any) -> None:
     [found] = load_providers(config, bin_dir)
     assert found.name == "helper"
     assert found.match_images == PROVIDER["matchImages"]
-    assert found.default_cache_duration == Duration.of(600)
+    assert found.default_cache_duration == Duration.from_seconds(600)
     assert found.args == ["get"]
     assert [(variable.name, variable.value) for variable in found.env] == [("A", "b"), ("E", "")]
     assert found.token_attributes is None

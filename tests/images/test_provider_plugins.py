@@ -59,7 +59,7 @@ def write(tmp_path: Path) -> Write:
         program.chmod(0o755)
         defaults: dict[str, Any] = {
             "match_images": ["registry.example.com", "*.other.example.com"],
-            "default_cache_duration": Duration.of(60),
+            "default_cache_duration": Duration.from_seconds(60),
             "api_version": V1,
         }
         return CredentialProvider(name=name, **(defaults | options))
@@ -102,7 +102,11 @@ async def test_versions(write: Write, tmp_path: Path, version: str) -> None:
     protocol = f"credentialprovider.kubelet.k8s.io/{version}"
     text = answer(apiVersion=protocol, cacheDuration="1m30s", cacheKeyType="Global", auth=None)
     found = await run_provider(write(saying(text), api_version=protocol), tmp_path / "helper", REPOSITORY)
-    assert (found.registries, found.cache_key, found.cache_duration) == ({}, "Global", Duration.of(90))
+    assert (found.registries, found.cache_key, found.cache_duration) == (
+        {},
+        "Global",
+        Duration.from_seconds(90),
+    )
 
 
 async def test_a_program_that_does_not_read(write: Write, tmp_path: Path) -> None:
@@ -253,7 +257,9 @@ async def test_how_long_answers_are_kept(
     default: float,
     expected: int,
 ) -> None:
-    provider = write(saying(answer(cacheDuration=said)), default_cache_duration=Duration.of(default))
+    provider = write(
+        saying(answer(cacheDuration=said)), default_cache_duration=Duration.from_seconds(default)
+    )
     plugins = ProviderPlugins([provider], tmp_path, scope, metrics)
     for _ in range(2):
         assert (await lookup(plugins)).credentials

@@ -63,7 +63,7 @@ async def cri(
 ) -> AsyncIterator[RuntimeConnection]:
     """The runtime; images that a test brings are removed."""
     async with await connect(
-        private_runtime.endpoint, timeout=Duration.of(60), metrics=CriMetrics(registry)
+        private_runtime.endpoint, timeout=Duration.from_seconds(60), metrics=CriMetrics(registry)
     ) as client:
         before = {image.id for image in await client.images.list_images()}
         try:

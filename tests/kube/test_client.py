@@ -274,7 +274,7 @@ async def test_bad_answers(
 async def test_an_answer_may_not_be_endless(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pykubelet.apiserver.client.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("pykubelet.apiserver.client.MAX_RESPONSE_BYTES", 1000)
     server.say(text("x" * 1001))
     with pytest.raises(InvalidResponse, match="longer than 1000 bytes"):
         await client.get(PODS, "web", "default")

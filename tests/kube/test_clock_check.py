@@ -27,7 +27,7 @@ def test_what_is_said(ahead: float, said: str | None, caplog: pytest.LogCaptureF
     check = ClockCheck(lambda: MOMENT + ahead)
     with caplog.at_level(logging.INFO, "pykubelet"):
         for second in range(300):
-            check.heard(DATE, float(second))
+            check.check_date(DATE, float(second))
     told = [str(record.__dict__["klog_keys"]["err"]) for record in caplog.records]
     assert len(told) == (0 if said is None else 1)
     assert all(text.startswith(said or "") for text in told)
@@ -37,17 +37,17 @@ def test_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
     now = [MOMENT + 7200]
     check = ClockCheck(lambda: now[0])
     with caplog.at_level(logging.INFO, "pykubelet"):
-        check.heard(DATE, 100.0)
+        check.check_date(DATE, 100.0)
         now[0] = MOMENT
-        check.heard(DATE, 101.0)
+        check.check_date(DATE, 101.0)
         assert [record.levelname for record in caplog.records] == ["ERROR"]
-        check.heard(DATE, 111.0)
+        check.check_date(DATE, 111.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "This machine's clock may be wrong",
+        "Host clock may be wrong",
         "Works again",
     ]
 
 
 @given(st.text() | st.sampled_from(["Sun, 06 Nov 99999 08:49:37 GMT", "0", "Mon, 31 Feb 2020 00:00:00 GMT"]))
 def test_any_header_is_survived(date: str) -> None:
-    ClockCheck(lambda: MOMENT).heard(date, 100.0)
+    ClockCheck(lambda: MOMENT).check_date(date, 100.0)

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from pykubelet.apiserver.client import NODES
 from pykubelet.apiserver.credentials import (
     CredentialSource,
-    PluginAnswer,
+    PluginCredentials,
     PluginError,
-    ask_plugin,
     impersonation_headers,
-    read_answer,
+    read_exec_credential,
+    run_plugin,
 )
 from pykubelet.apiserver.errors import NoCredentials, Unauthorized
 from pykubelet.apiserver.metrics import RestMetrics
@@ -174,7 +174,7 @@ async def test_plugin_is_told_what_is_asked(scripts: Scripts, tmp_path: Path) ->
         str(script), V1, ("a b", "$c"), {"A": "mine"}, provide_cluster_info=True, cluster_config={"aud": "x"}
     )
     access = RestConfig("https://api:6443", tls_server_name="n", proxy="http://p:1")
-    await ask_plugin(plugin, access, b"PEM", environ={"PATH": "/usr/bin:/bin", "A": "theirs"})
+    await run_plugin(plugin, access, b"PEM", environ={"PATH": "/usr/bin:/bin", "A": "theirs"})
     assert (tmp_path / "rest").read_text() == "a b|$c|mine|/usr/bin:/bin|"
     assert json.loads((tmp_path / "info").read_text()) == {
         "kind": "ExecCredential",
@@ -232,12 +232,12 @@ async def test_a_plugin_is_not_run_for_every_request_because_the_clock_is_wrong(
 ) -> None:
     now, runs = [7200.0], 0
 
-    async def ask(*_: object, **__: object) -> PluginAnswer:
+    async def ask(*_: object, **__: object) -> PluginCredentials:
         nonlocal runs
         runs += 1
-        return PluginAnswer(f"token-{runs}", expires=datetime.fromtimestamp(900, UTC))
+        return PluginCredentials(f"token-{runs}", expires=datetime.fromtimestamp(900, UTC))
 
-    monkeypatch.setattr("pykubelet.apiserver.credentials.ask_plugin", ask)
+    monkeypatch.setattr("pykubelet.apiserver.credentials.run_plugin", ask)
     access = RestConfig("https://x", insecure=True, plugin=ExecPlugin("plugin", V1))
     source = CredentialSource(access, clock=lambda: now[0])
     first = await source.current()
@@ -274,7 +274,7 @@ async def test_credentials_that_cannot_be_renewed_are_told_once(
         source._stale, source._failure = False, None
         with pytest.raises(Unauthorized):
             await client.get(NODES, "one")
-    told = [record for record in caplog.records if "renew refused credentials" in record.getMessage()]
+    told = [record for record in caplog.records if "renew rejected credentials" in record.getMessage()]
     assert len(told) == 1
 
 
@@ -295,7 +295,7 @@ async def test_a_failing_plugin_is_not_run_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Three requests may take longer than the pause is.
-    monkeypatch.setattr("pykubelet.apiserver.credentials.PLUGIN_PAUSE_SECONDS", 300)
+    monkeypatch.setattr("pykubelet.apiserver.credentials.PLUGIN_RETRY_SECONDS", 300)
     count = tmp_path / "count"
     script = scripts("plugin", f"echo run >> {count}; echo no network >&2; exit 3")
     client = opened(RestConfig(server.url, ca=authority.certificate, plugin=ExecPlugin(str(script), V1)))
@@ -329,7 +329,7 @@ async def test_plugins_that_fail(
         monkeypatch.setattr("pykubelet.apiserver.credentials.TIMEOUT_SECONDS", 0.5)
     begin = time.monotonic()
     with pytest.raises(PluginError, match=words) as caught:
-        await ask_plugin(ExecPlugin(str(scripts("plugin", body)), V1), RestConfig("https://x"), None)
+        await run_plugin(ExecPlugin(str(scripts("plugin", body)), V1), RestConfig("https://x"), None)
     assert "s3cret" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - begin < 30
@@ -338,19 +338,19 @@ async def test_plugins_that_fail(
 async def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
     hint = "Install it:\n  brew install \x1b[1maws"
     with pytest.raises(PluginError, match=r"no-such-plugin was not found: Install it: brew install \[1maws"):
-        await ask_plugin(ExecPlugin("no-such-plugin", V1, install_hint=hint), RestConfig("https://x"), None)
+        await run_plugin(ExecPlugin("no-such-plugin", V1, install_hint=hint), RestConfig("https://x"), None)
     with pytest.raises(PluginError, match=r"was not found: install it"):
-        await ask_plugin(ExecPlugin("no-such-plugin", V1), RestConfig("https://x"), None)
+        await run_plugin(ExecPlugin("no-such-plugin", V1), RestConfig("https://x"), None)
     plain = tmp_path / "plain"
     plain.touch()
     with pytest.raises(PluginError, match="could not be started: Permission denied"):
-        await ask_plugin(ExecPlugin(str(plain), V1), RestConfig("https://x"), None)
+        await run_plugin(ExecPlugin(str(plain), V1), RestConfig("https://x"), None)
 
 
 async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = scripts("plugin", f"sleep 300 & echo $! > {pids}; echo $$ >> {pids}; wait")
-    task = asyncio.ensure_future(ask_plugin(ExecPlugin(str(script), V1), RestConfig("https://x"), None))
+    task = asyncio.ensure_future(run_plugin(ExecPlugin(str(script), V1), RestConfig("https://x"), None))
     await until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -368,6 +368,6 @@ async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: 
 
 
 def test_expiry_without_a_zone_is_utc() -> None:
-    read = read_answer(credential(token="x", expirationTimestamp="2026-01-01T00:00:00").encode(), V1)
+    read = read_exec_credential(credential(token="x", expirationTimestamp="2026-01-01T00:00:00").encode(), V1)
     assert read.expires == datetime(2026, 1, 1, tzinfo=UTC)
     assert "x" not in repr(read).replace("expires", "")

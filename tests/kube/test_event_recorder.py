@@ -82,7 +82,7 @@ class Store:
 async def recording(
     store: EventStore, crowded: Callable[[], bool] = lambda: False, **options: Any
 ) -> AsyncIterator[EventRecorder]:
-    recorder = EventRecorder(store, "one", chance=lambda: 0.5, **options)
+    recorder = EventRecorder(store, "one", rng=lambda: 0.5, **options)
     task = asyncio.ensure_future(recorder.run(crowded))
     try:
         yield recorder
@@ -151,7 +151,7 @@ async def test_from_the_journal_of_pods() -> None:
     store, journal = Store(), PodHistory()
     pod = Pod(metadata=ObjectMeta(name="web", namespace="default", uid="u1", resource_version="5"))
     async with recording(store) as recorder:
-        journal.listen(recorder.pod_event)
+        journal.add_listener(recorder.pod_event)
         journal.event(pod, "Normal", "Started", "Started container main", "spec.containers{main}")
         journal.event(pod, "Normal", "Started", "Started container main", "spec.containers{main}")
         assert await recorder.flush(10)

@@ -75,7 +75,7 @@ async def connected(server: _Server, keep: float = 30.0) -> AsyncIterator[Connec
         "",
         resolve=SharedResolver().addresses,
         new_socket=new_socket,
-        keep_seconds=keep,
+        idle_seconds=keep,
         connect_seconds=30,
     )
     try:
@@ -98,7 +98,7 @@ def answering(answer: bytes, times: int = 1000) -> Callable[[_Server], Script]:
 
 async def ask(connections: ConnectionPool, method: str = "PATCH", limit: int = 1000) -> ResponseReader:
     async with asyncio.timeout(60):
-        return await connections.ask(
+        return await connections.request(
             method, "/api/v1/x", [("fieldManager", "a b&c")], [("Accept", "application/json")], b"{}", limit
         )
 
@@ -238,7 +238,7 @@ async def test_no_connection_in_time() -> None:
         "",
         resolve=never,
         new_socket=new_socket,
-        keep_seconds=30,
+        idle_seconds=30,
         connect_seconds=0.05,
     )
     with pytest.raises(ConnectTimeout):

@@ -55,7 +55,7 @@ def inline(pair: Pair) -> dict[str, str]:
 
 @pytest.fixture
 def file(tmp_path: Path, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> File:
-    monkeypatch.setattr(kubeconfig_watch, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(kubeconfig_watch, "CHECK_SECONDS", 0.02)
     server.default = answer({"metadata": {"name": "one"}})
     return File(tmp_path / "kubeconfig", server, authority)
 

@@ -66,7 +66,7 @@ async def played(
 ) -> tuple[Reflector[Any], Heard]:
     """Let a reflector run for so long, in the loop's own time."""
     heard = Heard()
-    async with reflecting(source, heard, chance=lambda: 0.0, **options) as reflector:
+    async with reflecting(source, heard, rng=lambda: 0.0, **options) as reflector:
         await asyncio.sleep(seconds)
     return reflector, heard
 
@@ -103,7 +103,7 @@ async def test_list_then_watch() -> None:
 async def test_synced_only_after_the_whole_list() -> None:
     source = ScriptedSource(AWAY, page(version="3"), FOREVER)
     heard = Heard()
-    async with reflecting(source, heard, chance=lambda: 0.0) as reflector:
+    async with reflecting(source, heard, rng=lambda: 0.0) as reflector:
         await asyncio.sleep(0.5)
         assert not reflector.has_synced
         assert heard.updates == []
@@ -206,7 +206,7 @@ async def test_an_hour_without_the_server(caplog: pytest.LogCaptureFixture) -> N
     source.default = lambda: AWAY
     heard = Heard()
     with caplog.at_level(logging.INFO, "pykubelet"):
-        async with reflecting(source, heard, chance=lambda: 0.0) as reflector:
+        async with reflecting(source, heard, rng=lambda: 0.0) as reflector:
             await asyncio.sleep(3600)
             assert reflector.objects
             assert source.pauses[:8] == [0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30]
@@ -353,7 +353,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def init(self: Reflector[Any], *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        self._pauses = Backoff(first=0.02, limit=0.05)
+        self._backoff = Backoff(first=0.02, limit=0.05)
 
     monkeypatch.setattr(Reflector, "__init__", init)
 

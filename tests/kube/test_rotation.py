@@ -110,7 +110,7 @@ async def rotating(
         wanted,
         issuing.obtain,
         clock=issuing.clock,
-        chance=lambda: 0.5,
+        rng=lambda: 0.5,
         **options,
     )
     async with TaskScope() as scope:
@@ -122,7 +122,7 @@ async def rotating(
 async def test_it_is_renewed_again_and_again() -> None:
     issuing, told = Issuing(), []
     async with rotating(issuing) as rotation:
-        rotation.listen(lambda: told.append(asyncio.get_running_loop().time()))
+        rotation.add_listener(lambda: told.append(asyncio.get_running_loop().time()))
         await asyncio.sleep(2500)
         assert issuing.times == [0, 800, 1600, 2400]
         assert len(told) == 4
@@ -242,7 +242,7 @@ def client_rotation(node: Node, bootstrap: bool = True, **options: Any) -> Clien
         node.pki,
         "one",
         load_kubeconfig,
-        **{"chance": lambda: 0.0, **options},
+        **{"rng": lambda: 0.0, **options},
     )
 
 

@@ -79,7 +79,7 @@ async def test_requested(client: ApiClient, signing: Signing, tmp_path: Path, au
     addresses: list[NodeAddress] = []
     told: list[Any] = []
     certificate = RequestedCertificate(client, tmp_path, "one", lambda: addresses)
-    certificate.listen(lambda: told.append(certificate.current()))
+    certificate.add_listener(lambda: told.append(certificate.current()))
     assert certificate.current() is None
     async with TaskScope() as scope:
         scope.start(certificate.run(), name="serving")
@@ -137,7 +137,7 @@ async def test_an_expired_one_is_not_served(
     assert certificate.current() is None
     given = (node_pair.certificate, node_pair.key)
     assert (
-        RequestedCertificate(client, tmp_path, "one", lambda: addresses, given=given, **options).current()
+        RequestedCertificate(client, tmp_path, "one", lambda: addresses, fallback=given, **options).current()
         == given
     )
 
@@ -159,11 +159,11 @@ def give(pair: Pair, certificate: Path, key: Path) -> tuple[Path, Path]:
 async def test_files_that_are_replaced(
     files: tuple[Path, Path], authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.02)
     certificate = CertificateFiles(*files)
     assert certificate.current() == files
     told: list[str] = []
-    certificate.listen(lambda: told.append(read_pair(*files).subject.common_name))
+    certificate.add_listener(lambda: told.append(read_pair(*files).subject.common_name))
     other = authority.sign("/CN=second")
     async with TaskScope() as scope:
         scope.start(certificate.run(), name="files")
@@ -242,11 +242,11 @@ async def test_a_broken_one_is_made_anew(tmp_path: Path, damage: Break) -> None:
 async def test_ours_is_renewed_and_anothers_is_not(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.05)
     now = [datetime.now(UTC)]
     certificate = await self_signed_certificate(tmp_path, "one", clock=lambda: now[0])
     told: list[None] = []
-    certificate.listen(lambda: told.append(None))
+    certificate.add_listener(lambda: told.append(None))
 
     def served() -> Awaitable[None]:
         return until(lambda: bool(told))
@@ -267,7 +267,7 @@ async def test_ours_is_renewed_and_anothers_is_not(
 async def test_a_full_disk_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.01)
     now, tries = [datetime.now(UTC)], 0
 
     async def full(*_: object, **__: object) -> Any:
@@ -290,11 +290,11 @@ async def test_what_somebody_is_about_to_replace_is_left_alone(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A certificate is there, its key is not yet: an agent that runs has no business with them."""
-    monkeypatch.setattr(certificate_serving, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.02)
     certificate = await self_signed_certificate(tmp_path, "one")
     told: list[str] = []
     files = certificate.current()
-    certificate.listen(lambda: told.append(read_pair(*files).subject.common_name))
+    certificate.add_listener(lambda: told.append(read_pair(*files).subject.common_name))
     theirs = authority.sign("/CN=theirs")
     async with TaskScope() as scope:
         scope.start(certificate.run(), name="self-signed")

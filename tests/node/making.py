@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,9 +20,9 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.linux.host_info import Machine
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import CachedNode
-from pykubelet.node.settings import NodeSettings
-from pykubelet.node.status import NOT_BUILT, Facts, image_list
-from pykubelet.node.status_inputs import NodeSources
+from pykubelet.node.settings import NodeSettings, RegistrationSettings
+from pykubelet.node.status import NOT_IMPLEMENTED, Facts, image_list
+from pykubelet.node.status_inputs import NodeSources, RuntimeSource
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
 NOW = datetime(2026, 7, 24, 8, 30, 0, tzinfo=UTC)
@@ -62,6 +63,9 @@ CAPACITY = amounts(
 )
 
 
+_REGISTRATION = [field.name for field in fields(RegistrationSettings)]
+
+
 def settings(**changes: Any) -> NodeSettings:
     given: dict[str, Any] = {
         "name": "vm",
@@ -69,7 +73,13 @@ def settings(**changes: Any) -> NodeSettings:
         "ips": (ip_address("192.0.2.2"),),
         "config": KubeletConfiguration(eviction_hard=EVICTION),
     }
-    return NodeSettings(**given | changes)
+    return make_settings(**given | changes)
+
+
+def make_settings(**values: Any) -> NodeSettings:
+    """Return NodeSettings from its fields and those of RegistrationSettings."""
+    registration = {name: values.pop(name) for name in _REGISTRATION if name in values}
+    return NodeSettings(registration=RegistrationSettings(**registration), **values)
 
 
 def facts(**changes: Any) -> Facts:
@@ -107,7 +117,7 @@ def recorded_node() -> dict[str, Any]:
 def golden_node() -> dict[str, Any]:
     """The reference's node, without features that it declares and that we do not have."""
     document = recorded_node()
-    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_BUILT]
+    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_IMPLEMENTED]
     document["status"] |= {"declaredFeatures": declared} if declared else {}
     return document
 
@@ -301,15 +311,15 @@ class FakeRuntime:
             await asyncio.sleep(120)
 
     def sources(self, **changes: Any) -> NodeSources:
-        given: dict[str, Any] = {
-            "machine": MACHINE,
-            "capacity": CAPACITY,
+        calls: dict[str, Any] = {
             "health": self.health,
             "refresh": self.health.status,
             "list_images": self.list_images,
             "version": self.version,
-            "tell_pod_cidr": self.update_runtime_config,
+            "update_runtime_config": self.update_runtime_config,
         }
+        runtime = RuntimeSource(**{name: changes.pop(name, call) for name, call in calls.items()})
+        given: dict[str, Any] = {"machine": MACHINE, "capacity": CAPACITY, "runtime": runtime}
         return NodeSources(**given | changes)
 
 

@@ -6,8 +6,8 @@ import pytest
 from pykubelet.api.node import NodeAddress
 from pykubelet.linux.network import Interface, NodeIPError, read_interfaces
 from pykubelet.node.addresses import (
-    check_named,
-    choose_looked_up,
+    check_named_ips,
+    choose_resolved,
     find_own_address,
     host_ips,
     needs_own_address,
@@ -125,7 +125,7 @@ def test_what_the_cloud_is_told(ips: tuple[str, ...], external: bool, told: str)
 )
 def test_looked_up(found: tuple[str, ...], prefer: int, chosen: str | None) -> None:
     interfaces = [Interface("eth0", addresses=list(given_ips("192.0.2.2", "2001:db8::2")))]
-    result = choose_looked_up(given_ips(*found), interfaces, prefer)
+    result = choose_resolved(given_ips(*found), interfaces, prefer)
     assert (str(result) if result else None) == chosen
 
 
@@ -135,9 +135,9 @@ async def test_this_machine() -> None:
     except NodeIPError as err:
         pytest.skip(f"this machine has no address: {err}")
     assert any(found in interface.addresses for interface in read_interfaces())
-    check_named(settings(ips=(found,)))
+    check_named_ips(settings(ips=(found,)))
     with pytest.raises(NodeIPError, match="not on an interface"):
-        check_named(settings(ips=given_ips("203.0.113.77")))
+        check_named_ips(settings(ips=given_ips("203.0.113.77")))
     for ips in ((), (found,), given_ips("0.0.0.0" if found.version == 4 else "::")):
         asked = settings(ips=ips, name="no-such-name.invalid")
         assert await host_ips(asked) == [found]

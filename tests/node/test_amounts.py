@@ -7,7 +7,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.names import is_extended_resource
 from pykubelet.cm.capacity import allocatable, node_capacity, pod_capacity
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.node.status import DeviceCapacity, next_amounts
+from pykubelet.node.status import DeviceCapacity, next_resources
 from tests.node.making import amounts, settings
 
 
@@ -43,15 +43,15 @@ def test_extended(resource: str, extended: bool) -> None:
 class TestNext:
     def test_devices(self) -> None:
         devices = DeviceCapacity(one(DONGLE, "4"), one(DONGLE, "3"), ["example.com/gone"])
-        capacity, left = next_amounts({}, {}, MACHINE, devices, settings(config=KubeletConfiguration()))
+        capacity, left = next_resources({}, {}, MACHINE, devices, settings(config=KubeletConfiguration()))
         assert texts(capacity) == {**texts(MACHINE), DONGLE: "4", "example.com/gone": "0"}
         assert texts(left) == {**texts(MACHINE), DONGLE: "3", "example.com/gone": "0"}
 
     def test_others_stay_and_vanish_with_their_capacity(self) -> None:
         config = settings(config=KubeletConfiguration())
-        capacity, left = next_amounts(one(DONGLE, "4"), one(DONGLE, "1"), MACHINE, DeviceCapacity(), config)
+        capacity, left = next_resources(one(DONGLE, "4"), one(DONGLE, "1"), MACHINE, DeviceCapacity(), config)
         assert (str(capacity[DONGLE]), str(left[DONGLE])) == ("4", "4")
-        capacity, left = next_amounts({}, one(DONGLE, "1"), MACHINE, DeviceCapacity(), config)
+        capacity, left = next_resources({}, one(DONGLE, "1"), MACHINE, DeviceCapacity(), config)
         assert DONGLE not in capacity
         assert DONGLE not in left
 
@@ -62,7 +62,7 @@ class TestNext:
             eviction_hard={"memory.available": "100Mi", "nodefs.available": "10%"},
         )
         machine = MACHINE | amounts(hugepages_2Mi="1Gi", ephemeral_storage="10Gi") | one(DONGLE, "2")
-        _, left = next_amounts({}, {}, machine, DeviceCapacity(), settings(config=config))
+        _, left = next_resources({}, {}, machine, DeviceCapacity(), settings(config=config))
         assert texts(left) == {
             "cpu": "3500m",
             "memory": "6044Mi",
@@ -73,7 +73,7 @@ class TestNext:
             DONGLE: "0",
         }
         ignoring = settings(config=config, ignore_eviction=True)
-        _, left = next_amounts({}, {}, machine, DeviceCapacity(), ignoring)
+        _, left = next_resources({}, {}, machine, DeviceCapacity(), ignoring)
         assert (str(left["memory"]), str(left["ephemeral-storage"])) == ("6Gi", "9Gi")
 
 

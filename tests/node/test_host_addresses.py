@@ -6,7 +6,7 @@ import pytest
 import pykubelet.node.addresses
 from pykubelet.api.node import NodeAddress
 from pykubelet.linux.network import IPAddress, NodeIPError
-from pykubelet.node.addresses import HostIPs, told_to_pods
+from pykubelet.node.addresses import HostIPs, pod_host_ips
 from pykubelet.node.settings import NodeSettings
 from pykubelet.util.tasks import TaskScope
 from tests.node.making import settings
@@ -32,7 +32,7 @@ def addresses(*pairs: tuple[str, str]) -> list[NodeAddress]:
     ],
 )
 def test_what_pods_are_told(given: tuple[tuple[str, str], ...], told: list[str]) -> None:
-    assert told_to_pods(addresses(*given)) == told
+    assert pod_host_ips(addresses(*given)) == told
 
 
 class Machine:
@@ -59,8 +59,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 async def test_found_late_and_lost(machine: Machine) -> None:
     known, changes = HostIPs(settings()), []
     held = known.ips
-    known.on_change = lambda: changes.append(list(held))
-    await known.look()
+    known.add_listener(lambda: changes.append(list(held)))
+    await known.discover()
     assert held == []
     async with TaskScope() as scope:
         scope.start(known.run(), name="addresses")
@@ -82,15 +82,15 @@ async def test_found_late_and_lost(machine: Machine) -> None:
 async def test_the_cluster_has_the_last_word(machine: Machine) -> None:
     known = HostIPs(settings())
     machine.ip = ip_address("192.0.2.7")
-    await known.look()
-    known.follow(addresses(("Hostname", "vm")))
+    await known.discover()
+    known.set_from_node_status(addresses(("Hostname", "vm")))
     assert known.ips == ["192.0.2.7"], "a cloud that has not spoken yet"
     async with asyncio.TaskGroup() as group:
-        group.create_task(known.look())
+        group.create_task(known.discover())
         await asyncio.sleep(0.05)
-        known.follow(addresses(("InternalIP", "10.0.0.1"), ("InternalIP", "fd00::1")))
+        known.set_from_node_status(addresses(("InternalIP", "10.0.0.1"), ("InternalIP", "fd00::1")))
     assert known.ips == ["10.0.0.1", "fd00::1"], "also while the machine is being asked"
-    await known.look()
-    known.follow([])
+    await known.discover()
+    known.set_from_node_status([])
     assert known.ips == ["10.0.0.1", "fd00::1"]
     assert machine.asked == 2

@@ -17,7 +17,7 @@ class Lifeline:
         self.api = MemoryApi()
         self.uid = "n1"
         self.loop = LeaseLoop(
-            self.api, settings(), lambda: self.uid, self.api.close_all, clock=lambda: NOW, chance=lambda: 0.5
+            self.api, settings(), lambda: self.uid, self.api.close_all, clock=lambda: NOW, rng=lambda: 0.5
         )
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from pykubelet.apiserver.client import Page
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import CachedNode, NodeInformer
-from pykubelet.node.lease import WakeupTimer, stretched
+from pykubelet.node.lease import WakeupTimer, jittered
 from pykubelet.node.status import plain_version
 from pykubelet.node.status_inputs import NodeStatusCollector
 from pykubelet.transport.errors import CriError
@@ -47,7 +47,7 @@ class TestInformer:
         )
         heard: list[str] = []
         informer = NodeInformer(source, "vm")
-        informer.listen(lambda known: heard.append(known.metadata.resource_version if known else "gone"))
+        informer.add_listener(lambda node: heard.append(node.metadata.resource_version if node else "gone"))
         assert (informer.node, informer.has_synced) == (None, False)
         async with TaskScope() as scope:
             scope.start(informer.run(), name="informer")
@@ -63,13 +63,13 @@ class TestInformer:
 
     def test_the_status_is_read_when_wanted(self) -> None:
         known = msgspec.json.decode(json.dumps(node(1)).encode(), type=CachedNode)
-        whole = known.whole()
+        whole = known.to_node()
         assert len(whole.status.images) == 2
         assert whole.status.images[1].names is None
         assert str(whole.status.capacity["memory"]) == "24682416Ki"
-        assert CachedNode().whole().status.conditions == []
+        assert CachedNode().to_node().status.conditions == []
         with pytest.raises(ValueError, match="many"):
-            CachedNode(status=msgspec.Raw(b'{"capacity": {"cpu": "many"}}')).whole()
+            CachedNode(status=msgspec.Raw(b'{"capacity": {"cpu": "many"}}')).to_node()
 
     async def test_a_page_of_nothing_readable_keeps_the_last(self) -> None:
         bad = {"metadata": {"name": "vm", "uid": "n1", "resourceVersion": "9"}, "spec": {"taints": 3}}
@@ -130,7 +130,7 @@ class TestHealth:
         rung: list[float] = []
         loop = asyncio.get_running_loop()
         runtime = FakeRuntime()
-        runtime.health.listen(lambda: rung.append(loop.time()))
+        runtime.health.add_listener(lambda: rung.append(loop.time()))
         await runtime.health.status()
         await runtime.health.status()
         assert len(rung) == 1, "only differences ring"
@@ -190,18 +190,18 @@ async def test_bell() -> None:
     bell, loop = WakeupTimer(), asyncio.get_running_loop()
     assert not await bell.sleep(3)
     assert loop.time() == pytest.approx(3)
-    bell.ring()
-    bell.ring()
+    bell.wake()
+    bell.wake()
     assert await bell.sleep(3)
-    loop.call_later(1, bell.ring)
+    loop.call_later(1, bell.wake)
     assert await bell.sleep(3)
     assert loop.time() == pytest.approx(4)
     assert not await bell.sleep(1)
 
 
 def test_stretched() -> None:
-    assert stretched(10, lambda: 0) == 10
-    assert stretched(10, lambda: 1) == pytest.approx(10.4)
+    assert jittered(10, lambda: 0) == 10
+    assert jittered(10, lambda: 1) == pytest.approx(10.4)
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,15 @@ class TestBlank:
         )
         made = node_settings(flags, config, FeatureGates(), "one")
         assert (made.name, made.hostname, str(made.ips[0])) == ("one", "one", "192.0.2.2")
-        assert made.taints == (Taint(key="k", effect="NoSchedule", time_added=NOW),)
-        assert (made.external_cloud, made.schedulable, made.ignore_eviction) == (True, False, True)
+        assert made.registration.taints == (Taint(key="k", effect="NoSchedule", time_added=NOW),)
+        assert (made.external_cloud, made.registration.schedulable, made.ignore_eviction) == (
+            True,
+            False,
+            True,
+        )
         assert (made.update_seconds, made.report_seconds, made.lease_seconds) == (10.0, 300.0, 40)
-        assert (made.max_images, made.provider_id, made.labels) == (7, "p", {"a": "b"})
+        assert (made.max_images, made.registration.provider_id) == (7, "p")
+        assert made.registration.labels == {"a": "b"}
 
 
 class TestReconciling:

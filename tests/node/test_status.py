@@ -18,7 +18,7 @@ from pykubelet.node.conditions import NodePressure, Transition
 from pykubelet.node.lease import renewed
 from pykubelet.node.registration import blank_node
 from pykubelet.node.status import (
-    NOT_BUILT,
+    NOT_IMPLEMENTED,
     Facts,
     declared_features,
     has_changed,
@@ -101,7 +101,9 @@ class TestGolden:
         new, _ = next_node(old, facts(), settings(), LATER)
         assert has_changed(old, new)
         left = node_patch(old, new)["status"]["declaredFeatures"]
-        assert left == [name for name in document["status"]["declaredFeatures"] if name not in NOT_BUILT]
+        assert left == [
+            name for name in document["status"]["declaredFeatures"] if name not in NOT_IMPLEMENTED
+        ]
         assert left != document["status"]["declaredFeatures"]
 
 
@@ -304,9 +306,9 @@ class TestFeatures:
         assert name not in declared_features(pb.StatusResponse(), off)
 
     def test_what_is_not_built_is_not_declared(self) -> None:
-        gates = FeatureGates().with_overrides(dict.fromkeys(NOT_BUILT, True))
+        gates = FeatureGates().with_overrides(dict.fromkeys(NOT_IMPLEMENTED, True))
         able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
-        assert NOT_BUILT.isdisjoint(declared_features(able, gates))
+        assert NOT_IMPLEMENTED.isdisjoint(declared_features(able, gates))
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d.pop("status"), lambda d: d["status"].clear()])

@@ -51,15 +51,15 @@ class Reporting:
             NodeEvents(self.recorded, "vm"),
             self.api.close_all,
             clock=lambda: NOW + timedelta(seconds=int(asyncio.get_running_loop().time())),
-            chance=lambda: 0.5,
+            rng=lambda: 0.5,
         )
-        self.api.on_change = self.loop.seen
-        self.runtime.health.listen(self.loop.wake)
+        self.api.on_change = self.loop.handle_update
+        self.runtime.health.add_listener(self.loop.wake)
 
     async def register(self) -> None:
         blank = blank_node(self.settings, "amd64")
         node, _ = next_node(blank, await self.observer.facts(), self.settings, NOW)
-        self.loop.answered(await self.api.create(NODES, node))
+        self.loop.set_latest(await self.api.create(NODES, node))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -388,7 +388,8 @@ class TestOthers:
     async def test_whoever_tells_pods_hears_of_the_addresses(self) -> None:
         """Also of those that somebody else wrote, as a cloud does."""
         heard: list[list[NodeAddress]] = []
-        it = Reporting(settings(ips=(), external_cloud=True), addressed=heard.append)
+        it = Reporting(settings(ips=(), external_cloud=True))
+        it.loop.add_address_listener(heard.append)
         async with it.settled():
             assert heard[-1] == [NodeAddress(type="Hostname", address="vm")]
             document = it.api.node
@@ -405,7 +406,7 @@ class TestOthers:
             known = it.api.known()
             known.status = msgspec.Raw(b'{"capacity": {"cpu": "many"}}')
             it.pressures = NodePressure(disk=True)
-            it.loop.seen(known)
+            it.loop.handle_update(known)
             await asyncio.sleep(1.1)
             assert it.api.asked == ["get nodes", "patch nodes"]
             assert it.api.conditions()["DiskPressure"] == "True"

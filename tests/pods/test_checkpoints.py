@@ -68,9 +68,9 @@ async def test_pods_come_back_with_their_last_status(tmp_path: Path) -> None:
     before = Checkpoints(folder)
     async with running(before):
         for name in ("a", "b", "c"):
-            before.keep(pod(name))
-        before.keep(pod("a"), PodStatus(phase="Succeeded"))
-        before.keep(pod("b", image="newer"))
+            before.save(pod(name))
+        before.save(pod("a"), PodStatus(phase="Succeeded"))
+        before.save(pod("b", image="newer"))
         await asyncio.sleep(2)
         before.forget("uid-c")
     after = Checkpoints(folder)
@@ -85,10 +85,10 @@ async def test_pods_come_back_with_their_last_status(tmp_path: Path) -> None:
 async def test_what_is_unchanged_is_not_written(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     async with running(checkpoints):
-        checkpoints.keep(pod("a"))
+        checkpoints.save(pod("a"))
         await asyncio.sleep(1)
         written = (tmp_path / "uid-a.json").stat().st_ino
-        checkpoints.keep(pod("a"))
+        checkpoints.save(pod("a"))
         await asyncio.sleep(1)
         assert (tmp_path / "uid-a.json").stat().st_ino == written
 
@@ -96,7 +96,7 @@ async def test_what_is_unchanged_is_not_written(tmp_path: Path) -> None:
 async def test_broken_files_are_left_alone_and_the_others_count(tmp_path: Path) -> None:
     good = Checkpoints(tmp_path)
     async with running(good):
-        good.keep(pod("good"))
+        good.save(pod("good"))
     (tmp_path / "cut.json").write_text('{"pod": {"meta')
     (tmp_path / "uid-other.json").write_bytes((tmp_path / "uid-good.json").read_bytes())
     (tmp_path / "uid-half.new").write_text("{")
@@ -116,11 +116,11 @@ async def test_what_pods_ask_of_the_node_is_kept(tmp_path: Path) -> None:
     before = Checkpoints(tmp_path)
     assert before.node is None
     async with running(before):
-        before.keep_node(seen)
+        before.save_node(seen)
         await asyncio.sleep(1)
         written = (tmp_path / "node.json").stat().st_ino
         # A heartbeat is no reason to write.
-        before.keep_node(replace(seen, status=replace(seen.status, phase="y")))
+        before.save_node(replace(seen, status=replace(seen.status, phase="y")))
         await asyncio.sleep(1)
         assert (tmp_path / "node.json").stat().st_ino == written
     after = Checkpoints(tmp_path)
@@ -137,7 +137,7 @@ async def test_a_folder_with_other_things_in_it_is_left_as_it_is(tmp_path: Path)
     folder.chmod(0o755)
     checkpoints = Checkpoints(folder)
     async with running(checkpoints):
-        checkpoints.keep(pod("a"))
+        checkpoints.save(pod("a"))
     assert sorted(path.name for path in folder.iterdir()) == ["hosts", "ssl", "uid-a.json"]
     assert folder.stat().st_mode & 0o777 == 0o755
     assert [it.metadata.name for it in Checkpoints(folder).pods()] == ["a"]
@@ -166,7 +166,7 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
     checkpoints = Checkpoints(folder)
     async with running(checkpoints):
         folder.rmdir()
-        checkpoints.keep(pod("a"))
+        checkpoints.save(pod("a"))
         await asyncio.sleep(2)
         folder.mkdir()
         await asyncio.sleep(15)
@@ -180,7 +180,7 @@ async def test_the_runtime_class_is_known_without_the_api_server(tmp_path: Path)
     objects = CheckpointedObjects(cluster, before, cluster.handler)
     async with running(before):
         for one in (plain, classy):
-            before.keep(one)
+            before.save(one)
         assert await objects.handler(plain) == ""
         assert await objects.handler(classy) == "runsc"
     cluster.away = True
@@ -196,7 +196,7 @@ async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> N
     cluster, before = Cluster(), Checkpoints(tmp_path)
     objects = CheckpointedObjects(cluster, before, cluster.handler)
     async with running(before):
-        before.keep(pod("a"))
+        before.save(pod("a"))
         await objects.config_map(pod("a"), "map")
         await objects.secret(pod("a"), "secret")
         await objects.token(pod("a"), audience="x", seconds=60)

@@ -14,11 +14,11 @@ from pykubelet.api.duration import Duration
 from pykubelet.linux import inotify
 from pykubelet.podconfig import file_source
 from pykubelet.podconfig import file_source as path_watch
-from pykubelet.podconfig.file_source import DirectorySnapshot, FileSource, folders_around
-from pykubelet.podconfig.file_source import look as folder_look
+from pykubelet.podconfig.file_source import DirectorySnapshot, FileSource, directories_to_watch
+from pykubelet.podconfig.file_source import scan as folder_look
 from tests.pods.making import NODE, Heard, manifest
 
-RARELY = Duration.of(60)
+RARELY = Duration.from_seconds(60)
 
 
 @asynccontextmanager
@@ -115,13 +115,13 @@ async def test_file_source_file_recreated_during_look_adds_its_pods_once(
     file, late = folder / "web.yaml", list[str]()
     file.write_text(manifest("web"))
 
-    def look(path: Path, *arguments: Any) -> DirectorySnapshot:
+    def scan(path: Path, *arguments: Any) -> DirectorySnapshot:
         if late:
             file.unlink()
             file.write_text(late.pop())
         return folder_look(path, *arguments)
 
-    monkeypatch.setattr(file_source, "look", look)
+    monkeypatch.setattr(file_source, "scan", scan)
     async with watching(folder) as heard:
         before = heard.sets[-1][0][0].uid
         late.append(manifest("web", hostNetwork=True) if edited else manifest("web"))
@@ -216,7 +216,7 @@ async def test_a_file_that_was_never_good_has_no_pods(folder: Path) -> None:
 
 async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "a.yaml").write_text("kind: [")
-    async with watching(folder, Duration.of(0.1)) as heard:
+    async with watching(folder, Duration.from_seconds(0.1)) as heard:
         for n in range(3):
             put(folder / "b.yaml", manifest("b", hostname=f"h{n}"))
             await until(heard.hostname_is(f"h{n}"))
@@ -227,11 +227,11 @@ async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureF
 async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What has been written so far is a good pod by itself, but not the one that is meant."""
     # The writer may be stopped for longer than those who never close are waited for.
-    monkeypatch.setattr(path_watch, "SETTLED_AFTER", 300)
+    monkeypatch.setattr(path_watch, "SETTLED_SECONDS", 300)
     file = folder / "web.yaml"
     text = manifest("web")
     assert text.endswith("name: web\nspec:\n  containers:\n  - image: busybox:1.35\n    name: main\n")
-    async with watching(folder, Duration.of(0.1)) as heard:
+    async with watching(folder, Duration.from_seconds(0.1)) as heard:
         with file.open("w") as writer:
             writer.write(text)
             writer.flush()
@@ -246,7 +246,7 @@ async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyP
 async def test_a_writer_that_never_closes_is_not_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path_watch, "SETTLED_AFTER", 0.2)
+    monkeypatch.setattr(path_watch, "SETTLED_SECONDS", 0.2)
     async with watching(folder) as heard:
         with (folder / "web.yaml").open("w") as writer:
             writer.write(manifest("web"))
@@ -260,7 +260,7 @@ async def test_the_path_may_appear_later_and_go_and_come(
     folder = tmp_path / "a" / "b" / "manifests"
 
     def lines() -> int:
-        return sum("static pods" in record.message for record in caplog.records)
+        return sum("static pod path" in record.message.lower() for record in caplog.records)
 
     async with watching(folder) as heard:
 
@@ -432,7 +432,7 @@ async def test_the_periodic_check_finds_what_was_not_heard(
         raise OSError(24, "no inotify instances left")
 
     monkeypatch.setattr(path_watch, "Inotify", none_left)
-    async with watching(folder, Duration.of(0.1)) as heard:
+    async with watching(folder, Duration.from_seconds(0.1)) as heard:
         (folder / "web.yaml").write_text(manifest("web"))
         await until(lambda: heard.names == ["web-node-1"])
         put(folder / "web.yaml", manifest("other"))
@@ -442,7 +442,7 @@ async def test_the_periodic_check_finds_what_was_not_heard(
 async def test_a_file_of_the_same_size_and_time_is_noticed(folder: Path) -> None:
     """Two writes within one tick of the clock look the same from outside."""
     file = folder / "web.yaml"
-    async with watching(folder, Duration.of(0.1)) as heard:
+    async with watching(folder, Duration.from_seconds(0.1)) as heard:
         for n in range(10):
             file.write_text(manifest("web", hostname=f"h{n}"))
         await until(heard.hostname_is("h9"))
@@ -479,11 +479,11 @@ def test_which_folders_are_watched(tmp_path: Path) -> None:
     (tmp_path / "real" / "a.yaml").symlink_to("../elsewhere/a.yaml")
     (tmp_path / "real" / ".hidden").symlink_to("/etc/passwd")
     (tmp_path / "link").symlink_to("real")
-    assert folders_around(tmp_path / "link") == {
+    assert directories_to_watch(tmp_path / "link") == {
         tmp_path: frozenset({"link", "real"}),
         tmp_path / "link": frozenset(),
         tmp_path / "link" / ".." / "elsewhere": frozenset({"a.yaml"}),
     }
-    assert folders_around(tmp_path / "no" / "such" / "folder") == {tmp_path: frozenset({"no"})}
+    assert directories_to_watch(tmp_path / "no" / "such" / "folder") == {tmp_path: frozenset({"no"})}
     (tmp_path / "loop").symlink_to("loop")
-    assert folders_around(tmp_path / "loop") == {tmp_path: frozenset({"loop"})}
+    assert directories_to_watch(tmp_path / "loop") == {tmp_path: frozenset({"loop"})}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.config.errors import ConfigError
-from pykubelet.podconfig.local_objects import MOST_BYTES, LocalObject, title
+from pykubelet.podconfig.local_objects import MAX_DATA_BYTES, LocalObject, title
 from pykubelet.podconfig.manifests import Contents, read_manifest
 from tests.pods.making import manifest
 
@@ -92,7 +92,7 @@ def test_they_lie_among_pods_in_documents_and_lists() -> None:
         (document(data={"../../etc/passwd": "x"}), "must be 1 to 253 letters"),
         (document(binaryData={"a": "!"}), "binaryData.a: is not base64: plain text belongs under data"),
         (document(data={"a": "x"}, binaryData={"a": ""}), "binaryData.a: is in data, too"),
-        (document(data={"a": "x" * (MOST_BYTES + 1)}), "data: holds more than 1 MiB: split it"),
+        (document(data={"a": "x" * (MAX_DATA_BYTES + 1)}), "data: holds more than 1 MiB: split it"),
         (document(immutable="yes"), "ConfigMap 'c': immutable: expected"),
         (document(name="Bad_Name"), "metadata.name: 'Bad_Name' must be at most 253"),
         (document(metadata={}), "here: ConfigMap: metadata.name: must be set"),

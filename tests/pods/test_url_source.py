@@ -13,7 +13,7 @@ from pykubelet.podconfig import url_source
 from pykubelet.podconfig.url_source import UrlSource
 from tests.pods.making import NODE, Heard, document, manifest
 
-OFTEN = Duration.of(0.1)
+OFTEN = Duration.from_seconds(0.1)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -183,7 +183,7 @@ BAD: list[tuple[Handler | str | int, str]] = [
 async def test_a_bad_answer_leaves_the_last_good_one(
     server: Server, monkeypatch: pytest.MonkeyPatch, bad: Handler | str | int, message: str
 ) -> None:
-    monkeypatch.setattr(url_source, "TIMEOUT", 0.5 if "no answer" in message else 30.0)
+    monkeypatch.setattr(url_source, "TIMEOUT_SECONDS", 0.5 if "no answer" in message else 30.0)
     async with asking(server.url) as heard:
         await until(lambda: heard.sets)
         good = heard.sets[0][0]
@@ -249,7 +249,7 @@ async def test_failures_are_told_when_they_change_and_now_and_then(
         server.status(501)
         await rounds(server, 3)
         assert told() == 2
-        monkeypatch.setattr(url_source, "REMIND_AFTER", 0.0)
+        monkeypatch.setattr(url_source, "REMIND_SECONDS", 0.0)
         server.status(502)
         await rounds(server, 4)
         assert told() >= 4

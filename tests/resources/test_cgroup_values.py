@@ -421,6 +421,6 @@ class TestHugePages:
 
     @given(st.dictionaries(st.sampled_from(["hugepages-2Mi", "hugepages-1Gi", "cpu"]), st.integers(0, 2**40)))
     def test_every_size_gets_a_limit(self, wanted: dict[str, Any]) -> None:
-        limits = huge_pages.page_limits({name: Quantity.of(n) for name, n in wanted.items()}, SIZES)
+        limits = huge_pages.page_limits({name: Quantity.from_units(n) for name, n in wanted.items()}, SIZES)
         assert set(limits) == set(SIZES)
         assert math.isclose(limits["2MB"], wanted.get("hugepages-2Mi", 0))

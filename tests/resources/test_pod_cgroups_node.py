@@ -72,7 +72,7 @@ def test_what_is_not_reserved_can_be_allocated(kube: str, system: str, eviction:
         system_reserved={"memory": system},
         eviction_hard={"memory.available": eviction},
     )
-    kept = int(reserved_amounts(capacity, config).get("memory", Quantity.of(0)))
+    kept = int(reserved_amounts(capacity, config).get("memory", Quantity.from_units(0)))
     given_away = int(allocatable(capacity, config)["memory"])
     if overcommitment(capacity, config) is None:
         assert given_away + kept == 8 << 30

@@ -188,7 +188,7 @@ def test_oom_score_of_node_critical_pods() -> None:
 
 @given(st.integers(0, 1 << 45), st.integers(0, 1 << 45))
 def test_oom_score_of_burstable_is_between_the_other_classes(request: int, capacity: int) -> None:
-    subject = pod(container(requests={"cpu": Quantity.of(1), "memory": Quantity.of(request)}))
+    subject = pod(container(requests={"cpu": Quantity.from_units(1), "memory": Quantity.from_units(request)}))
     assert 3 <= oom_score_adj(subject, subject.spec.containers[0], capacity) <= 999
 
 

@@ -72,7 +72,7 @@ class TestFormat:
                     st.builds(
                         ResourceRequirements,
                         limits=st.dictionaries(
-                            st.sampled_from(["cpu", "memory"]), st.integers(1, 2**40).map(Quantity.of)
+                            st.sampled_from(["cpu", "memory"]), st.integers(1, 2**40).map(Quantity.from_units)
                         ),
                     ),
                     max_size=3,

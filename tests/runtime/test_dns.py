@@ -219,7 +219,7 @@ async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
 
 def test_journal_event_not_kept_reaches_listeners_only() -> None:
     journal, heard = PodHistory(), []
-    journal.listen(lambda pod, event: heard.append((pod.uid, event.reason)))
+    journal.add_listener(lambda pod, event: heard.append((pod.uid, event.reason)))
     pod = make_pod()
     journal.event(pod, "Warning", "FailedValidation", "duplicate", keep=False)
     assert heard == [(pod.uid, "FailedValidation")]

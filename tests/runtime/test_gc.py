@@ -74,7 +74,7 @@ class TestContainers:
             pytest.param([dead("a", 1), dead("a", 2)], {"max_per_container": -1}, [], id="all are kept"),
             pytest.param(
                 [dead("a", 900), dead("a", 901), dead("a", 990), dead("a", 991)],
-                {"min_age": Duration.of(50)},
+                {"min_age": Duration.from_seconds(50)},
                 ["a@900"],
                 id="the young are not looked at",
             ),
@@ -100,7 +100,7 @@ class TestContainers:
     def test_all_of_a_deleted_pod(self) -> None:
         containers = [dead("a", 1), dead("b", 2, "created"), dead("c", 3, "unknown"), dead("d", 4, "running")]
         assert sorted(ids(plan(pod_of("u", containers), "u"))) == ["a@1", "b@2", "c@3"]
-        assert ids(plan(pod_of("u", [dead("a", 999)]), "u", min_age=Duration.of(60))) == []
+        assert ids(plan(pod_of("u", [dead("a", 999)]), "u", min_age=Duration.from_seconds(60))) == []
 
     def test_too_many_on_the_node(self) -> None:
         """A container that crashes often does not crowd out the others."""
@@ -161,7 +161,7 @@ def nodes(draw: st.DrawFn) -> dict[str, ObservedPod]:
 
 policies = st.builds(
     GcPolicy,
-    min_age=st.sampled_from([Duration(0), Duration.of(500)]),
+    min_age=st.sampled_from([Duration(0), Duration.from_seconds(500)]),
     max_per_container=st.integers(-1, 3),
     max_containers=st.integers(-1, 8),
 )

@@ -155,7 +155,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             runtime.log.parent.mkdir()
             runtime.containers["u1/main"] = [pb.Container(id="c1", created_at=2)]
             view = ScriptedView([pod_of("web", "u1", node="")])
-            view.notes = {"u1": [TimelineEntry(time=1, station="sync", text="began")]}
+            view.notes = {"u1": [TimelineEntry(time=1, component="sync", text="began")]}
             (tmp_path / "logs").mkdir()
             parts = ApiParts(
                 config=config,

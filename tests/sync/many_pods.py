@@ -444,7 +444,7 @@ async def engine_with_fakes(
             scope,
         )
         recorder = EventRecorder(cast(Any, api), NODE, tries=None)
-        engine.history.listen(recorder.pod_event)
+        engine.history.add_listener(recorder.pod_event)
         scope.start(recorder.run(churn.is_bursting), name="events")
         start()
         while not records.all_reported or engine.pleg.health() is not None:

@@ -116,7 +116,7 @@ class Api:
                     self.watched[uid] = now[uid]
                 else:
                     del self.watched[uid]
-                sender.seen(uid)
+                sender.handle_object_update(uid)
 
     @property
     def verbs(self) -> list[str]:
@@ -136,9 +136,9 @@ async def sending(
 ) -> AsyncIterator[StatusManager]:
     sender = StatusManager(
         api,
-        object_of=api.watched.get,
+        get_object=api.watched.get,
         may_run=lambda uid: uid in (running or ()),
-        crowded=crowded,
+        in_burst=crowded,
         metrics=metrics,
         clock=lambda: LATER,
     )

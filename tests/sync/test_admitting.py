@@ -9,7 +9,7 @@ from pykubelet.admission.handler import AdmitRejection, AdmitResult, PodAdmitAtt
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podworkers.pod_admission import present_node
-from pykubelet.status.compute import preempted_status, was_refused
+from pykubelet.status.compute import preempted_status, was_rejected
 from tests.admission.making import asking, node, pod
 from tests.sync.desk import here, settle
 from tests.sync.making import NOW, condition
@@ -31,7 +31,7 @@ async def test_a_refused_pod_is_failed_and_never_starts() -> None:
             qos_class="Burstable",
             start_time=status.start_time,
         )
-        assert was_refused(status)
+        assert was_rejected(status)
         assert node.events(refused.uid) == [("Warning", "OutOfcpu", message)]
         assert [note.text for note in node.journal.timeline(refused.uid)] == ["refused: OutOfcpu"]
         assert node.counted("kubelet_admission_rejections_total", reason="OutOfcpu") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.podconfig.api_source import PATIENCE_SECONDS, CheckpointSource
+from pykubelet.podconfig.api_source import FIRST_LIST_TIMEOUT_SECONDS, CheckpointSource
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.mux import PodChange, PodStore
 from pykubelet.util.tasks import TaskScope
@@ -35,7 +35,7 @@ class Node:
 
     def want(self, pod: Pod) -> None:
         self.store.apply(PodChange("ADD", pod, "api"))
-        self.last.changed(pod, None)
+        self.last.update(pod, None)
 
     @property
     def kept(self) -> list[str]:
@@ -56,18 +56,18 @@ async def test_pods_of_old_are_offered_when_nobody_answers(tmp_path: Path) -> No
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a", "one"))
         node.want(make_pod("b", "two"))
-        node.last.changed(make_pod("b", "two"), make_status())
+        node.last.update(make_pod("b", "two"), make_status())
     async with running(tmp_path / "c") as node:
-        await asyncio.sleep(PATIENCE_SECONDS - 1)
+        await asyncio.sleep(FIRST_LIST_TIMEOUT_SECONDS - 1)
         assert node.offered == []
         await asyncio.sleep(2)
         assert node.offered == ["a", "b"]
-        assert node.last.speak_for_the_api
+        assert node.last.has_unconfirmed_pods
         assert [pod.status.phase for pod in node.checkpoints.pods()] == ["Pending", "Running"]
         # What the API server does not have is forgotten when it speaks, and only then.
-        node.last.answered([make_pod("b", "two")], set())
+        node.last.handle_api_pods([make_pod("b", "two")], set())
         assert node.kept == ["b"]
-        assert not node.last.speak_for_the_api
+        assert not node.last.has_unconfirmed_pods
     assert Node(tmp_path / "c").kept == ["b"]
 
 
@@ -79,7 +79,7 @@ async def test_nothing_is_offered_when_the_api_server_answers(tmp_path: Path) ->
         node.answer.set()
         await asyncio.sleep(60)
         assert node.offered == []
-        assert not node.last.speak_for_the_api
+        assert not node.last.has_unconfirmed_pods
 
 
 async def test_a_pod_is_forgotten_with_the_api_servers_word_for_it(tmp_path: Path) -> None:
@@ -87,17 +87,17 @@ async def test_a_pod_is_forgotten_with_the_api_servers_word_for_it(tmp_path: Pat
         pod = make_pod("a")
         node.want(pod)
         node.store.apply(PodChange("REMOVE", pod, "api"))
-        node.last.changed(pod, None)
+        node.last.update(pod, None)
         assert node.kept == []
         # Its last status comes when it has stopped: too late to matter.
-        node.last.changed(pod, make_status("Failed"))
+        node.last.update(pod, make_status("Failed"))
         assert node.kept == []
 
 
 async def test_a_pod_that_cannot_be_read_now_is_kept(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a", "odd"))
-        node.last.answered([], {"default/odd"})
+        node.last.handle_api_pods([], {"default/odd"})
         assert node.kept == ["a"]
 
 

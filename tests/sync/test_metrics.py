@@ -39,7 +39,7 @@ class Starts:
         self.clock, self.registry = Clock(), CollectorRegistry()
         self.starts = PodStartupLatencyTracker(StartedMetrics(self.registry), self.clock)
         self.journal = PodHistory(self.clock)
-        self.journal.listen(self.starts.happened)
+        self.journal.add_listener(self.starts.happened)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"kubelet_{name}", labels)

@@ -179,7 +179,7 @@ class Node:
         self.reported = True
         self.node_uid = "node-uid"
         self.mirrors = MirrorPods(
-            self.api, self.store, "n", wishes=self._wishes, node_uid=lambda: self.node_uid
+            self.api, self.store, "n", desired=self._wishes, node_uid=lambda: self.node_uid
         )
 
     def _wishes(self) -> DesiredMirrors | None:
@@ -198,10 +198,10 @@ class Node:
         for pod in self.store.mirrors():
             if self.api.pods.get(pod.full_name) is not pod:
                 self.store.apply(PodChange("REMOVE", pod, "api"))
-                self.mirrors.seen(pod)
+                self.mirrors.handle_mirror_update(pod)
         for pod in self.api.pods.values():
             self.store.apply(PodChange("ADD", pod, "api"))
-            self.mirrors.seen(pod)
+            self.mirrors.handle_mirror_update(pod)
 
     @property
     def shown(self) -> dict[str, str]:

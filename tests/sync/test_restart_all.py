@@ -21,7 +21,7 @@ from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
-from pykubelet.status.containers import StartFailure, says_restarting
+from pykubelet.status.containers import StartFailure, has_restart_condition
 from pykubelet.transport.errors import CriError, NotFound
 from tests.sync.making import make_pod
 from tests.sync.syncers import Sources, make_stages, make_syncer
@@ -207,13 +207,13 @@ async def test_a_step_takes_all_away_and_the_next_one_begins() -> None:
     ]  # fmt: skip
     status = statuses.get("u1")
     assert status is not None
-    assert says_restarting(status)
+    assert has_restart_condition(status)
     assert not applied
     await one.sync(a_pod())
     assert applied == ["side"]
     status = statuses.get("u1")
     assert status is not None
-    assert not says_restarting(status)
+    assert not has_restart_condition(status)
 
 
 async def test_a_step_where_it_is_off() -> None:

@@ -70,7 +70,7 @@ async def test_static_readiness_kubelet_restarted_reports_what_was_reported(
 ) -> None:
     def happen(subject: StaticReadiness) -> None:
         statuses = StatusStore()
-        statuses.listen(subject.record)
+        statuses.add_listener(subject.record)
         statuses.set(static(), reported(not ready))
         statuses.set(static(), reported(ready))
 

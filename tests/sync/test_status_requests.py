@@ -17,12 +17,12 @@ async def test_the_request_is_as_kubernetes_wants_it(server: Server, client: Api
     pod = make_pod()
     written = msgspec.structs.replace(pod, status=make_status())
     server.say(refuse(500, "InternalError", "etcd"), answer(to_document(written)), answer({"kind": "Status"}))
-    sender = StatusManager(client, object_of=lambda uid: pod, may_run=lambda uid: False)
+    sender = StatusManager(client, get_object=lambda uid: pod, may_run=lambda uid: False)
     async with TaskScope() as scope:
         scope.start(sender.run(), name="sender")
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         async with asyncio.timeout(90):
-            await sender.told(pod.uid)
+            await sender.wait_reported(pod.uid)
             await sender.remove(pod)
     first, patch, delete = server.seen
     assert first.body == patch.body

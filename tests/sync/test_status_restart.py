@@ -9,7 +9,7 @@ from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
 from pykubelet.api.pod_status import ContainerStatus, PodCondition, PodStatus
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.status.compute import compute_status
-from pykubelet.status.containers import StartFailure, StatusInputs, says_restarting
+from pykubelet.status.containers import StartFailure, StatusInputs, has_restart_condition
 from pykubelet.status.patch import merged_status
 from tests.sync.making import LATER, NOW, condition, container, ended, make_pod, running, waiting
 
@@ -95,7 +95,7 @@ def test_the_story_of_a_restart() -> None:
     # Its agent stopped half way: what is gone waits, and what asked for it is not told twice.
     halfway = status(one("main", "exited", 3), previous=asked)
     gone = ("waiting", "RestartingAllContainers", 1)
-    assert says_restarting(halfway)
+    assert has_restart_condition(halfway)
     assert states(halfway) == {"first": gone, "main": ("ended", 3, 0), "other": gone}
     assert halfway.phase == "Running"
     still = status(one("main", "exited", 3), previous=halfway)
@@ -103,7 +103,7 @@ def test_the_story_of_a_restart() -> None:
     assert states(still) == {"first": initializing, "main": ("ended", 3, 0), "other": initializing}
 
     clean = status(previous=asked)
-    assert not says_restarting(clean)
+    assert not has_restart_condition(clean)
     assert states(clean) == dict.fromkeys(("first", "main", "other"), gone)
     assert clean.phase == "Running"
     for container_status in (*clean.init_container_statuses, *clean.container_statuses):
@@ -114,7 +114,7 @@ def test_the_story_of_a_restart() -> None:
     assert [one.status for one in clean.conditions if one.type == "Initialized"] == ["True"]
 
     again = status(one("first", "running", attempt=1), previous=clean)
-    assert not says_restarting(again)
+    assert not has_restart_condition(again)
     assert states(again) == {"first": ("running", "", 1), "main": initializing, "other": initializing}
     assert again.phase == "Pending"
 
@@ -125,15 +125,15 @@ def test_the_story_of_a_restart() -> None:
         previous=again,
     )
     assert up.phase == "Running"
-    assert not says_restarting(up)
+    assert not has_restart_condition(up)
     assert {name: state[2] for name, state in states(up).items()} == {"first": 1, "main": 1, "other": 1}
 
 
 def test_an_agent_that_came_anew_goes_on_with_what_was_said() -> None:
     # Whatever removed the container that asked for it: the others must not go on with their old lives.
     said = PodStatus(phase="Running", conditions=[condition(KIND, "True", "RestartAllContainersStarted")])
-    assert says_restarting(status(one("other", "running"), previous=said))
-    assert not says_restarting(status(previous=said))
+    assert has_restart_condition(status(one("other", "running"), previous=said))
+    assert not has_restart_condition(status(previous=said))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.status import manager as status_sender
 from pykubelet.status.manager import (
-    AT_ONCE,
-    CROWDED_HOLD_SECONDS,
+    BURST_HOLD_SECONDS,
     HOLD_SECONDS,
+    MAX_CONCURRENT_REQUESTS,
     QUEUED_HOLD_SECONDS,
     StatusMetrics,
 )
@@ -28,9 +28,9 @@ async def test_the_time_since_the_first_change_is_counted() -> None:
     pod, registry = make_pod(), CollectorRegistry()
     api = Api(pod)
     async with sending(api, metrics=StatusMetrics(registry)) as sender:
-        sender.changed(pod, pending())
+        sender.set_status(pod, pending())
         await asyncio.sleep(0.3)
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(60)
     assert registry.get_sample_value("kubelet_pod_status_sync_duration_seconds_count") == 1
     total = registry.get_sample_value("kubelet_pod_status_sync_duration_seconds_sum")
@@ -41,10 +41,10 @@ async def test_a_quick_start_is_one_request() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
-        sender.changed(pod, pending())
+        sender.set_status(pod, pending())
         await asyncio.sleep(0.3)
         assert api.verbs == []
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(0.1)
         assert api.verbs == ["patch web"]
         assert api.phases == {"web": "Running"}
@@ -58,7 +58,7 @@ async def test_a_slow_start_shows_what_it_waits_for() -> None:
     api = Api(pod)
     async with sending(api) as sender:
         for _ in range(20):
-            sender.changed(pod, pending())
+            sender.set_status(pod, pending())
             await asyncio.sleep(0.1)
         assert api.verbs == ["patch web"]
         assert abs(api.requests[0][0] - HOLD_SECONDS) < 0.1
@@ -69,21 +69,21 @@ async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
     first, second = make_pod("u1", "first"), make_pod("u2", "second")
     api = Api(first, second)
     async with sending(api, crowded=lambda: True) as sender:
-        sender.changed(first, pending())
-        sender.changed(second, pending())
+        sender.set_status(first, pending())
+        sender.set_status(second, pending())
         await asyncio.sleep(5)
         assert api.verbs == []
-        sender.changed(first, make_status())
+        sender.set_status(first, make_status())
         await asyncio.sleep(0.1)
         assert api.verbs == ["patch first"]
         await asyncio.sleep(QUEUED_HOLD_SECONDS - 4)
         assert api.phases == {"first": "Running", "second": "Pending"}
         assert api.verbs == ["patch first", "patch second"]
         # A new wait is a new one, not the rest of the last.
-        sender.changed(second, make_status("Pending", container("main", waiting("ErrImagePull"))))
+        sender.set_status(second, make_status("Pending", container("main", waiting("ErrImagePull"))))
         await asyncio.sleep(5)
         assert len(api.verbs) == 2
-        await asyncio.wait_for(sender.told(second.uid), 1)
+        await asyncio.wait_for(sender.wait_reported(second.uid), 1)
         assert len(api.verbs) == 3
 
 
@@ -91,11 +91,11 @@ async def test_sender_failure_in_crowd_is_held_shorter_than_queued_pod() -> None
     queued, failing = make_pod("u1", "queued"), make_pod("u2", "failing")
     api = Api(queued, failing)
     async with sending(api, crowded=lambda: True) as sender:
-        sender.changed(queued, pending())
-        sender.changed(failing, make_status("Pending", container("main", waiting("ErrImagePull"))))
-        await asyncio.sleep(CROWDED_HOLD_SECONDS + 0.1)
+        sender.set_status(queued, pending())
+        sender.set_status(failing, make_status("Pending", container("main", waiting("ErrImagePull"))))
+        await asyncio.sleep(BURST_HOLD_SECONDS + 0.1)
         assert api.verbs == ["patch failing"]
-        await asyncio.sleep(QUEUED_HOLD_SECONDS - CROWDED_HOLD_SECONDS)
+        await asyncio.sleep(QUEUED_HOLD_SECONDS - BURST_HOLD_SECONDS)
         assert api.verbs == ["patch failing", "patch queued"]
 
 
@@ -111,7 +111,7 @@ async def test_sender_held_status_is_not_computed_until_crowd_ends(monkeypatch: 
     monkeypatch.setattr(status_sender, "merged_status", counted)
     async with sending(api, crowded=lambda: bool(crowd)) as sender:
         for pod in pods:
-            sender.changed(pod, pending())
+            sender.set_status(pod, pending())
         await asyncio.sleep(QUEUED_HOLD_SECONDS - 1)
         assert (computed, api.verbs) == ([], [])
         crowd.clear()
@@ -126,7 +126,7 @@ async def test_a_crowd_that_goes_is_noticed() -> None:
     api = Api(pod)
     crowd = [True]
     async with sending(api, crowded=lambda: bool(crowd)) as sender:
-        sender.changed(pod, pending())
+        sender.set_status(pod, pending())
         await asyncio.sleep(3.5)
         crowd.clear()
         await asyncio.sleep(1)
@@ -140,13 +140,13 @@ async def test_that_a_deletion_was_seen_is_no_news_by_itself() -> None:
     api = Api(pod)
     async with sending(api, {pod.uid}) as sender:
         seen = make_status(conditions=[condition("Ready", observed_generation=2)], observed_generation=2)
-        sender.changed(pod, seen)
-        await asyncio.sleep(CROWDED_HOLD_SECONDS / 2)
+        sender.set_status(pod, seen)
+        await asyncio.sleep(BURST_HOLD_SECONDS / 2)
         assert api.verbs == []
-        await asyncio.sleep(CROWDED_HOLD_SECONDS)
+        await asyncio.sleep(BURST_HOLD_SECONDS)
         assert api.verbs == ["patch web"]
         gone = [condition("Ready", "False", observed_generation=2)]
-        sender.changed(pod, make_status(conditions=gone, observed_generation=2))
+        sender.set_status(pod, make_status(conditions=gone, observed_generation=2))
         await asyncio.sleep(HOLD_SECONDS + 0.1)
         assert api.verbs == ["patch web"] * 2
 
@@ -159,20 +159,20 @@ async def test_nothing_is_sent_of_a_pod_that_is_as_the_api_server_knows() -> Non
             conditions=[condition("ContainersReady", at=LATER), condition("Ready", at=LATER)],
             start_time=LATER,
         )
-        sender.changed(pod, again)
+        sender.set_status(pod, again)
         await asyncio.sleep(60)
         assert api.requests == []
-        await asyncio.wait_for(sender.told(pod.uid), 1)
+        await asyncio.wait_for(sender.wait_reported(pod.uid), 1)
 
 
 async def test_the_newest_wins_and_no_pod_is_asked_for_twice_at_once() -> None:
     pod = make_pod()
     api = Api(pod, delay=1.0)
     async with sending(api) as sender:
-        sender.changed(pod, make_status(ready="False"))
+        sender.set_status(pod, make_status(ready="False"))
         await asyncio.sleep(0.5)
         for count in range(1, 6):
-            sender.changed(pod, make_status("Running", container(restart_count=count)))
+            sender.set_status(pod, make_status("Running", container(restart_count=count)))
         await asyncio.sleep(5)
         assert api.verbs == ["patch web"] * 2
         assert api.pods[pod.full_name].status.container_statuses[0].restart_count == 5
@@ -183,17 +183,17 @@ async def test_only_so_many_requests_are_under_way() -> None:
     api = Api(*pods, delay=0.5)
     async with sending(api) as sender:
         for pod in pods:
-            sender.changed(pod, make_status())
+            sender.set_status(pod, make_status())
         await asyncio.sleep(30)
         assert set(api.phases.values()) == {"Running"}
-        assert AT_ONCE - 1 <= api.most <= AT_ONCE
+        assert MAX_CONCURRENT_REQUESTS - 1 <= api.most <= MAX_CONCURRENT_REQUESTS
 
 
 async def test_what_others_overwrote_is_corrected_but_not_in_a_race() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(0.1)
         api.sync(sender)
         for _ in range(50):
@@ -211,13 +211,13 @@ async def test_foreign_conditions_survive() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(0.1)
         document = to_document(api.pods[pod.full_name].status)
         document["conditions"].append({"type": "example.com/gate", "status": "True"})
         api.write(api.pods[pod.full_name], document)
         api.sync(sender)
-        sender.changed(pod, make_status(ready="False"))
+        sender.set_status(pod, make_status(ready="False"))
         await asyncio.sleep(5)
         conditions = {c.type: c.status for c in api.pods[pod.full_name].status.conditions}
         assert conditions == {"Ready": "False", "ContainersReady": "False", "example.com/gate": "True"}
@@ -228,13 +228,13 @@ async def test_a_field_that_the_server_drops_is_not_sent_again_and_again() -> No
     api = Api(pod)
     api.drops = {"observedGeneration", "podIP"}
     async with sending(api) as sender:
-        sender.changed(pod, make_status(pod_ip="10.0.0.1"))
+        sender.set_status(pod, make_status(pod_ip="10.0.0.1"))
         for _ in range(10):
             await asyncio.sleep(5)
             api.sync(sender)
             sender.check(pod.uid)
         assert api.verbs == ["patch web"]
-        sender.changed(pod, make_status(pod_ip="10.0.0.1", ready="False"))
+        sender.set_status(pod, make_status(pod_ip="10.0.0.1", ready="False"))
         await asyncio.sleep(5)
         assert api.verbs == ["patch web"] * 2
 
@@ -243,7 +243,7 @@ async def test_the_end_is_told_only_when_nothing_runs() -> None:
     pod = make_pod(policy="Never", status=make_status())
     api, running = Api(pod), {"u1"}
     async with sending(api, running) as sender:
-        sender.changed(pod, make_status("Failed", container("main", ended(1)), ready="False"))
+        sender.set_status(pod, make_status("Failed", container("main", ended(1)), ready="False"))
         await asyncio.sleep(5)
         assert api.phases == {"web": "Running"}
         running.clear()
@@ -256,10 +256,10 @@ async def test_told_waits_for_the_newest_status_without_hold() -> None:
     pod = make_pod(deleting=True)
     api = Api(pod)
     async with sending(api) as sender:
-        sender.changed(pod, make_status())
-        sender.changed(pod, make_status("Succeeded", container("main", ended(0)), ready="False"))
+        sender.set_status(pod, make_status())
+        sender.set_status(pod, make_status("Succeeded", container("main", ended(0)), ready="False"))
         began = asyncio.get_running_loop().time()
-        await sender.told(pod.uid)
+        await sender.wait_reported(pod.uid)
         assert asyncio.get_running_loop().time() - began < 0.1
         assert api.phases == {"web": "Succeeded"}
         assert api.verbs == ["patch web"]
@@ -269,12 +269,12 @@ async def test_a_pod_that_is_forgotten_is_waited_for_by_nobody() -> None:
     pod = make_pod()
     api = Api(pod, delay=5)
     async with sending(api) as sender:
-        sender.changed(pod, make_status("Failed"))
-        waits = asyncio.ensure_future(sender.told(pod.uid))
+        sender.set_status(pod, make_status("Failed"))
+        waits = asyncio.ensure_future(sender.wait_reported(pod.uid))
         await asyncio.sleep(1)
         sender.forget(pod.uid)
         await asyncio.wait_for(waits, 1)
-        await sender.told(pod.uid)
+        await sender.wait_reported(pod.uid)
         await asyncio.sleep(60)
         assert len(api.verbs) == 1
 
@@ -283,16 +283,16 @@ async def test_a_mirror_gets_the_status_as_soon_as_it_is_there() -> None:
     static, mirror = make_pod("static"), make_pod("m1")
     api = Api()
     async with sending(api) as sender:
-        sender.changed(static, make_status())
+        sender.set_status(static, make_status())
         await asyncio.sleep(10)
         assert api.verbs == []
         for uid in ("m1", "m2"):
             mirror = make_pod(uid)
             api.pods[mirror.full_name] = api.watched["static"] = mirror
-            sender.seen("static")
+            sender.handle_object_update("static")
             await asyncio.sleep(0.1)
             assert api.phases == {"web": "Running"}
             del api.pods[mirror.full_name], api.watched["static"]
-            sender.changed(static, make_status(ready="False"))
+            sender.set_status(static, make_status(ready="False"))
             await asyncio.sleep(10)
-            sender.changed(static, make_status())
+            sender.set_status(static, make_status())

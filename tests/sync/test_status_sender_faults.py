@@ -19,7 +19,7 @@ from pykubelet.apiserver.errors import (
     ServerError,
     Unreachable,
 )
-from pykubelet.status.manager import AT_ONCE
+from pykubelet.status.manager import MAX_CONCURRENT_REQUESTS
 from tests.sync.making import make_pod, make_status
 from tests.sync.sender_api import Api, sending
 
@@ -32,13 +32,13 @@ async def test_an_outage_is_waited_for_and_pods_are_told_in_order() -> None:
     api.down = True
     async with sending(api) as sender:
         for pod in pods:
-            sender.changed(pod, make_status())
+            sender.set_status(pod, make_status())
             await asyncio.sleep(1)
         await asyncio.sleep(570)
         tried = len(api.verbs)
         # Few ask while nobody answers.
-        assert tried < 60 * AT_ONCE
-        sender.changed(pods[0], make_status(ready="False"))
+        assert tried < 60 * MAX_CONCURRENT_REQUESTS
+        sender.set_status(pods[0], make_status(ready="False"))
         api.down = False
         await asyncio.sleep(65)
         assert set(api.phases.values()) == {"Running"}
@@ -51,10 +51,10 @@ async def test_failures_of_one_pod_do_not_delay_others() -> None:
     api = Api(bad, good)
     api.failures = [ServerError(500, "InternalError", "webhook")] * 3
     async with sending(api) as sender:
-        sender.changed(bad, make_status())
+        sender.set_status(bad, make_status())
         await asyncio.sleep(0.5)
         api.failures, rest = [], api.failures
-        sender.changed(good, make_status())
+        sender.set_status(good, make_status())
         await asyncio.sleep(0.1)
         assert api.phases["good"] == "Running"
         api.failures = rest
@@ -78,13 +78,13 @@ async def test_a_pod_that_was_made_anew_is_let_be(err: KubeError) -> None:
     api.pods[other.full_name] = other
     api.failures = [err]
     async with sending(api) as sender:
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(120)
         assert api.phases == {"web": "Pending"}
         tried = len(api.verbs)
         await asyncio.sleep(600)
         assert len(api.verbs) == tried
-        await asyncio.wait_for(sender.told(pod.uid), 1)
+        await asyncio.wait_for(sender.wait_reported(pod.uid), 1)
 
 
 async def test_a_real_conflict_is_tried_again() -> None:
@@ -92,7 +92,7 @@ async def test_a_real_conflict_is_tried_again() -> None:
     api = Api(pod)
     api.failures = [Conflict(409, "Conflict", "the object has been modified")]
     async with sending(api) as sender:
-        sender.changed(pod, make_status())
+        sender.set_status(pod, make_status())
         await asyncio.sleep(10)
         assert api.verbs == ["patch web", "get web", "patch web"]
         assert api.phases == {"web": "Running"}
@@ -103,8 +103,8 @@ async def test_told_waits_out_an_outage_and_ends_with_the_pod() -> None:
     api = Api(pod)
     api.down = True
     async with sending(api) as sender:
-        sender.changed(pod, make_status("Failed"))
-        waits = asyncio.ensure_future(sender.told(pod.uid))
+        sender.set_status(pod, make_status("Failed"))
+        waits = asyncio.ensure_future(sender.wait_reported(pod.uid))
         await asyncio.sleep(300)
         assert not waits.done()
         # Somebody deletes the pod by force, and the watch says so.
@@ -119,8 +119,8 @@ async def test_a_status_that_the_server_finds_invalid_does_not_hold_a_pod_for_ev
     api = Api(pod)
     api.failures = [Invalid(422, "Invalid", "status.podIP: Invalid value")] * 1000
     async with sending(api) as sender:
-        sender.changed(pod, make_status("Failed"))
-        await asyncio.wait_for(sender.told(pod.uid), 5)
+        sender.set_status(pod, make_status("Failed"))
+        await asyncio.wait_for(sender.wait_reported(pod.uid), 5)
 
 
 async def test_removal_is_tried_until_it_works() -> None:
@@ -173,7 +173,7 @@ def test_in_the_end_the_api_server_knows_the_truth(
                 if what == "status":
                     ended_before = pod.uid in truth and truth[pod.uid].phase == "Failed"
                     truth[pod.uid] = make_status("Failed" if ended_before else phase, ready=str(ready))
-                    sender.changed(pod, truth[pod.uid])
+                    sender.set_status(pod, truth[pod.uid])
                 elif what == "watch":
                     api.sync(sender)
                 elif what == "overwrite" and api.pods[pod.full_name].status.phase != "Failed":

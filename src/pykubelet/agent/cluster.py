@@ -106,7 +106,7 @@ class Cluster:
         if self.checkpoints is not None:
             checkpointed = CheckpointedObjects(self._objects, self.checkpoints, self._classes.handler)
             self.objects, self._handler_of = checkpointed, checkpointed.handler
-            self.informer.listen(lambda _: self._checkpoint_node())
+            self.informer.add_listener(lambda _: self._checkpoint_node())
 
     def access(self) -> ClusterAccess:
         """Return what the pod engine uses of the cluster."""
@@ -156,7 +156,7 @@ class Cluster:
             return self.checkpoints.node
         if known is not self._parsed[0]:
             try:
-                self._parsed = known, known.whole() if known is not None else None
+                self._parsed = known, known.to_node() if known is not None else None
             except ValueError as err:
                 log.error(err, "Failed to parse the node object", node=self._settings.node_name)
                 self._parsed = known, None
@@ -165,7 +165,7 @@ class Cluster:
     def _checkpoint_node(self) -> None:
         node = self.node()
         if node is not None and self.checkpoints is not None:
-            self.checkpoints.keep_node(node)
+            self.checkpoints.save_node(node)
 
     async def fetch_node(self) -> Node:
         """Request the node object from the API server. Raises KubeError."""
@@ -184,7 +184,7 @@ class Cluster:
             Path(self._settings.flags.cert_dir),
             self._settings.node_name,
             self._addresses,
-            given=given.current() if given is not None else None,
+            fallback=given.current() if given is not None else None,
             dns_only=self._settings.gates.enabled("AllowDNSOnlyNodeCSR"),
             metrics=CertificateMetrics(self._registry, "server"),
         )
@@ -273,13 +273,13 @@ def build_node_reporter(
         startup,
     )
     cluster.add_status_listener(reporter.wake)
-    cluster.informer.listen(
+    cluster.informer.add_listener(
         lambda node: volumes.attached.node_changed(bytes(node.status)) if node is not None else None
     )
     if isinstance(csi, CsiPlugin):
         health = settings.gates.enabled("CSIVolumeHealth")
         csi.set_event_recorder(cluster.recorder.record, health=health, ready=cluster.request_node_status)
-        cluster.informer.listen(
+        cluster.informer.add_listener(
             lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
         )
     return reporter

@@ -225,7 +225,7 @@ class Kubelet:
             set_kernel_defaults()
         cri = await self._connect_runtime(stack)
         await take_cgroup_driver(cri, self.config, self.gates)
-        await PodCidr(cri.runtime.update_runtime_config).follow([self.config.pod_cidr])
+        await PodCidr(cri.runtime.update_runtime_config).update([self.config.pod_cidr])
         if not self._stop.is_set():
             # The capacity of the node is read from its disk when it joins.
             prepare_root(Path(self.flags.root_dir), stack)
@@ -274,7 +274,7 @@ class Kubelet:
             log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
         settings = node_settings(self.flags, self.config, self.gates, name)
         identity = NodeIdentity(name, HostIPs(settings))
-        await identity.addresses.look()
+        await identity.addresses.discover()
         log.info("Node identity", nodeName=name, nodeIPs=identity.ips)
         return identity
 
@@ -391,13 +391,15 @@ class Kubelet:
             sources = node_sources(host.cri, self.flags, self.config, host.health, host.runtime_state.refresh)
         except (HostError, OSError) as err:
             raise StartupError(f"cannot join the cluster: {err}") from err
-        return build_node_reporter(
+        reporter = build_node_reporter(
             cluster,
             host.settings,
-            dataclasses.replace(sources, devices=devices.capacity, addressed=host.identity.addresses.follow),
+            dataclasses.replace(sources, devices=devices.capacity),
             volumes,
             NodeStartup(self.registry, started=self._started.timestamp()),
         )
+        reporter.add_address_listener(host.identity.addresses.set_from_node_status)
+        return reporter
 
     # … then everything is started.
 
@@ -421,10 +423,10 @@ class Kubelet:
         await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
         node.start_engine()
         host.runtime_state.add_listener(engine.workers.wake_all)
-        host.identity.addresses.on_change = engine.workers.wake_all
+        host.identity.addresses.add_listener(engine.workers.wake_all)
         host.health.add_check("PLEG", engine.pleg.health)
         if cluster is not None and node.reporter is not None:
-            engine.history.listen(cluster.recorder.pod_event)
+            engine.history.add_listener(cluster.recorder.pod_event)
             tasks.start(cluster.services.run(), name="services")
             tasks.start(node.reporter.run(), name="node")
             tasks.start(record_oom_kills(cluster.node_event), name="oom-watch")

@@ -129,7 +129,7 @@ def build_pod_engine(
     node_event = cluster.node_event if cluster is not None else no_record
     metrics = EngineMetrics(registry, statuses, history)
     static_readiness = StaticReadiness(root)
-    statuses.listen(static_readiness.record)
+    statuses.add_listener(static_readiness.record)
 
     # Events: sources, runtime and probes → loop.
     observer = Observer(cri)

@@ -105,12 +105,12 @@ def resource_value(
     if kind not in ("limits", "requests") or not (name in _DEFAULTED or name.startswith("hugepages-")):
         raise ValueError(f"unsupported container resource : {selector.resource}")
     amounts = container.resources.limits if kind == "limits" else container.resources.requests
-    amount = amounts.get(name, Quantity.of(0))
+    amount = amounts.get(name, Quantity.from_units(0))
     if defaulted and kind == "limits" and name in _DEFAULTED and amount.nanos == 0:
         amount = _default_limit(name, pod, allocatable, pod_level)
     divisor = Quantity.parse(str(selector.divisor) or "0")
     if divisor.nanos == 0:
-        divisor = Quantity.of(1)
+        divisor = Quantity.from_units(1)
     if name == "cpu":
         return str(-(-amount.milli // divisor.milli))
     return str(-(-int(amount) // int(divisor)))
@@ -137,16 +137,16 @@ def _escaped(char: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _member(pod: Pod, path: str, key: str, whole: str) -> str:
+def _member(pod: Pod, path: str, key: str, field_path: str) -> str:
     match path:
         case "metadata.labels":
             values, problem = pod.metadata.labels, qualified_name_problem(key)
         case "metadata.annotations":
             values, problem = pod.metadata.annotations, qualified_name_problem(key.lower())
         case _:
-            raise ValueError(f"field label does not support subscript: {whole}")
+            raise ValueError(f"field label does not support subscript: {field_path}")
     if problem:
-        raise ValueError(f"invalid key subscript in {whole}: {problem}")
+        raise ValueError(f"invalid key subscript in {field_path}: {problem}")
     return values.get(key, "")
 
 
@@ -158,11 +158,11 @@ def _container(pod: Pod, name: str) -> Container:
 
 
 def _default_limit(name: str, pod: Pod, allocatable: Resources, pod_level: bool) -> Quantity:
-    available = allocatable.get(name, Quantity.of(0))
+    available = allocatable.get(name, Quantity.from_units(0))
     if not (pod_level and name in _POD_LEVEL and pod.spec.resources is not None):
         return available
-    whole = pod.spec.resources.limits.get(name)
-    return whole if whole is not None and whole.nanos else available
+    pod_limit = pod.spec.resources.limits.get(name)
+    return pod_limit if pod_limit is not None and pod_limit.nanos else available
 
 
 LONGEST = 1 << 20

@@ -20,8 +20,8 @@ _NANOS = {
     "h": 3_600_000_000_000,
 }
 _TERM = re.compile(r"(?=\.?[0-9])([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
-_LONGEST_TEXT = 200
-_MOST = 2**63 - 1
+_MAX_CHARACTERS = 200
+_MAX = 2**63 - 1
 
 
 class Duration(int):
@@ -38,20 +38,20 @@ class Duration(int):
         if rest == "0":
             return cls(0)
         nanos, position = 0, 0
-        while len(rest) <= _LONGEST_TEXT and (term := _TERM.match(rest, position)):
-            whole, fraction, unit = term[1], term[2] or "", _NANOS[term[3]]
-            nanos += int(whole or 0) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
+        while len(rest) <= _MAX_CHARACTERS and (term := _TERM.match(rest, position)):
+            integer, fraction, unit = term[1], term[2] or "", _NANOS[term[3]]
+            nanos += int(integer or 0) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
             position = term.end()
         if not rest or position != len(rest):
             why = "has no unit" if re.fullmatch(r"[0-9.]+", rest, re.ASCII) else "is not a duration"
             raise ValueError(f"{quoted(text)} {why}: write a number and a unit, such as 10s, 1m30s or 100ms")
         # The minimum is -2^63, one more than the maximum in magnitude.
-        if nanos > _MOST + negative:
+        if nanos > _MAX + negative:
             raise ValueError(f"{quoted(text)} is too long: the longest duration is about 292 years")
         return cls(-nanos if negative else nanos)
 
     @classmethod
-    def of(cls, seconds: float) -> Duration:
+    def from_seconds(cls, seconds: float) -> Duration:
         """Return the duration of a number of seconds."""
         return cls(round(seconds * 1_000_000_000))
 
@@ -78,8 +78,8 @@ class Duration(int):
 
 
 def _decimal(value: int, unit: int) -> str:
-    whole, fraction = divmod(value, unit)
+    integer, fraction = divmod(value, unit)
     if not fraction:
-        return str(whole)
+        return str(integer)
     digits = len(str(unit)) - 1
-    return f"{whole}.{fraction:0{digits}d}".rstrip("0")
+    return f"{integer}.{fraction:0{digits}d}".rstrip("0")

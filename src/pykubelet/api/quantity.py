@@ -15,7 +15,7 @@ from pykubelet.util.text import quoted
 
 Notation = Literal["decimal", "binary", "exponent"]
 _NANO = 10**9
-_LARGEST = (2**63 - 1) * _NANO
+_MAX = (2**63 - 1) * _NANO
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _DECIMAL_SUFFIX = {power: suffix for suffix, power in _DECIMAL.items()}
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -24,10 +24,10 @@ _FORM = re.compile(
     r"(?:(?P<binary>[KMGTPE]i)|(?P<decimal>[numkMGTPE]?)|[eE](?P<exponent>[+-]?[0-9]+))",
     re.ASCII,
 )
-_LONGEST_TEXT = 200
+_MAX_CHARACTERS = 200
 
 # Beyond these powers of ten any number of that length is capped, or rounded up to one billionth.
-_WIDEST_EXPONENT = 2 * _LONGEST_TEXT
+_MAX_EXPONENT = 2 * _MAX_CHARACTERS
 
 
 @total_ordering
@@ -63,7 +63,7 @@ class Quantity:
         everywhere in Kubernetes. Raises ValueError with one line that states the problem and shows an
         example.
         """
-        form = _FORM.fullmatch(text) if len(text) <= _LONGEST_TEXT else None
+        form = _FORM.fullmatch(text) if len(text) <= _MAX_CHARACTERS else None
         if form is None:
             raise ValueError(
                 f"{quoted(text)} is not a quantity: "
@@ -77,15 +77,15 @@ class Quantity:
             number *= 1024 ** _BINARY.index(form["binary"])
         elif form["exponent"]:
             notation = "exponent"
-            power += max(-_WIDEST_EXPONENT, min(int(form["exponent"]), _WIDEST_EXPONENT))
+            power += max(-_MAX_EXPONENT, min(int(form["exponent"]), _MAX_EXPONENT))
         else:
             power += _DECIMAL[form["decimal"]]
         nanos = number * 10**power if power >= 0 else _divide_up(number, 10**-power)
-        nanos = min(nanos, _LARGEST)
+        nanos = min(nanos, _MAX)
         return cls(-nanos if form["sign"] == "-" else nanos, notation)
 
     @classmethod
-    def of(cls, units: int, notation: Notation = "decimal") -> Quantity:
+    def from_units(cls, units: int, notation: Notation = "decimal") -> Quantity:
         """Return the quantity of whole units, such as bytes."""
         return cls(units * _NANO, notation)
 
@@ -98,14 +98,14 @@ class Quantity:
         return _divide_up(self.nanos, 10**6)
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether the amount is whole units, so that `int()` is exact."""
         return self.nanos % _NANO == 0
 
     def __str__(self) -> str:
         if self.nanos == 0:
             return "0"
-        if self.notation == "binary" and self.is_whole and abs(self.nanos) >= 1024 * _NANO:
+        if self.notation == "binary" and self.is_integer and abs(self.nanos) >= 1024 * _NANO:
             number, steps = _without_factor(self.nanos // _NANO, 1024)
             return f"{number}{_BINARY[steps]}"
         number, steps = _without_factor(self.nanos, 1000)

@@ -198,11 +198,11 @@ class PersistentVolumeClaim(ObjectStruct):
     status: ClaimStatus = field(default_factory=ClaimStatus)
 
 
-_OTHERS = frozenset(
+_NON_SOURCE_FIELDS = frozenset(
     ("accessModes", "capacity", "claimRef", "mountOptions", "storageClassName", "volumeMode", "nodeAffinity")
 )
 _KINDS = tuple(
     (name, wire)
     for name, wire in zip(VolumeSpec.__struct_fields__, VolumeSpec.__struct_encode_fields__, strict=True)
-    if wire not in _OTHERS
+    if wire not in _NON_SOURCE_FIELDS
 )

@@ -153,11 +153,11 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-MAX_ANSWER_BYTES = 128 * 1024 * 1024
-MOST_RETRIES = 10
-AT_ONCE = 12
+MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+MAX_RETRIES = 10
+MAX_CONCURRENT_REQUESTS = 12
 """Regular limit on the concurrent requests of a client; see `ConcurrencyLimiter`."""
-LONGEST_WAIT_SECONDS = 30.0
+MAX_RETRY_AFTER_SECONDS = 30.0
 """Longest Retry-After that is obeyed here, in seconds; a longer one is left to the caller."""
 
 # API servers send the response headers of a watch immediately, some proxies only with the first event.
@@ -205,33 +205,33 @@ class RestClient:
         self._timeout = timeout
         self._retries = retries
         self._metrics = metrics
-        self._at_once = ConcurrencyLimiter(AT_ONCE)
-        self._renewing = ErrorLogLimiter(log, "Failed to renew refused credentials")
+        self._concurrency = ConcurrencyLimiter(MAX_CONCURRENT_REQUESTS)
+        self._renewal_error_log = ErrorLogLimiter(log, "Failed to renew rejected credentials")
 
     async def call(self, request: Request) -> bytes:
         """Send the request and return the body of a 2xx response. Raises KubeError."""
         retries, renewed = 0, False
         while True:
-            await self._turn(request)
+            await self._wait_rate_limit(request)
             # Before the deadline is set: an exec plugin may be slow.
             credentials = await self._transport.credentials.current()
-            async with self._at_once:
-                answer = await self._ask(request, credentials)
+            async with self._concurrency:
+                response = await self._send(request, credentials)
             if self._metrics is not None:
-                self._metrics.received(request.method, self._transport.host, len(answer.body))
-            if 200 <= answer.code < 300:
-                return answer.body
-            error = self._refusal(request, answer)
+                self._metrics.received(request.method, self._transport.host, len(response.body))
+            if 200 <= response.code < 300:
+                return response.body
+            error = self._error(request, response)
             if error.code == 401 and not renewed:
                 renewed = True
                 try:
                     if await self._transport.credentials.renewed(credentials):
                         continue
                 except NoCredentials as err:
-                    self._renewing.failed(err, asyncio.get_running_loop().time())
+                    self._renewal_error_log.failed(err, asyncio.get_running_loop().time())
             wait = error.retry_after
-            put_off = error.code == 429 or error.code >= 500
-            if not put_off or wait is None or wait > LONGEST_WAIT_SECONDS or retries >= self._retries:
+            is_retriable = error.code == 429 or error.code >= 500
+            if not is_retriable or wait is None or wait > MAX_RETRY_AFTER_SECONDS or retries >= self._retries:
                 raise error
             retries += 1
             log.v(4).info("Delaying API request per Retry-After", seconds=wait, request=str(request))
@@ -239,7 +239,7 @@ class RestClient:
             if self._metrics is not None:
                 self._metrics.retried(error.code, request.method, self._transport.host)
 
-    async def _ask(self, request: Request, credentials: Credentials) -> Response:
+    async def _send(self, request: Request, credentials: Credentials) -> Response:
         try:
             return await self._transport.fetch(
                 credentials,
@@ -249,7 +249,7 @@ class RestClient:
                 body=request.body,
                 content_type=request.content_type,
                 deadline=asyncio.get_running_loop().time() + self._timeout,
-                max_bytes=MAX_ANSWER_BYTES,
+                max_bytes=MAX_RESPONSE_BYTES,
             )
         except TimedOut as err:
             raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
@@ -257,23 +257,23 @@ class RestClient:
     @asynccontextmanager
     async def stream(self, request: Request, seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the body of a 200 response in chunks. Raises TimedOut after `seconds`, other KubeErrors."""
-        await self._turn(request)
+        await self._wait_rate_limit(request)
         credentials = await self._transport.credentials.current()
         begin = asyncio.get_running_loop().time()
         deadline = begin + min(seconds, _WATCH_BEGINS_SECONDS)
-        async with self._transport.ask(
+        async with self._transport.request(
             credentials, request.method, request.path, params=request.params, deadline=deadline, stream=True
-        ) as answer:
-            if answer.code == 200:
-                yield Chunks(answer, begin + seconds)
+        ) as response:
+            if response.code == 200:
+                yield Chunks(response, begin + seconds)
                 return
-            body = await answer.read(MAX_ANSWER_BYTES, deadline)
-            error = self._refusal(request, Response(answer.code, answer.headers, body))
+            body = await response.read(MAX_RESPONSE_BYTES, deadline)
+            error = self._error(request, Response(response.code, response.headers, body))
         if error.code == 401:
             await self._transport.credentials.renewed(credentials)
         raise error
 
-    async def _turn(self, request: Request) -> None:
+    async def _wait_rate_limit(self, request: Request) -> None:
         waited = await self._limit.wait()
         if self._metrics is not None:
             self._metrics.waited(request.method, self._transport.host, waited)
@@ -282,15 +282,15 @@ class RestClient:
                 "Waited for client-side rate limiter", seconds=round(waited, 3), request=str(request)
             )
 
-    def _refusal(self, request: Request, answer: Response) -> ApiError:
-        retry_after = _seconds(answer.headers.get("retry-after", ""))
-        error = api_error(answer.code, answer.body, request=str(request), retry_after=retry_after)
+    def _error(self, request: Request, response: Response) -> ApiError:
+        retry_after = _seconds(response.headers.get("retry-after", ""))
+        error = api_error(response.code, response.body, request=str(request), retry_after=retry_after)
         resource = request.resource
-        if answer.code == 403:
+        if response.code == 403:
             plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
             namespace = request.namespace if resource.namespaced else ""
             error.hint = forbidden_hint(error.message, request.verb, resource.group, plural, namespace)
-        elif answer.code == 401:
+        elif response.code == 401:
             error.hint = self._transport.credentials.problem() or (
                 "the token or certificate of the kubeconfig's user is not accepted: renew it"
             )
@@ -337,11 +337,11 @@ class ApiClient:
         limit: TokenBucket,
         *,
         timeout: float = 60.0,
-        retries: int = MOST_RETRIES,
+        retries: int = MAX_RETRIES,
         metrics: RestMetrics | None = None,
     ) -> None:
         self.transport = transport
-        self._caller = RestClient(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
+        self._rest = RestClient(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Params = ()) -> T:
         """Get an object; `params` such as `resourceVersion=0` reads it from the server's cache."""
@@ -420,32 +420,32 @@ class ApiClient:
             options["gracePeriodSeconds"] = grace_period_seconds
         if uid:
             options["preconditions"] = {"uid": uid}
-        await self._caller.call(Request("delete", "DELETE", resource, namespace, name, body=to_json(options)))
+        await self._rest.call(Request("delete", "DELETE", resource, namespace, name, body=to_json(options)))
 
     async def delete_all(self, resource: Resource[Any], namespace: str = "", *, params: Params = ()) -> None:
         """Delete all objects that `params` select, of one namespace or of all."""
         options = to_json({"apiVersion": "v1", "kind": "DeleteOptions"})
         request = Request("deletecollection", "DELETE", resource, namespace, params=params, body=options)
-        await self._caller.call(request)
+        await self._rest.call(request)
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
         """List objects without decoding the items."""
         request = Request("list", "GET", resource, namespace, params=params)
-        return read_page(await self._caller.call(request), str(request))
+        return read_page(await self._rest.call(request), str(request))
 
     def watch(
         self, resource: Resource[Any], namespace: str, params: Params, *, seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open a watch that yields its bytes as they arrive. Raises TimedOut after `seconds`."""
         request = Request("watch", "GET", resource, namespace, params=[("watch", "1"), *params])
-        return self._caller.stream(request, seconds)
+        return self._rest.stream(request, seconds)
 
     async def pause(self, seconds: float) -> None:
         """Sleep before a retry; less if the API server becomes reachable during the sleep."""
         await self.transport.pause(seconds)
 
     async def _object(self, struct: type[R], request: Request) -> R:
-        body = await self._caller.call(request)
+        body = await self._rest.call(request)
         try:
             return read_object(struct, body)
         except ValueError as err:

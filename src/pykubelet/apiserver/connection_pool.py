@@ -34,46 +34,51 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from pykubelet.apiserver.errors import InvalidResponse
 from pykubelet.transport.http1 import HttpProtocolError, ResponseReader
 
-PATIENCE_SECONDS = 0.01
+GROWTH_TIMEOUT_SECONDS = 0.01
 """Seconds that the first waiter waits before the limit grows by one."""
 STUCK_SECONDS = 1.0
 """Seconds that the first waiter waits at the regular limit before one request above it is admitted."""
 STUCK_TIMES = 8
 """Factor on the regular limit that bounds its growth while the first waiter is stuck."""
-KEPT_SECONDS = 30.0
+IDLE_TIMEOUT_SECONDS = 30.0
 """Idle seconds after which connections are closed and the limiter's limit is reset to one."""
 
 
 class ConcurrencyLimiter:
     """A FIFO concurrency limiter (async context manager); its limit grows while the first waiter is stuck."""
 
-    def __init__(self, most: int, patience: float = PATIENCE_SECONDS, kept: float = KEPT_SECONDS) -> None:
-        self._most = most
-        self._patience = patience
-        self._kept = kept
-        self._allowed = 1
-        self._taken = 0
+    def __init__(
+        self,
+        regular_limit: int,
+        growth_timeout: float = GROWTH_TIMEOUT_SECONDS,
+        idle_timeout: float = IDLE_TIMEOUT_SECONDS,
+    ) -> None:
+        self._regular_limit = regular_limit
+        self._growth_timeout = growth_timeout
+        self._idle_timeout = idle_timeout
+        self._limit = 1
+        self._active = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        if self._taken == 0 and loop.time() - self._last > self._kept:
-            self._allowed = 1
-        if not self._waiting and self._taken < self._allowed:
-            self._taken += 1
+        if self._active == 0 and loop.time() - self._last > self._idle_timeout:
+            self._limit = 1
+        if not self._waiting and self._active < self._limit:
+            self._active += 1
             return self
-        turn = loop.create_future()
-        self._waiting.append(turn)
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
         self._watch()
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.cancelled():
+            if waiter.cancelled():
                 # A concurrent release may already have removed this waiter from the queue.
-                if turn in self._waiting:
-                    self._waiting.remove(turn)
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
             else:
                 self._release()
             raise
@@ -85,27 +90,27 @@ class ConcurrencyLimiter:
         self._release()
 
     def _release(self) -> None:
-        self._taken -= 1
+        self._active -= 1
         self._last = asyncio.get_running_loop().time()
         self._serve()
 
     def _serve(self) -> None:
-        while self._waiting and self._taken < self._allowed:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self._taken += 1
-                turn.set_result(None)
+        while self._waiting and self._active < self._limit:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._active += 1
+                waiter.set_result(None)
 
     def _watch(self) -> None:
         """Arm the timer that grows the limit if the first waiter is still waiting."""
-        if self._timer is None and self._waiting and self._allowed < self._most * STUCK_TIMES:
-            patience = self._patience if self._allowed < self._most else STUCK_SECONDS
-            self._timer = asyncio.get_running_loop().call_later(patience, self._grow, self._waiting[0])
+        if self._timer is None and self._waiting and self._limit < self._regular_limit * STUCK_TIMES:
+            growth_timeout = self._growth_timeout if self._limit < self._regular_limit else STUCK_SECONDS
+            self._timer = asyncio.get_running_loop().call_later(growth_timeout, self._grow, self._waiting[0])
 
     def _grow(self, first: asyncio.Future[None]) -> None:
         self._timer = None
         if self._waiting and self._waiting[0] is first:
-            self._allowed += 1
+            self._limit += 1
             self._serve()
         self._watch()
 
@@ -144,8 +149,10 @@ class SharedResolver(AbstractResolver):
         key = (host, port, family)
         pending = self._pending.get(key)
         if pending is None:
-            ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
-            pending = asyncio.get_running_loop().run_in_executor(None, ask)
+            lookup = partial(
+                socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG
+            )
+            pending = asyncio.get_running_loop().run_in_executor(None, lookup)
             self._pending[key] = pending
             pending.add_done_callback(partial(self._done, key))
         return await asyncio.shield(pending)
@@ -193,7 +200,7 @@ class ConnectionPool:
         *,
         resolve: Resolve,
         new_socket: Callable[[AddressInfo], socket.socket],
-        keep_seconds: float,
+        idle_seconds: float,
         connect_seconds: float,
     ) -> None:
         parts = urlsplit(server)
@@ -205,13 +212,13 @@ class ConnectionPool:
         self._server_name = server_name or self._host
         self._resolve = resolve
         self._new_socket = new_socket
-        self._keep = keep_seconds
+        self._idle_seconds = idle_seconds
         self._connect_seconds = connect_seconds
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -231,21 +238,21 @@ class ConnectionPool:
             target += "?" + urlencode(params)
         request = _request(method, target, self._authority, headers, body)
         while True:
-            connection = self._kept()
-            fresh = connection is None
+            connection = self._take_idle()
+            is_new = connection is None
             if connection is None:
                 connection = await self._connect()
             try:
-                answer = await connection.ask(request, limit + 1)
+                response = await connection.request(request, limit + 1)
             except ConnectionClosed:
-                if fresh or self._closed or method not in _REPEATABLE:
+                if is_new or self._closed or method not in _REPEATABLE:
                     raise
                 continue
             finally:
-                self._put_back(connection)
-            if len(answer.body) > limit:
+                self._release_connection(connection)
+            if len(response.body) > limit:
                 raise InvalidResponse(f"{path}: the answer is longer than {limit} bytes")
-            return answer
+            return response
 
     def close(self) -> None:
         """Close all connections; pending requests raise ConnectionClosed or ResponseTruncated."""
@@ -255,26 +262,28 @@ class ConnectionPool:
             connection.close()
         self._all.clear()
 
-    def _kept(self) -> _Connection | None:
+    def _take_idle(self) -> _Connection | None:
         """Return the most recently used idle connection, so that the others can expire."""
         now = asyncio.get_running_loop().time()
-        while self._idle and (not self._idle[0].usable or now - self._idle[0].since > self._keep):
-            self._drop(self._idle.pop(0))
+        while self._idle and (
+            not self._idle[0].usable or now - self._idle[0].idle_since > self._idle_seconds
+        ):
+            self._discard(self._idle.pop(0))
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
-            self._drop(connection)
+            self._discard(connection)
         return None
 
-    def _put_back(self, connection: _Connection) -> None:
+    def _release_connection(self, connection: _Connection) -> None:
         if connection.usable and not self._closed:
-            connection.since = asyncio.get_running_loop().time()
+            connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
-            self._drop(connection)
+            self._discard(connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _discard(self, connection: _Connection) -> None:
         connection.close()
         self._all.discard(connection)
 
@@ -285,16 +294,16 @@ class ConnectionPool:
             try:
                 async with asyncio.timeout(self._connect_seconds):
                     addresses = await self._resolve(self._host, self._port)
-                    made = await aiohappyeyeballs.start_connection(
+                    sock = await aiohappyeyeballs.start_connection(
                         addresses,
                         happy_eyeballs_delay=_HAPPY_SECONDS,
                         interleave=1,
                         socket_factory=self._new_socket,
                     )
-                    undo.callback(made.close)
+                    undo.callback(sock.close)
                     await loop.create_connection(
                         lambda: connection,
-                        sock=made,
+                        sock=sock,
                         ssl=self._tls,
                         server_hostname=self._server_name if self._tls else None,
                         ssl_shutdown_timeout=_HANG_UP_SECONDS if self._tls else None,
@@ -313,14 +322,14 @@ class _Connection(asyncio.Protocol):
     """One connection; carries one request at a time, without pipelining."""
 
     def __init__(self) -> None:
-        self.since = 0.0
+        self.idle_since = 0.0
         """Loop time since which the connection is idle."""
         self.usable = True
         self._transport: asyncio.Transport | None = None
         self._reader: ResponseReader | None = None
-        self._over: asyncio.Future[None] | None = None
+        self._completed: asyncio.Future[None] | None = None
 
-    async def ask(self, request: bytes, limit: int) -> ResponseReader:
+    async def request(self, request: bytes, limit: int) -> ResponseReader:
         """Send a request and return its response.
 
         Raises ConnectionClosed, ResponseTruncated, OSError and HttpProtocolError.
@@ -330,14 +339,14 @@ class _Connection(asyncio.Protocol):
             self.usable = False
             raise ConnectionClosed
         reader = self._reader = ResponseReader(limit)
-        self._over = asyncio.get_running_loop().create_future()
+        self._completed = asyncio.get_running_loop().create_future()
         # Not reusable until the response is complete: after a cancellation, its response still arrives.
         self.usable = False
         try:
             transport.write(request)
-            await self._over
+            await self._completed
         finally:
-            self._reader = self._over = None
+            self._reader = self._completed = None
         self.usable = reader.reusable and not transport.is_closing()
         return reader
 
@@ -353,7 +362,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle received bytes of the response."""
-        if self._reader is None or self._over is None or self._over.done():
+        if self._reader is None or self._completed is None or self._completed.done():
             # Unsolicited data: no request is in flight.
             self.close()
             return
@@ -382,11 +391,11 @@ class _Connection(asyncio.Protocol):
             self._end(None)
 
     def _end(self, err: Exception | None) -> None:
-        if self._over is not None and not self._over.done():
+        if self._completed is not None and not self._completed.done():
             if err is None:
-                self._over.set_result(None)
+                self._completed.set_result(None)
             else:
-                self._over.set_exception(err)
+                self._completed.set_exception(err)
 
 
 def _request(

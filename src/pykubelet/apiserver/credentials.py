@@ -42,7 +42,7 @@ from pykubelet.util.text import quoted
 
 log = get_logger(__name__)
 TIMEOUT_SECONDS = 60.0
-MAX_ANSWER_BYTES = 1024 * 1024
+MAX_OUTPUT_BYTES = 1024 * 1024
 
 
 class PluginError(Exception):
@@ -50,7 +50,7 @@ class PluginError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PluginAnswer:
+class PluginCredentials:
     """Credentials from an exec plugin: a token, or a certificate with its key in PEM, or both."""
 
     token: str = field(default="", repr=False)
@@ -59,9 +59,9 @@ class PluginAnswer:
     """None: until the API server rejects them."""
 
 
-async def ask_plugin(
+async def run_plugin(
     plugin: ExecPlugin, access: RestConfig, ca: bytes | None, *, environ: Mapping[str, str] = os.environ
-) -> PluginAnswer:
+) -> PluginCredentials:
     """Run the exec plugin. `ca` is the authority to pass to it. Raises PluginError."""
     environment = {
         **environ,
@@ -70,7 +70,7 @@ async def ask_plugin(
     }
     try:
         finished = await run_bounded(
-            [plugin.command, *plugin.args], environment, seconds=TIMEOUT_SECONDS, max_bytes=MAX_ANSWER_BYTES
+            [plugin.command, *plugin.args], environment, seconds=TIMEOUT_SECONDS, max_bytes=MAX_OUTPUT_BYTES
         )
     except FileNotFoundError:
         hint = f": {_plain(plugin.install_hint)}" if plugin.install_hint else ": install it"
@@ -84,13 +84,13 @@ async def ask_plugin(
         raise PluginError(f"exec plugin {plugin.command} could not be started: {why}") from None
     except OutputTooLarge:
         raise PluginError(
-            f"exec plugin {plugin.command}: its answer is longer than {MAX_ANSWER_BYTES // 1024} KiB"
+            f"exec plugin {plugin.command}: its answer is longer than {MAX_OUTPUT_BYTES // 1024} KiB"
         ) from None
     if finished.status:
-        words = _plain(finished.stderr) or "it gave no reason"
-        raise PluginError(f"exec plugin {plugin.command} failed with status {finished.status}: {words}")
+        message = _plain(finished.stderr) or "it gave no reason"
+        raise PluginError(f"exec plugin {plugin.command} failed with status {finished.status}: {message}")
     try:
-        return read_answer(finished.output, plugin.api_version)
+        return read_exec_credential(finished.output, plugin.api_version)
     except PluginError as err:
         raise PluginError(f"exec plugin {plugin.command}: {err}") from None
 
@@ -125,22 +125,22 @@ class _ExecCredential(msgspec.Struct, rename="camel"):
     status: _Status | None = None
 
 
-def read_answer(output: bytes, api_version: str) -> PluginAnswer:
+def read_exec_credential(output: bytes, api_version: str) -> PluginCredentials:
     """Decode an ExecCredential. Raises PluginError."""
     try:
-        answer = msgspec.json.decode(output, type=_ExecCredential)
+        credential = msgspec.json.decode(output, type=_ExecCredential)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # The library's message may quote the input.
         raise PluginError("its answer is not a valid ExecCredential") from None
-    if answer.kind != "ExecCredential":
-        raise PluginError(f"its answer is a {quoted(answer.kind)}, not an ExecCredential")
-    if answer.api_version != api_version:
+    if credential.kind != "ExecCredential":
+        raise PluginError(f"its answer is a {quoted(credential.kind)}, not an ExecCredential")
+    if credential.api_version != api_version:
         raise PluginError(
-            f"its answer has apiVersion {quoted(answer.api_version)}, the kubeconfig wants {api_version}"
+            f"its answer has apiVersion {quoted(credential.api_version)}, the kubeconfig wants {api_version}"
         )
-    if answer.status is None:
+    if credential.status is None:
         raise PluginError("its answer has no status")
-    status = answer.status
+    status = credential.status
     if bool(status.client_certificate_data) != bool(status.client_key_data):
         raise PluginError("its answer has a certificate or a key, but not both")
     if not status.token and not status.client_certificate_data:
@@ -149,7 +149,7 @@ def read_answer(output: bytes, api_version: str) -> PluginAnswer:
     if expires is not None and expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
     identity = f"{status.client_certificate_data}\n{status.client_key_data}".encode()
-    return PluginAnswer(status.token, identity if status.client_certificate_data else b"", expires)
+    return PluginCredentials(status.token, identity if status.client_certificate_data else b"", expires)
 
 
 def _plain(text: str) -> str:
@@ -158,9 +158,9 @@ def _plain(text: str) -> str:
     return " ".join(shown.split())
 
 
-PLUGIN_PAUSE_SECONDS = 5.0
+PLUGIN_RETRY_SECONDS = 5.0
 """Seconds after a failure during which the plugin is not run again."""
-PLUGIN_LEAST_SECONDS = 30.0
+PLUGIN_MIN_SECONDS = 30.0
 """Seconds for which credentials are used that have already expired on arrival. The local clock may be hours
 ahead: the API server decides, and the plugin must not run for every request."""
 Headers = tuple[tuple[str, str], ...]
@@ -197,36 +197,36 @@ class CredentialSource:
         self._clock = clock
         self._files = _files(access)
         self._plugin_lock = asyncio.Lock()
-        self._answer: PluginAnswer | None = None
+        self._obtained: PluginCredentials | None = None
         self._at_least_until = 0.0
         self._stale = False
         self._failure: tuple[float, PluginError] | None = None
         self._material: tuple[bytes | None, bytes] | None = None
-        self._refused_material: tuple[bytes | None, bytes] | None = None
+        self._rejected_material: tuple[bytes | None, bytes] | None = None
         self._current: Credentials | None = None
 
     async def current(self) -> Credentials:
         """Return the currently valid credentials. Raises NoCredentials."""
         if not self._access.uses_tls:
-            return self._remember((), None)
+            return self._updated((), None)
         ca = self._read(self._access.ca, "certificate-authority")
-        answer = await self._ask_plugin(ca)
-        identity = self._identity() if answer is None else answer.identity
+        obtained = await self._plugin_credentials(ca)
+        identity = self._identity() if obtained is None else obtained.identity
         context = self._context(ca, identity)
-        return self._remember(self._headers(answer), context)
+        return self._updated(self._headers(obtained), context)
 
     def use(self, access: RestConfig) -> None:
         """Switch to this user; if its certificate is not usable, the previous one stays in use."""
         self._access, self._files = access, _files(access)
-        self._answer = self._failure = None
+        self._obtained = self._failure = None
 
-    async def renewed(self, refused: Credentials) -> bool:
+    async def renewed(self, rejected: Credentials) -> bool:
         """Reload credentials that the API server rejected; return whether they changed."""
-        if self._current is refused:
+        if self._current is rejected:
             self._stale = True
             for file in self._files.values():
                 file.forget()
-        return await self.current() is not refused
+        return await self.current() is not rejected
 
     def problem(self) -> str:
         """Describe why the client certificate in use is not valid; empty if it is valid or absent."""
@@ -234,18 +234,18 @@ class CredentialSource:
         problem = life.problem(datetime.fromtimestamp(self._clock(), UTC)) if life else None
         return f"the client certificate {problem}" if problem else ""
 
-    def _remember(self, headers: Headers, context: ssl.SSLContext | None) -> Credentials:
+    def _updated(self, headers: Headers, context: ssl.SSLContext | None) -> Credentials:
         if self._current is None or self._current.headers != headers or self._current.context is not context:
             self._current = Credentials(headers, context)
         return self._current
 
-    def _headers(self, answer: PluginAnswer | None) -> Headers:
+    def _headers(self, obtained: PluginCredentials | None) -> Headers:
         access = self._access
         headers: list[tuple[str, str]] = []
-        token = self._token() if answer is None else answer.token
+        token = self._token() if obtained is None else obtained.token
         if token:
             if not token.isascii() or not token.isprintable():
-                raise self._none("the token has characters that a token cannot have")
+                raise self._no_credentials("the token has characters that a token cannot have")
             headers.append(("Authorization", f"Bearer {token}"))
         elif access.username or access.password:
             login = base64.b64encode(f"{access.username}:{access.password}".encode()).decode()
@@ -264,9 +264,9 @@ class CredentialSource:
             if self._access.token:
                 return self._access.token
             why = err.strerror if isinstance(err, OSError) else "it is not text"
-            raise self._none(f"tokenFile {self._access.token_file} cannot be read: {why}") from None
+            raise self._no_credentials(f"tokenFile {self._access.token_file} cannot be read: {why}") from None
         if not token:
-            raise self._none(f"tokenFile {self._access.token_file} is empty")
+            raise self._no_credentials(f"tokenFile {self._access.token_file} is empty")
         return token
 
     def _identity(self) -> bytes:
@@ -280,63 +280,63 @@ class CredentialSource:
         try:
             return self._files[material].contents(asyncio.get_running_loop().time())
         except OSError as err:
-            raise self._none(f"{name} {material} cannot be read: {err.strerror}") from None
+            raise self._no_credentials(f"{name} {material} cannot be read: {err.strerror}") from None
 
     def _context(self, ca: bytes | None, identity: bytes) -> ssl.SSLContext:
         material = (ca, identity)
         known = self._current.context if self._current is not None else None
-        if known is not None and material in (self._material, self._refused_material):
+        if known is not None and material in (self._material, self._rejected_material):
             return known
         try:
             context = client_context(ca=ca, insecure=self._access.insecure, identity=identity)
         except BadMaterial as err:
             if known is None:
-                raise self._none(str(err)) from None
+                raise self._no_credentials(str(err)) from None
             log.error(err, "Failed to load renewed certificate, keeping the previous one")
-            self._refused_material = material
+            self._rejected_material = material
             return known
         if known is not None:
             log.v(1).info("Certificates changed, opening new connections", server=self._access.server)
-        self._material, self._refused_material = material, None
+        self._material, self._rejected_material = material, None
         return context
 
-    async def _ask_plugin(self, ca: bytes | None) -> PluginAnswer | None:
+    async def _plugin_credentials(self, ca: bytes | None) -> PluginCredentials | None:
         access = self._access
         plugin = access.plugin
         if plugin is None or access.token or access.token_file or access.username or access.certificate:
             return None
         async with self._plugin_lock:
             now = asyncio.get_running_loop().time()
-            known = None if self._stale else self._answer
+            known = None if self._stale else self._obtained
             if known is not None and (now < self._at_least_until or not self._expired(known)):
                 return known
-            if self._failure is not None and now < self._failure[0] + PLUGIN_PAUSE_SECONDS:
-                raise self._none(str(self._failure[1]))
-            before = self._answer
+            if self._failure is not None and now < self._failure[0] + PLUGIN_RETRY_SECONDS:
+                raise self._no_credentials(str(self._failure[1]))
+            before = self._obtained
             try:
-                self._answer = await ask_plugin(plugin, access, ca, environ=self._environ)
+                self._obtained = await run_plugin(plugin, access, ca, environ=self._environ)
             except PluginError as err:
                 self._failure = (asyncio.get_running_loop().time(), err)
-                raise self._none(str(err)) from None
+                raise self._no_credentials(str(err)) from None
             self._failure, self._stale = None, False
-            late = self._expired(self._answer)
-            self._at_least_until = asyncio.get_running_loop().time() + PLUGIN_LEAST_SECONDS if late else 0.0
-            if before is not None and before.identity != self._answer.identity:
+            late = self._expired(self._obtained)
+            self._at_least_until = asyncio.get_running_loop().time() + PLUGIN_MIN_SECONDS if late else 0.0
+            if before is not None and before.identity != self._obtained.identity:
                 self._count_rotation(before)
-            return self._answer
+            return self._obtained
 
-    def _count_rotation(self, before: PluginAnswer) -> None:
+    def _count_rotation(self, before: PluginCredentials) -> None:
         if self._metrics is not None and (life := _lifetime(before.identity)) is not None:
             self._metrics.plugin_rotated(self._clock() - life.begins.timestamp())
 
     def _plugin_seconds_left(self) -> float:
-        life = _lifetime(self._answer.identity) if self._answer is not None else None
+        life = _lifetime(self._obtained.identity) if self._obtained is not None else None
         return life.ends.timestamp() - self._clock() if life is not None else math.inf
 
-    def _expired(self, answer: PluginAnswer) -> bool:
-        return answer.expires is not None and answer.expires.timestamp() <= self._clock()
+    def _expired(self, obtained: PluginCredentials) -> bool:
+        return obtained.expires is not None and obtained.expires.timestamp() <= self._clock()
 
-    def _none(self, why: str) -> NoCredentials:
+    def _no_credentials(self, why: str) -> NoCredentials:
         return NoCredentials(self._access.server, why)
 
 
@@ -365,23 +365,23 @@ def _lifetime(identity: bytes) -> Lifetime | None:
         return None
 
 
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 
 
 async def follow_kubeconfig(
     path: Path, load: Callable[[Path], RestConfig], access: RestConfig, credentials: CredentialSource
 ) -> NoReturn:
     """Apply changes of the kubeconfig until cancelled; `access` is the RestConfig in use."""
-    seen: tuple[int, ...] | None = None
+    last_fingerprint: tuple[int, ...] | None = None
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        mark = _look(path)
-        if mark is not None and mark != seen:
-            seen = mark
-            access = _taken(path, load, access, credentials)
+        await asyncio.sleep(CHECK_SECONDS)
+        fingerprint = _fingerprint(path)
+        if fingerprint is not None and fingerprint != last_fingerprint:
+            last_fingerprint = fingerprint
+            access = _reload(path, load, access, credentials)
 
 
-def _taken(
+def _reload(
     path: Path, load: Callable[[Path], RestConfig], access: RestConfig, credentials: CredentialSource
 ) -> RestConfig:
     try:
@@ -391,7 +391,7 @@ def _taken(
         return access
     if found == access:
         return access
-    if _place(found) != _place(access):
+    if _endpoint(found) != _endpoint(access):
         log.warning(
             "Kubeconfig changed the connection to the API server, restart the kubelet to apply it",
             path=str(path),
@@ -403,11 +403,11 @@ def _taken(
     return found
 
 
-def _place(access: RestConfig) -> tuple[object, ...]:
+def _endpoint(access: RestConfig) -> tuple[object, ...]:
     return access.server, access.tls_server_name, access.proxy, access.compression
 
 
-def _look(path: Path) -> tuple[int, ...] | None:
+def _fingerprint(path: Path) -> tuple[int, ...] | None:
     """Return a fingerprint of the file's version; None while it does not exist."""
     try:
         found = path.stat()

@@ -128,9 +128,9 @@ class ApiError(KubeError):
         """Remedy for the operator."""
 
     def __str__(self) -> str:
-        said = self.message or self.reason or "no reason was given"
+        cause = self.message or self.reason or "no reason was given"
         text = (
-            f"{self.code} {self.reason}: {said}" if self.reason and self.message else f"{self.code}: {said}"
+            f"{self.code} {self.reason}: {cause}" if self.reason and self.message else f"{self.code}: {cause}"
         )
         text = f"{self.request}: {text}" if self.request else text
         return f"{text} ({self.hint})" if self.hint else text
@@ -148,9 +148,9 @@ class Forbidden(ApiError):
     """The authenticated user lacks the permission; `hint` names the RBAC rule that would grant it."""
 
     @property
-    def to_a_stranger(self) -> bool:
+    def lacks_relationship(self) -> bool:
         """Whether the node authorizer knows no pod of this node that refers to the object, or not yet."""
-        return _STRANGER in self.message
+        return _NO_RELATIONSHIP in self.message
 
 
 class NotFound(ApiError):
@@ -199,8 +199,8 @@ def api_error(
     """Return the error for an error response; a body that is not a Status is quoted, up to 200 bytes."""
     status = read_status(body)
     if status is None:
-        words = " ".join(body[:200].decode(errors="replace").split())
-        status = Status(message=words, code=code)
+        text = " ".join(body[:200].decode(errors="replace").split())
+        status = Status(message=text, code=code)
     return status_error(status, code, request=request, retry_after=retry_after, hint=hint)
 
 
@@ -244,7 +244,7 @@ def read_status(body: bytes) -> Status | None:
 _USER = 'User "'
 _CANNOT = re.compile(r'" cannot \S+ (resource|path)\b')
 """Text after the user name in a denial, the same for all authorizers."""
-_STRANGER = "no relationship found between node"
+_NO_RELATIONSHIP = "no relationship found between node"
 _ANOTHER_NODES = (
     "same name as the requesting node",
     "only its own Node object",
@@ -271,9 +271,9 @@ def forbidden_hint(message: str, verb: str, group: str, resource: str, namespace
     empty if the user is authorized but the object is rejected (quota, pod security): no RBAC rule helps, and
     the message contains the reason.
     """
-    if _STRANGER in message:
+    if _NO_RELATIONSHIP in message:
         return "a node may only use objects that pods bound to it refer to"
-    if any(words in message for words in _ANOTHER_NODES):
+    if any(text in message for text in _ANOTHER_NODES):
         return (
             "the kubeconfig is another node's: give this node one of its own, or the name in its "
             "certificate by --hostname-override"

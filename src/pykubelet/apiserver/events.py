@@ -55,7 +55,7 @@ from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
-REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 COMBINE_AFTER = 10
 COMBINE_SECONDS = 600.0
 SPAM_BURST = 25
@@ -70,7 +70,7 @@ def new_event(
     about: ObjectReference, source: EventSource, kind: str, reason: str, message: str, now_ns: int
 ) -> Event:
     """Return a new event; `now_ns` is Unix time in nanoseconds."""
-    moment = _moment(now_ns)
+    timestamp = _timestamp(now_ns)
     return Event(
         metadata=ObjectMeta(
             name=event_name(about.name, now_ns),
@@ -81,8 +81,8 @@ def new_event(
         reason=reason,
         message=message,
         source=source,
-        first_timestamp=moment,
-        last_timestamp=moment,
+        first_timestamp=timestamp,
+        last_timestamp=timestamp,
         count=1,
         type=kind,
         reporting_component=source.component,
@@ -114,7 +114,7 @@ class Write:
 class EventCorrelator:
     """Correlation of events: deduplication, aggregation and spam filter."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = MAX_REMEMBERED) -> None:
         self._groups: _Recent[Hashable, _Group] = _Recent(remembered)
         self._known: _Recent[Hashable, _Known] = _Recent(remembered)
         self._limits: _Recent[Hashable, TokenBucket] = _Recent(remembered)
@@ -139,10 +139,10 @@ class EventCorrelator:
         self._limits.put(_object_key(event), limit)
         return Write(event, known is not None, key) if limit.try_acquire(now) else None
 
-    def written(self, write: Write, answer: Event) -> None:
+    def written(self, write: Write, response: Event) -> None:
         """Record the name and count of the event from the API server's response."""
-        if answer.metadata.name and answer.count > 0:
-            known = _Known(answer.metadata.name, answer.first_timestamp, answer.count)
+        if response.metadata.name and response.count > 0:
+            known = _Known(response.metadata.name, response.first_timestamp, response.count)
             self._known.put(write.key, known)
 
     def _combine(self, event: Event, now: float) -> tuple[Event, Hashable]:
@@ -152,9 +152,9 @@ class EventCorrelator:
             group = _Group(set(), now)
         group.last = now
         self._groups.put(key, group)
-        words = _digest(event.message)
-        if words in group.messages or len(group.messages) + 1 < COMBINE_AFTER:
-            group.messages.add(words)
+        digest = _digest(event.message)
+        if digest in group.messages or len(group.messages) + 1 < COMBINE_AFTER:
+            group.messages.add(digest)
             return event, _event_key(event)
         return msgspec.structs.replace(event, message=COMBINED + event.message), ("combined", key)
 
@@ -179,8 +179,8 @@ class _Known:
 class _Recent(Generic[K, V]):
     """LRU map."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._entries: OrderedDict[K, V] = OrderedDict()
 
     def get(self, key: K) -> V | None:
@@ -191,7 +191,7 @@ class _Recent(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         self._entries[key] = value
         self._entries.move_to_end(key)
-        if len(self._entries) > self._most:
+        if len(self._entries) > self._limit:
             self._entries.popitem(last=False)
 
 
@@ -214,18 +214,18 @@ def _digest(message: str) -> bytes:
     return hashlib.blake2b(message.encode(errors="replace"), digest_size=16).digest()
 
 
-def _moment(now_ns: int) -> datetime:
+def _timestamp(now_ns: int) -> datetime:
     return datetime.fromtimestamp(now_ns // _NANOS, UTC)
 
 
-QUEUED = 2000
+MAX_QUEUED = 2000
 TRIES = 12
 FAILED_TRIES = 3
 """Tries per event for which the API server responds with 500."""
-TRY_AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 HOLD_SECONDS = 30.0
 """Longest time, in seconds, that Normal events are held back during a burst."""
-LOOK_SECONDS = 0.25
+BURST_CHECK_SECONDS = 0.25
 """Seconds between checks whether the burst is over."""
 _TRANSIENT = (Unreachable, InvalidResponse, ServerError, TooManyRequests, Unauthorized)
 _SECOND = 1_000_000_000
@@ -285,25 +285,25 @@ class EventRecorder:
         host: str,
         *,
         component: str = "kubelet",
-        queued: int = QUEUED,
+        queued: int = MAX_QUEUED,
         tries: int | None = TRIES,
         clock: Callable[[], int] = time.time_ns,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._source = EventSource(component=component, host=host)
         self._queue: asyncio.Queue[tuple[Event, float]] = asyncio.Queue(queued)
         self._urgent = 0
         """Number of queued Warning events and of waiting flushes."""
-        self._hurry = asyncio.Event()
+        self._urgent_added = asyncio.Event()
         self._tries = tries
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._correlator = EventCorrelator()
         self._last_ns = 0
-        self._sending = ErrorLogLimiter(log, "Failed to send an event")
-        self._refusing = ErrorLogLimiter(log, "The API server refused an event")
-        self._overflow = ErrorLogLimiter(log, "Dropped an event, too many are waiting to be sent")
+        self._send_error_log = ErrorLogLimiter(log, "Failed to send an event")
+        self._rejection_error_log = ErrorLogLimiter(log, "API server rejected an event")
+        self._overflow_error_log = ErrorLogLimiter(log, "Dropped an event, too many are waiting to be sent")
         self.dropped = 0
         """Number of events never sent: queue full, tries exhausted, or rejected by the server."""
 
@@ -314,22 +314,22 @@ class EventRecorder:
             self._queue.put_nowait((event, asyncio.get_running_loop().time()))
         except asyncio.QueueFull as err:
             self.dropped += 1
-            self._overflow.failed(err, asyncio.get_running_loop().time())
+            self._overflow_error_log.failed(err, asyncio.get_running_loop().time())
             return
         if _is_urgent(event):
             self._urgent += 1
-            self._hurry.set()
+            self._urgent_added.set()
 
     def pod_event(self, pod: Pod, event: RecordedEvent) -> None:
-        """Record an event of the pod history: `journal.listen(recorder.pod_event)`."""
+        """Record an event of the pod history: `history.add_listener(recorder.pod_event)`."""
         self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
 
-    async def run(self, crowded: Callable[[], bool] = lambda: False) -> NoReturn:
-        """Send events until cancelled; while `crowded()` is true, Normal events are held back."""
+    async def run(self, in_burst: Callable[[], bool] = lambda: False) -> NoReturn:
+        """Send events until cancelled; while `in_burst()` is true, Normal events are held back."""
         while True:
             event, recorded = await self._queue.get()
             try:
-                await self._wait_for_quiet(recorded, crowded)
+                await self._wait_for_quiet(recorded, in_burst)
                 self._urgent -= _is_urgent(event)
                 # With the time of recording: events queued during an outage did not all happen at its end.
                 if (write := self._correlator.correlate(event, recorded)) is not None:
@@ -340,7 +340,7 @@ class EventRecorder:
     async def flush(self, seconds: float) -> bool:
         """Wait at most `seconds` until the queue is drained; return whether it is."""
         self._urgent += 1
-        self._hurry.set()
+        self._urgent_added.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._queue.join()
@@ -350,16 +350,16 @@ class EventRecorder:
             self._urgent -= 1
         return True
 
-    async def _wait_for_quiet(self, recorded: float, crowded: Callable[[], bool]) -> None:
-        loop, most = asyncio.get_running_loop(), self._queue.maxsize // 2
-        while crowded() and not self._urgent and self._queue.qsize() < most:
+    async def _wait_for_quiet(self, recorded: float, in_burst: Callable[[], bool]) -> None:
+        loop, limit = asyncio.get_running_loop(), self._queue.maxsize // 2
+        while in_burst() and not self._urgent and self._queue.qsize() < limit:
             left = recorded + HOLD_SECONDS - loop.time()
             if left <= 0:
                 return
-            self._hurry.clear()
+            self._urgent_added.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_seconds(min(left, LOOK_SECONDS))):
-                    await self._hurry.wait()
+                async with asyncio.timeout(wait_seconds(min(left, BURST_CHECK_SECONDS))):
+                    await self._urgent_added.wait()
 
     async def _deliver(self, write: Write) -> None:
         tries = failed = 0
@@ -367,10 +367,10 @@ class EventRecorder:
         while True:
             try:
                 self._correlator.written(write, await self._send(write))
-                self._sending.succeeded(loop.time())
+                self._send_error_log.succeeded(loop.time())
                 return
             except _TRANSIENT as err:
-                self._sending.failed(err, loop.time())
+                self._send_error_log.failed(err, loop.time())
                 tries += 1
                 failed += isinstance(err, ServerError) and err.code == 500
                 if failed >= FAILED_TRIES or (self._tries is not None and tries >= self._tries):
@@ -381,7 +381,7 @@ class EventRecorder:
                 return
             except KubeError as err:
                 if not _is_ending(err):
-                    self._refusing.failed(err, loop.time())
+                    self._rejection_error_log.failed(err, loop.time())
                 break
         self.dropped += 1
 
@@ -398,7 +398,7 @@ class EventRecorder:
         return await self._store.create(EVENTS, event, event.metadata.namespace)
 
     async def _wait(self, err: KubeError, tries: int) -> None:
-        pause = TRY_AGAIN_SECONDS * (self._chance() if tries == 1 else 1.0)
+        pause = RETRY_SECONDS * (self._rng() if tries == 1 else 1.0)
         await self._store.pause(
             delay_with_retry_after(pause, err.retry_after if isinstance(err, ApiError) else None)
         )

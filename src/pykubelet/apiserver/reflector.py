@@ -244,10 +244,10 @@ def _key(metadata: Metadata) -> Key:
     return metadata.namespace, metadata.name
 
 
-def _same(one: T, other: T | Unreadable) -> bool:
+def _same(old: T, other: T | Unreadable) -> bool:
     """Return whether both have the same UID, not only the same name."""
     uid = other.metadata.uid
-    return one.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)
+    return old.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)
 
 
 PAGE = 500
@@ -295,8 +295,8 @@ class Reflector(Generic[T]):
         field_selector: str = "",
         label_selector: str = "",
         flaw: Callable[[T], str] = no_flaw,
-        pauses: Backoff | None = None,
-        chance: Callable[[], float] = random.random,
+        backoff: Backoff | None = None,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._source = source
         self._resource = resource
@@ -304,31 +304,31 @@ class Reflector(Generic[T]):
         self._namespace = namespace
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
         self._selectors = [(name, text) for name, text in selectors.items() if text]
-        self._chance = chance
-        self._copy = Store(resource, flaw)
+        self._rng = rng
+        self._store = Store(resource, flaw)
         self._version = ""
         self._version_lost = False
         self._must_list = True
         self._synced = asyncio.Event()
-        self._pauses = pauses or Backoff(rng=chance)
+        self._backoff = backoff or Backoff(rng=rng)
         which = {"namespace": namespace, "selector": field_selector or label_selector}
-        self._complaints = ErrorLogLimiter(
+        self._error_log = ErrorLogLimiter(
             log,
             "Failed to list or watch",
             resource=resource.plural,
             **{name: text for name, text in which.items() if text},
         )
-        self._told_unreadable: dict[Key, str] = {}
+        self._logged_unreadable: dict[Key, str] = {}
 
     @property
     def objects(self) -> Mapping[Key, T]:
         """All objects by namespace and name, as last observed."""
-        return self._copy.objects
+        return self._store.objects
 
     @property
     def unreadable(self) -> Mapping[Key, str]:
         """Unreadable objects with their reasons: missing from `objects`, or outdated there."""
-        return self._copy.unreadable
+        return self._store.unreadable
 
     @property
     def has_synced(self) -> bool:
@@ -363,8 +363,8 @@ class Reflector(Generic[T]):
         if isinstance(err, Gone):
             log.v(2).info("Resource version is too old, relisting", resource=self._resource.plural, err=err)
         else:
-            self._complaints.failed(err, now)
-        pause = self._pauses.next(now, isinstance(err, Unreachable))
+            self._error_log.failed(err, now)
+        pause = self._backoff.next(now, isinstance(err, Unreachable))
         if isinstance(err, ApiError) and not isinstance(err, Unauthorized):
             await asyncio.sleep(delay_with_retry_after(pause, err.retry_after))
         else:
@@ -380,7 +380,7 @@ class Reflector(Generic[T]):
             self._version_lost = True
             found, version = await self._pages("", 0)
         self._version, self._version_lost = version, False
-        update = self._copy.replace(found)
+        update = self._store.replace(found)
         self._synced.set()
         self._succeeded()
         await self._on_update(update)
@@ -393,11 +393,11 @@ class Reflector(Generic[T]):
         if limit and version in ("", "0"):
             params.append(("limit", str(limit)))
         page = await self._source.list_page(self._resource, self._namespace, params)
-        found = [self._copy.read(raw) for raw in page.items]
+        found = [self._store.read(raw) for raw in page.items]
         while page.continues:
             more = [*self._selectors, ("limit", str(limit)), ("continue", page.continues)]
             page = await self._source.list_page(self._resource, self._namespace, more)
-            found += [self._copy.read(raw) for raw in page.items]
+            found += [self._store.read(raw) for raw in page.items]
         if not page.resource_version:
             raise InvalidResponse(f"the list of {self._resource.plural} has no resourceVersion")
         return found, page.resource_version
@@ -405,7 +405,7 @@ class Reflector(Generic[T]):
     async def _watch(self) -> None:
         """Watch until the server closes it regularly. Raises KubeError if it ends otherwise."""
         shortest, longest = WATCH_SECONDS
-        seconds = int(shortest + (longest - shortest) * self._chance())
+        seconds = int(shortest + (longest - shortest) * self._rng())
         params = [
             *self._selectors,
             ("resourceVersion", self._version),
@@ -413,7 +413,7 @@ class Reflector(Generic[T]):
             ("timeoutSeconds", str(seconds)),
         ]
         loop = asyncio.get_running_loop()
-        begin, silent = loop.time(), True
+        started_at, silent = loop.time(), True
         stream = WatchStream()
         async with self._source.watch(
             self._resource, self._namespace, params, seconds=seconds + GRACE_SECONDS
@@ -424,42 +424,42 @@ class Reflector(Generic[T]):
                 if events := stream.feed(chunk):
                     silent = False
                     bookmarks += sum(event.type == "BOOKMARK" for event in events)
-                    applied = self._copy.apply(events)
+                    applied = self._store.apply(events)
                     self._version = applied.version or self._version
                     if applied.update.changed or applied.update.removed:
                         await self._on_update(applied.update)
-                    self._tell_unreadable()
+                    self._log_unreadable()
                     if applied.error is not None:
                         raise applied.error
         if not stream.finish():
             raise InvalidResponse(f"the watch of {self._resource.plural} ended in the middle of an event")
-        if silent and loop.time() - begin < _SHORT_SECONDS:
+        if silent and loop.time() - started_at < _SHORT_SECONDS:
             raise InvalidResponse(f"the watch of {self._resource.plural} ended as soon as it began")
 
-    async def _next(self, chunks: AsyncIterator[bytes], patience: float | None) -> bytes:
+    async def _next(self, chunks: AsyncIterator[bytes], timeout: float | None) -> bytes:
         """Return the next chunk; empty at the end of the stream or if the watch went silent."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 return await anext(chunks, b"")
         except TimeoutError:
             log.info("Watch went silent, restarting it", resource=self._resource.plural)
             return b""
 
     def _succeeded(self) -> None:
-        self._complaints.succeeded(asyncio.get_running_loop().time())
-        self._tell_unreadable()
+        self._error_log.succeeded(asyncio.get_running_loop().time())
+        self._log_unreadable()
 
-    def _tell_unreadable(self) -> None:
-        if self._copy.unreadable != self._told_unreadable:
-            for (namespace, name), why in self._copy.unreadable.items():
-                if self._told_unreadable.get((namespace, name)) != why:
+    def _log_unreadable(self) -> None:
+        if self._store.unreadable != self._logged_unreadable:
+            for (namespace, name), why in self._store.unreadable.items():
+                if self._logged_unreadable.get((namespace, name)) != why:
                     log.error(
                         why,
                         "Failed to read object",
                         kind=self._resource.kind,
                         object=f"{namespace}/{name}",
                     )
-            self._told_unreadable = dict(self._copy.unreadable)
+            self._logged_unreadable = dict(self._store.unreadable)
 
 
 def _is_version_unknown(err: ApiError) -> bool:

@@ -189,7 +189,7 @@ class _Unusable(Exception):
 _Part = TypeVar("_Part")
 
 
-def _access(config: _Config, context_name: str, folder: Path) -> RestConfig:
+def _access(config: _Config, context_name: str, directory: Path) -> RestConfig:
     if config.kind not in (None, "", "Config"):
         raise _Unusable(f"is a {quoted(config.kind)}, not a kubeconfig: its kind must be Config")
     clusters = _by_name("clusters", [(c.name, c.cluster or _Cluster()) for c in config.clusters or ()])
@@ -198,31 +198,31 @@ def _access(config: _Config, context_name: str, folder: Path) -> RestConfig:
     name = context_name or config.current_context or ""
     if not name:
         raise _Unusable(f"has no current-context: set it to one of its contexts ({_names(contexts)})")
-    context = _pick("context", name, contexts)
+    context = _select("context", name, contexts)
     if not context.cluster:
         raise _Unusable(f"context {quoted(name)} names no cluster")
     if not context.user:
         raise _Unusable(f"context {quoted(name)} names no user")
-    cluster = _pick("cluster", context.cluster, clusters)
-    user = _pick("user", context.user, users)
+    cluster = _select("cluster", context.cluster, clusters)
+    user = _select("user", context.user, users)
     try:
-        access = _cluster_access(cluster, folder, context.namespace or "default")
+        access = _cluster_access(cluster, directory, context.namespace or "default")
     except _Unusable as err:
         raise _Unusable(f"cluster {quoted(context.cluster)}: {err}") from None
     try:
-        return _with_user(access, user, cluster, folder)
+        return _with_user(access, user, cluster, directory)
     except _Unusable as err:
         raise _Unusable(f"user {quoted(context.user)}: {err}") from None
 
 
-def _cluster_access(cluster: _Cluster, folder: Path, namespace: str) -> RestConfig:
+def _cluster_access(cluster: _Cluster, directory: Path, namespace: str) -> RestConfig:
     if not cluster.server:
         raise _Unusable("has no server: write one such as https://10.0.0.1:6443")
     parts = _server_parts(cluster.server)
     if "@" in parts.netloc:
         raise _Unusable("server holds a user name or password: give them to the user instead")
     ca = _material(
-        "certificate-authority", cluster.certificate_authority_data, cluster.certificate_authority, folder
+        "certificate-authority", cluster.certificate_authority_data, cluster.certificate_authority, directory
     )
     if ca is not None and cluster.insecure_skip_tls_verify:
         raise _Unusable(
@@ -252,11 +252,11 @@ def _server_parts(server: str) -> SplitResult:
     raise _Unusable(f"server {quoted(server)} is not a URL: write one such as https://10.0.0.1:6443")
 
 
-def _with_user(access: RestConfig, user: _User, cluster: _Cluster, folder: Path) -> RestConfig:
+def _with_user(access: RestConfig, user: _User, cluster: _Cluster, directory: Path) -> RestConfig:
     certificate = _material(
-        "client-certificate", user.client_certificate_data, user.client_certificate, folder
+        "client-certificate", user.client_certificate_data, user.client_certificate, directory
     )
-    key = _material("client-key", user.client_key_data, user.client_key, folder)
+    key = _material("client-key", user.client_key_data, user.client_key, directory)
     if certificate is not None and key is None:
         raise _Unusable("has a client-certificate but no key: add client-key or client-key-data")
     if user.token and (user.username or user.password):
@@ -271,11 +271,11 @@ def _with_user(access: RestConfig, user: _User, cluster: _Cluster, folder: Path)
         certificate=certificate,
         key=key if certificate is not None else None,
         token=user.token or "",
-        token_file=_beside(user.token_file, folder) if user.token_file else None,
+        token_file=_resolve_path(user.token_file, directory) if user.token_file else None,
         username=user.username or "",
         password=user.password or "",
         impersonate=_impersonation(user),
-        plugin=_plugin(user.exec, cluster, folder) if user.exec is not None else None,
+        plugin=_plugin(user.exec, cluster, directory) if user.exec is not None else None,
     )
 
 
@@ -288,7 +288,7 @@ def _impersonation(user: _User) -> Impersonation | None:
     return Impersonation(user.as_, user.as_uid or "", tuple(user.as_groups or ()), extra)
 
 
-def _plugin(plugin: _Exec, cluster: _Cluster, folder: Path) -> ExecPlugin:
+def _plugin(plugin: _Exec, cluster: _Cluster, directory: Path) -> ExecPlugin:
     if not plugin.command:
         raise _Unusable("exec has no command")
     if plugin.api_version not in EXEC_API_VERSIONS:
@@ -305,7 +305,7 @@ def _plugin(plugin: _Exec, cluster: _Cluster, folder: Path) -> ExecPlugin:
     extensions = {extension.get("name"): extension.get("extension") for extension in cluster.extensions or ()}
     return ExecPlugin(
         # As in client-go: a plain name is searched on PATH, a path is relative to the kubeconfig.
-        command=str(_beside(plugin.command, folder)) if os.sep in plugin.command else plugin.command,
+        command=str(_resolve_path(plugin.command, directory)) if os.sep in plugin.command else plugin.command,
         api_version=plugin.api_version,
         args=tuple(plugin.args or ()),
         env={variable.name: variable.value for variable in plugin.env or ()},
@@ -315,7 +315,7 @@ def _plugin(plugin: _Exec, cluster: _Cluster, folder: Path) -> ExecPlugin:
     )
 
 
-def _material(name: str, data: str | None, file: str | None, folder: Path) -> bytes | Path | None:
+def _material(name: str, data: str | None, file: str | None, directory: Path) -> bytes | Path | None:
     if data and file:
         raise _Unusable(f"has {name} and {name}-data: keep one of them")
     if data:
@@ -323,11 +323,11 @@ def _material(name: str, data: str | None, file: str | None, folder: Path) -> by
             return base64.b64decode("".join(data.split()), validate=True)
         except (binascii.Error, ValueError):
             raise _Unusable(f"{name}-data is not base64") from None
-    return _beside(file, folder) if file else None
+    return _resolve_path(file, directory) if file else None
 
 
-def _beside(path: str, folder: Path) -> Path:
-    return Path(os.path.normpath(folder / path))
+def _resolve_path(path: str, directory: Path) -> Path:
+    return Path(os.path.normpath(directory / path))
 
 
 def _by_name(what: str, parts: list[tuple[str, _Part]]) -> dict[str, _Part]:
@@ -338,7 +338,7 @@ def _by_name(what: str, parts: list[tuple[str, _Part]]) -> dict[str, _Part]:
     return found
 
 
-def _pick(what: str, name: str, parts: Mapping[str, _Part]) -> _Part:
+def _select(what: str, name: str, parts: Mapping[str, _Part]) -> _Part:
     if name not in parts:
         raise _Unusable(f"has no {what} {quoted(name)}: it has {_names(parts)}")
     return parts[name]

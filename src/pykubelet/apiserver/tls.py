@@ -54,21 +54,21 @@ def check_identity(identity: bytes) -> None:
 def explain_tls(err: ssl.SSLError, server_name: str) -> str:
     """Describe in one line why the TLS handshake failed, with a remedy."""
     if isinstance(err, ssl.SSLCertVerificationError):
-        words = err.verify_message or str(err)
+        message = err.verify_message or str(err)
         code = err.verify_code
         if code in _NAME_MISMATCH:
             return (
-                f"its certificate is for another name than {server_name} ({words}): "
+                f"its certificate is for another name than {server_name} ({message}): "
                 "correct the server or set tls-server-name in the kubeconfig"
             )
         if code in _UNTRUSTED:
             return (
-                f"its certificate is not signed by the kubeconfig's certificate-authority ({words}): "
+                f"its certificate is not signed by the kubeconfig's certificate-authority ({message}): "
                 "give the authority of this cluster"
             )
         if code in _DATES:
-            return f"its certificate is not valid now ({words}): renew it, or check this machine's clock"
-        return f"its certificate is not accepted ({words})"
+            return f"its certificate is not valid now ({message}): renew it, or check this machine's clock"
+        return f"its certificate is not accepted ({message})"
     reason = (err.reason or str(err)).lower()
     for word, meaning in _ALERTS.items():
         if word in reason:
@@ -139,10 +139,10 @@ class WatchedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._mark: tuple[int, ...] | None = None
+        self._last_fingerprint: tuple[int, ...] | None = None
         self._contents: bytes | None = None
         self._read_at = 0.0
-        self._complaint = ""
+        self._logged_reason = ""
 
     def contents(self, now: float) -> bytes:
         """Return the contents. Raises OSError while the file has never been read.
@@ -150,27 +150,29 @@ class WatchedFile:
         These files are a few kilobytes on a local disk, which does not justify a thread.
         """
         try:
-            mark = self._look()
-            if self._contents is None or mark != self._mark or now - self._read_at >= READ_AGAIN_SECONDS:
+            fingerprint = self._fingerprint()
+            if (
+                self._contents is None
+                or fingerprint != self._last_fingerprint
+                or now - self._read_at >= READ_AGAIN_SECONDS
+            ):
                 with self.path.open("rb") as file:
                     self._contents = file.read(MAX_BYTES)
-                self._mark, self._read_at = mark, now
+                self._last_fingerprint, self._read_at = fingerprint, now
         except OSError as err:
             if self._contents is None:
                 raise
-            if (complaint := err.strerror or str(err)) != self._complaint:
-                log.error(
-                    complaint, "Failed to reread file, keeping its previous contents", path=str(self.path)
-                )
-                self._complaint = complaint
+            if (reason := err.strerror or str(err)) != self._logged_reason:
+                log.error(reason, "Failed to reread file, keeping its previous contents", path=str(self.path))
+                self._logged_reason = reason
         else:
-            self._complaint = ""
+            self._logged_reason = ""
         return self._contents
 
     def forget(self) -> None:
         """Force a reread at the next access, regardless of `stat`."""
-        self._mark = None
+        self._last_fingerprint = None
 
-    def _look(self) -> tuple[int, ...]:
+    def _fingerprint(self) -> tuple[int, ...]:
         found = self.path.stat()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

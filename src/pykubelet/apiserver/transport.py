@@ -31,7 +31,7 @@ import aiohttp
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.apiserver.connection_pool import (
-    KEPT_SECONDS,
+    IDLE_TIMEOUT_SECONDS,
     ConnectionClosed,
     ConnectionPool,
     ConnectTimeout,
@@ -83,9 +83,9 @@ class ClockCheck:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._next = 0.0
-        self._complaints = ErrorLogLimiter(log, "This machine's clock may be wrong")
+        self._error_log = ErrorLogLimiter(log, "Host clock may be wrong")
 
-    def heard(self, date: str, now: float) -> None:
+    def check_date(self, date: str, now: float) -> None:
         """Check the `Date` header of a response just received; `now` is of a monotonic clock."""
         if now < self._next or not date:
             return
@@ -95,9 +95,9 @@ class ClockCheck:
         except ValueError:
             return
         if abs(ahead) > TOLERANCE_SECONDS:
-            self._complaints.failed(ClockOffError(ahead), now)
+            self._error_log.failed(ClockOffError(ahead), now)
         else:
-            self._complaints.succeeded(now)
+            self._error_log.succeeded(now)
 
 
 FAILURES = (aiohttp.ClientError, OSError, TimeoutError, HttpProtocolError)
@@ -118,27 +118,29 @@ def explain(err: BaseException, access: RestConfig, certificate_problem: str = "
     if isinstance(err, aiohttp.ClientHttpProxyError):
         return Unreachable(server, f"the proxy refused with {err.status} {err.message}".rstrip())
     if isinstance(err, aiohttp.ClientProxyConnectionError):
-        return Unreachable(server, f"the proxy cannot be reached: {_words(err.os_error)}")
+        return Unreachable(server, f"the proxy cannot be reached: {_message(err.os_error)}")
     if isinstance(err, aiohttp.ClientConnectorDNSError):
-        return Unreachable(server, f"the name {err.host} cannot be resolved: {_words(err.os_error)}")
+        return Unreachable(server, f"the name {err.host} cannot be resolved: {_message(err.os_error)}")
     if isinstance(err, socket.gaierror):
-        return Unreachable(server, f"the name {urlsplit(server).hostname} cannot be resolved: {_words(err)}")
+        return Unreachable(
+            server, f"the name {urlsplit(server).hostname} cannot be resolved: {_message(err)}"
+        )
     if isinstance(err, aiohttp.ConnectionTimeoutError | ConnectTimeout):
         return TimedOut(server, "no connection could be made in time")
     if isinstance(err, TimeoutError):
         return TimedOut(server, "there was no answer in time")
     if isinstance(err, aiohttp.ClientConnectorError):
-        return Unreachable(server, _words(err.os_error))
+        return Unreachable(server, _message(err.os_error))
     if isinstance(err, aiohttp.ClientPayloadError | ResponseTruncated):
         return Unreachable(server, "the connection broke in the middle of an answer")
     if isinstance(err, aiohttp.ServerDisconnectedError | ConnectionClosed):
         return Unreachable(server, f"the connection was closed without an answer{hint}")
     if isinstance(err, aiohttp.ClientResponseError | HttpProtocolError):
-        words = err.message if isinstance(err, aiohttp.ClientResponseError) else err
-        return InvalidResponse(f"{server} does not answer as an API server does: {words}")
+        message = err.message if isinstance(err, aiohttp.ClientResponseError) else err
+        return InvalidResponse(f"{server} does not answer as an API server does: {message}")
     if isinstance(err, OSError):
         # A server that rejects the client certificate may close the connection before its alert arrives.
-        return Unreachable(server, _words(err) + hint)
+        return Unreachable(server, _message(err) + hint)
     return Unreachable(server, str(err) or type(err).__name__)
 
 
@@ -152,7 +154,7 @@ def _find_tls(err: BaseException | None) -> ssl.SSLError | None:
     return None
 
 
-def _words(err: OSError) -> str:
+def _message(err: OSError) -> str:
     return (err.strerror or str(err) or type(err).__name__).strip()
 
 
@@ -161,7 +163,7 @@ CONNECT_SECONDS = 30.0
 
 # Less than the API server's own 90 s and than common load balancer timeouts, so that the peer rarely closes a
 # connection just when it is used.
-_KEEP_SECONDS = KEPT_SECONDS
+_IDLE_SECONDS = IDLE_TIMEOUT_SECONDS
 
 # A dead peer is detected after 15 + 3 x 10 seconds without traffic.
 _SOCKET_OPTIONS = (
@@ -219,15 +221,15 @@ class StreamingResponse:
 class Chunks:
     """Async iterator over the chunks of a body. Raises TimedOut at the deadline."""
 
-    def __init__(self, answer: StreamingResponse, deadline: float) -> None:
-        self._answer = answer
+    def __init__(self, response: StreamingResponse, deadline: float) -> None:
+        self._response = response
         self._deadline = deadline
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
-        if chunk := await self._answer.chunk(self._deadline):
+        if chunk := await self._response.chunk(self._deadline):
             return chunk
         raise StopAsyncIteration
 
@@ -286,7 +288,7 @@ class Transport:
         `deadline` is the loop time at which the response must be complete.
         """
         if method == "GET" or self._proxy:
-            async with self.ask(
+            async with self.request(
                 credentials,
                 method,
                 path,
@@ -294,22 +296,22 @@ class Transport:
                 body=body,
                 content_type=content_type,
                 deadline=deadline,
-            ) as answer:
-                return Response(answer.code, answer.headers, await answer.read(max_bytes, deadline))
+            ) as response:
+                return Response(response.code, response.headers, await response.read(max_bytes, deadline))
         headers = self._request_headers(credentials, body, content_type)
         async with self._using(credentials) as pool:
-            begin = time.monotonic()
+            started_at = time.monotonic()
             try:
                 async with asyncio.timeout_at(deadline):
-                    got = await pool.kept.ask(method, path, params, headers, body, max_bytes)
+                    reader = await pool.connections.request(method, path, params, headers, body, max_bytes)
             except FAILURES as err:
-                self._failed(method, begin, body)
+                self._failed(method, started_at, body)
                 raise self._explain(err) from err
-            self._heard(method, got.status, got.headers.get("date", ""), begin, body)
-            return Response(got.status, got.headers, bytes(got.body))
+            self._record_response(method, reader.status, reader.headers.get("date", ""), started_at, body)
+            return Response(reader.status, reader.headers, bytes(reader.body))
 
     @asynccontextmanager
-    async def ask(
+    async def request(
         self,
         credentials: Credentials,
         method: str,
@@ -328,7 +330,7 @@ class Transport:
         """
         headers = self._request_headers(credentials, body, content_type)
         async with self._using(credentials) as pool:
-            begin = time.monotonic()
+            started_at = time.monotonic()
             try:
                 async with asyncio.timeout_at(deadline):
                     response = await pool.session.request(
@@ -343,14 +345,14 @@ class Transport:
                         allow_redirects=False,
                     )
             except FAILURES as err:
-                self._failed(method, begin, body)
+                self._failed(method, started_at, body)
                 raise self._explain(err) from err
-            self._heard(method, response.status, response.headers.get("Date", ""), begin, body)
+            self._record_response(method, response.status, response.headers.get("Date", ""), started_at, body)
             pool.open[response] = stream
             try:
                 if stream and pool.retired:
                     raise Superseded(self.access.server)
-                yield StreamingResponse(response, lambda err: self._broken(err, pool, stream))
+                yield StreamingResponse(response, lambda err: self._stream_error(err, pool, stream))
             finally:
                 del pool.open[response]
                 # A response that was not read completely closes its connection.
@@ -392,28 +394,28 @@ class Transport:
 
     def _pool(self, context: ssl.SSLContext | None) -> _Pool:
         if not self._pools or self._pools[-1].context is not context:
-            kept = ConnectionPool(
+            connections = ConnectionPool(
                 self.access.server,
                 context,
                 self.access.tls_server_name,
                 resolve=self._resolver.addresses,
                 new_socket=_new_socket,
-                keep_seconds=_KEEP_SECONDS,
+                idle_seconds=_IDLE_SECONDS,
                 connect_seconds=CONNECT_SECONDS,
             )
-            self._pools.append(_Pool(context, self._connector(), kept))
+            self._pools.append(_Pool(context, self._connector(), connections))
         return self._pools[-1]
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socks:
-            return SocksConnector(self._socks, self._resolver, _set_options, keepalive_timeout=_KEEP_SECONDS)
+            return SocksConnector(self._socks, self._resolver, _set_options, keepalive_timeout=_IDLE_SECONDS)
         # Neither a limit nor a DNS cache: with both, closing the connector makes aiohttp cancel its waiters,
         # and such a task ends silently without having been cancelled by its owner.
         return aiohttp.TCPConnector(
             limit=0,
             use_dns_cache=False,
             resolver=self._resolver,
-            keepalive_timeout=_KEEP_SECONDS,
+            keepalive_timeout=_IDLE_SECONDS,
             socket_factory=_new_socket,
         )
 
@@ -423,13 +425,15 @@ class Transport:
                 await pool.retire()
             self._pools = [pool for pool in self._pools if not pool.closed]
 
-    def _failed(self, method: str, begin: float, body: bytes | None) -> None:
-        self._count(method, "<error>", begin, body)
+    def _failed(self, method: str, started_at: float, body: bytes | None) -> None:
+        self._count(method, "<error>", started_at, body)
         self._reachable = False
 
-    def _heard(self, method: str, code: int, date: str, begin: float, body: bytes | None) -> None:
-        self._count(method, str(code), begin, body)
-        self._clock_check.heard(date, time.monotonic())
+    def _record_response(
+        self, method: str, code: int, date: str, started_at: float, body: bytes | None
+    ) -> None:
+        self._count(method, str(code), started_at, body)
+        self._clock_check.check_date(date, time.monotonic())
         if code == 401:
             # Equivalent to unreachable: waiters can retry as soon as the credentials are accepted again.
             self._reachable = False
@@ -438,11 +442,11 @@ class Transport:
             self._recovery.set()
             self._recovery = asyncio.Event()
 
-    def _count(self, method: str, code: str, begin: float, body: bytes | None) -> None:
+    def _count(self, method: str, code: str, started_at: float, body: bytes | None) -> None:
         if self._metrics is not None:
-            self._metrics.answered(method, self.host, code, time.monotonic() - begin, len(body or b""))
+            self._metrics.answered(method, self.host, code, time.monotonic() - started_at, len(body or b""))
 
-    def _broken(self, err: BaseException, pool: _Pool, stream: bool) -> Exception:
+    def _stream_error(self, err: BaseException, pool: _Pool, stream: bool) -> Exception:
         return Superseded(self.access.server) if stream and pool.retired else self._explain(err)
 
     def _explain(self, err: BaseException) -> Exception:
@@ -453,10 +457,10 @@ class _Pool:
     """Connections made with the same TLS context."""
 
     def __init__(
-        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, kept: ConnectionPool
+        self, context: ssl.SSLContext | None, connector: aiohttp.BaseConnector, connections: ConnectionPool
     ) -> None:
         self.context = context
-        self.kept = kept
+        self.connections = connections
         self.open: dict[aiohttp.ClientResponse, bool] = {}
         """Responses being read, and whether they are streams."""
         self._users = 0
@@ -494,19 +498,19 @@ class _Pool:
         # aiohttp wakes the waiters for response headers, but not the readers of a body.
         for response in tuple(self.open):
             response.close()
-        self.kept.close()
+        self.connections.close()
         await self.session.close()
 
 
 def _new_socket(address: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
+    sock = socket.socket(family, kind, protocol)
     try:
-        _set_options(made)
+        _set_options(sock)
     except OSError:
-        made.close()
+        sock.close()
         raise
-    return made
+    return sock
 
 
 def _set_options(made: socket.socket) -> None:

@@ -235,7 +235,7 @@ def _timeline(notes: Sequence[TimelineEntry]) -> list[str]:
             (
                 f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}",
                 _later(note.time - before),
-                note.station,
+                note.component,
                 note.text,
             )
         )

@@ -425,7 +425,7 @@ async def _ask_runtime(endpoint: str) -> list[Finding]:
     from pykubelet.cri.connect import connect
     from pykubelet.transport.errors import ConnectError, CriError
 
-    patience, metrics = Duration.of(_PATIENCE), CriMetrics(CollectorRegistry())
+    patience, metrics = Duration.from_seconds(_PATIENCE), CriMetrics(CollectorRegistry())
     try:
         async with await connect(
             endpoint, timeout=patience, connect_timeout=patience, metrics=metrics

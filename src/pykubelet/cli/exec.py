@@ -389,7 +389,7 @@ async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
 
 
 PROGRAM = "pykubelet exec"
-_PATIENCE = Duration.of(30)
+_PATIENCE = Duration.from_seconds(30)
 _FILES = {"stdout": 1, "stderr": 2}
 
 

@@ -47,12 +47,12 @@ from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
     ManifestConflict,
-    carry_out,
-    find_mine,
-    look_around,
+    find_running_pod,
+    install_manifest,
     mode_for,
     names_of,
-    plan_handover,
+    plan_installation,
+    read_manifest_dir,
     static_contents,
 )
 from pykubelet.server.log_files import LogFile
@@ -346,9 +346,11 @@ def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
 
 
 def _put(target: Path, wish: RunOptions, content: bytes, written: Contents) -> Path:
-    plan = plan_handover(target, names_of(written), look_around(target.parent), replace=wish.replace)
+    plan = plan_installation(
+        target, names_of(written), read_manifest_dir(target.parent), replace=wish.replace
+    )
     try:
-        carry_out(plan, content, mode_for(written))
+        install_manifest(plan, content, mode_for(written))
     except OSError as err:
         raise OSError(f"{target} cannot be written: {err.strerror}") from err
     return target
@@ -376,7 +378,7 @@ class _Charge:
 
     def look(self, client: NodeClient, node: NodePods, now: float) -> None:
         """Update the observed state of the pod and the outcome."""
-        found = find_mine(node.pods, self.written, self.target)
+        found = find_running_pod(node.pods, self.written, self.target)
         if found is None:
             self.verdict = RunOutcome(False, "gone") if self.pod is not None else None
             return

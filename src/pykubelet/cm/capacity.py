@@ -65,7 +65,9 @@ def read_page_sizes(directory: Path = _HUGE_PAGES_DIR) -> tuple[str, ...]:
 def read_huge_pages(directory: Path = _HUGE_PAGES_DIR) -> Resources:
     """Return the bytes set aside for huge pages, by resource."""
     return {
-        f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}": Quantity.of(size * pages, "binary")
+        f"{HUGE_PAGES_PREFIX}{Quantity.from_units(size, 'binary')}": Quantity.from_units(
+            size * pages, "binary"
+        )
         for size, pages in _read(directory)
     }
 
@@ -81,7 +83,7 @@ def _read(directory: Path) -> list[tuple[int, int]]:
     return sorted(found)
 
 
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 _EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemeral-storage"}
 
 
@@ -90,10 +92,13 @@ def read_capacity(proc: Path = Path("/proc")) -> Resources:
 
     Raises OSError when /proc cannot be read.
     """
-    capacity = {"cpu": Quantity.of(os.cpu_count() or 1), "memory": _memory((proc / "meminfo").read_text())}
+    capacity = {
+        "cpu": Quantity.from_units(os.cpu_count() or 1),
+        "memory": _memory((proc / "meminfo").read_text()),
+    }
     ids = [limit for name in ("kernel/pid_max", "kernel/threads-max") if (limit := read_sysctl(name, proc))]
     if ids:
-        capacity["pid"] = Quantity.of(min(ids))
+        capacity["pid"] = Quantity.from_units(min(ids))
     return capacity | read_huge_pages()
 
 
@@ -114,7 +119,7 @@ def storage_capacity(root_dir: Path) -> Resources:
     Raises OSError when statvfs fails.
     """
     found = os.statvfs(root_dir)
-    return {"ephemeral-storage": Quantity.of(found.f_frsize * found.f_blocks, "binary")}
+    return {"ephemeral-storage": Quantity.from_units(found.f_frsize * found.f_blocks, "binary")}
 
 
 def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
@@ -122,7 +127,7 @@ def pod_capacity(cores: int, config: KubeletConfiguration) -> Resources:
     limit = config.max_pods
     if config.pods_per_core > 0:
         limit = min(cores * config.pods_per_core, limit)
-    return {"pods": Quantity.of(limit)}
+    return {"pods": Quantity.from_units(limit)}
 
 
 def enforced(capacity: Resources, config: KubeletConfiguration) -> Resources:
@@ -197,7 +202,7 @@ def _reserved(config: KubeletConfiguration) -> dict[str, int]:
             reserved[resource] = reserved.get(resource, 0) + Quantity.parse(text).nanos
     if cpus := cpuset.parse(config.reserved_system_cpus):
         # CPUs reserved by number replace the amounts of kubeReserved and systemReserved.
-        reserved["cpu"] = Quantity.of(len(cpus)).nanos
+        reserved["cpu"] = Quantity.from_units(len(cpus)).nanos
     return reserved
 
 
@@ -210,7 +215,7 @@ def _eviction_reserve(capacity: Resources, thresholds: Mapping[str, str]) -> dic
         if text.endswith("%"):
             # Single precision like upstream, so that both compute the same number of bytes.
             share = _single(_single(float(text.removesuffix("%"))) / 100)
-            reserved[resource] = Quantity.of(int(int(capacity.get(resource, _ZERO)) * share)).nanos
+            reserved[resource] = Quantity.from_units(int(int(capacity.get(resource, _ZERO)) * share)).nanos
         else:
             reserved[resource] = Quantity.parse(text).nanos
     return reserved
@@ -231,5 +236,5 @@ def _single(number: float) -> float:
 def _memory(meminfo: str) -> Quantity:
     for line in meminfo.splitlines():
         if line.startswith("MemTotal:"):
-            return Quantity.of(int(line.split()[1]) * 1024, "binary")
-    return Quantity.of(0, "binary")
+            return Quantity.from_units(int(line.split()[1]) * 1024, "binary")
+    return Quantity.from_units(0, "binary")

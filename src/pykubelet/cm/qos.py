@@ -33,7 +33,7 @@ BEST_EFFORT_OOM_SCORE_ADJ = 1000
 # A Burstable container never scores below a Guaranteed one that uses all memory of the host.
 _LOWEST_BURSTABLE = 1000 + GUARANTEED_OOM_SCORE_ADJ
 _COMPUTE = ("cpu", "memory")
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 
 
 def qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:

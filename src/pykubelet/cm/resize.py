@@ -266,7 +266,7 @@ def _checksum(data: str) -> int:
 
 
 RESIZABLE = ("cpu", "memory")
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 _NANOS_PER_MILLI = 10**6
 
 
@@ -337,9 +337,9 @@ def with_sizes(container: Container, sizes: ContainerSizes) -> Container:
     own = container.resources
     limits, requests = dict(own.limits), dict(own.requests)
     for amounts, name, size in (
-        (limits, "memory", Quantity.of(sizes.memory_limit, "binary")),
+        (limits, "memory", Quantity.from_units(sizes.memory_limit, "binary")),
         (limits, "cpu", Quantity(sizes.cpu_limit * _NANOS_PER_MILLI)),
-        (requests, "memory", Quantity.of(sizes.memory_request, "binary")),
+        (requests, "memory", Quantity.from_units(sizes.memory_request, "binary")),
         (requests, "cpu", Quantity(sizes.cpu_request * _NANOS_PER_MILLI)),
     ):
         # A request of 0 stays: without it, the limit would be the default request. An equal amount keeps

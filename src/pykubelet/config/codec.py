@@ -36,7 +36,7 @@ from pykubelet.util.text import quoted
 
 S = TypeVar("S", bound=msgspec.Struct)
 _ABSENT = object()
-_MOST_HINTS = 50
+_MAX_HINTS = 50
 
 
 def decode(cls: type[S], data: Any, path: str = "") -> tuple[S, list[Problem]]:
@@ -115,7 +115,7 @@ def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
         problems.append(Problem(path or "document", f"must be a mapping of fields, not {kind_of(data)}"))
         return cls()
     fields = _fields(cls)
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     unknown: list[str] = []
     for key, value in data.items():
         if key not in fields:
@@ -124,9 +124,9 @@ def _struct(cls: type[S], data: Any, path: str, problems: list[Problem]) -> S:
             field = fields[key]
             result = _value(field.hint, value, field_path(path, key), problems)
             if _counts(field.hint, result):
-                given[field.name] = result
+                values[field.name] = result
     problems += _unknown(unknown, list(fields), path)
-    return cls(**given)
+    return cls(**values)
 
 
 def _value(hint: _Hint, data: Any, path: str, problems: list[Problem]) -> Any:
@@ -234,7 +234,7 @@ def _unknown(keys: list[str], known: Iterable[str], path: str) -> Iterable[Probl
     by_lower = {name.lower(): name for name in known}
     for index, key in enumerate(keys):
         # A file with so many unknown fields is not a KubeletConfiguration, and the comparison is slow.
-        close = difflib.get_close_matches(key[:99].lower(), by_lower, n=1) if index < _MOST_HINTS else []
+        close = difflib.get_close_matches(key[:99].lower(), by_lower, n=1) if index < _MAX_HINTS else []
         hint = f"did you mean {by_lower[close[0]]}?" if close else "remove it"
         yield Problem(field_path(path, key), f"there is no such field: {hint}")
 
@@ -248,7 +248,12 @@ def to_document(config: KubeletConfiguration) -> dict[str, Any]:
 
 def to_yaml(config: KubeletConfiguration) -> str:
     """Return the complete configuration as YAML."""
-    return yaml.dump(to_document(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return document_to_yaml(to_document(config))
+
+
+def document_to_yaml(document: dict[str, Any]) -> str:
+    """Return a document as YAML, with its fields in order."""
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any) -> Any:

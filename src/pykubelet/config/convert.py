@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
-from pykubelet.config.codec import decode, to_document
-from pykubelet.config.documents import plain_value
+from pykubelet.config.codec import decode, document_to_yaml, to_document
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path, get_field, set_field
 from pykubelet.config.flags import FlagOccurrence, parse_flags
@@ -53,11 +51,11 @@ class Converted(NamedTuple):
 def convert_flags(argv: Sequence[str]) -> Converted:
     """Convert a command line (without the command). Raises ConfigError when it is not valid."""
     loaded = load(argv)
-    given = parse_flags(argv).given
+    occurrences = parse_flags(argv).occurrences
     notes = _make_paths_absolute(loaded.config)
-    document, stubborn = _document(loaded, [item.flag for item in given])
+    document, inexpressible = _document(loaded, [item.flag for item in occurrences])
     flags = []
-    for item in given:
+    for item in occurrences:
         name = item.flag.name
         if item.flag.status == "ignored":
             notes.append(f"--{name} is left out: it has no effect")
@@ -65,42 +63,41 @@ def convert_flags(argv: Sequence[str]) -> Converted:
             notes.append(f"--{name}={item.text} is left out: its settings are in the new file")
         elif item.flag.attribute and name not in _DROPPED:
             flags.append(_as_argument(item))
-        elif item.flag.field in stubborn:
+        elif item.flag.field in inexpressible:
             flags.append(_as_argument(item))
             notes.append(f"--{name} stays a flag: in a file, {item.text!r} would mean the default")
-    for path in sorted(stubborn - {item.flag.field for item in given}):
+    for path in sorted(inexpressible - {item.flag.field for item in occurrences}):
         notes.append(f"{field_path(path)} cannot be written so that it means the same: check it")
-    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return Converted(text, flags, list(dict.fromkeys(notes)))
+    return Converted(document_to_yaml(document), flags, list(dict.fromkeys(notes)))
 
 
 def _document(loaded: LoadedConfig, flags: list[Flag]) -> tuple[dict[str, Any], set[str]]:
     """Return the smallest document for this configuration, and the fields that it cannot express."""
-    wanted = loaded.config
+    config = loaded.config
     written = {flag.field for flag in flags if flag.field}
-    stubborn: set[str] = set()
+    inexpressible: set[str] = set()
     while True:
-        document = _pick(wanted, written - stubborn)
+        document = _pick(config, written - inexpressible)
         result, _ = decode(KubeletConfiguration, document)
         complete(result, document, loaded.gates.enabled)
-        differing = set(_differences(wanted, result)) - stubborn
+        differing = set(_differences(config, result)) - inexpressible
         if not differing:
-            return document, stubborn
-        stubborn |= differing & written
+            return document, inexpressible
+        inexpressible |= differing & written
         written |= differing
 
 
 def _pick(config: KubeletConfiguration, fields: set[str]) -> dict[str, Any]:
     """Return the document of some fields, in the order of their definition, without nulls."""
-    whole = to_document(config)
+    document = to_document(config)
     picked: dict[str, Any] = {}
     for path in fields:
         *parents, last = field_path(path).split(".")
-        source, target = whole, picked
+        source, target = document, picked
         for name in parents:
             source, target = source[name], target.setdefault(name, {})
         target[last] = _without_nulls(source[last])
-    return {"apiVersion": API_VERSION, "kind": KIND, **_in_order(picked, whole)}
+    return {"apiVersion": API_VERSION, "kind": KIND, **_in_order(picked, document)}
 
 
 def _without_nulls(value: Any) -> Any:
@@ -112,21 +109,21 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _in_order(picked: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+def _in_order(picked: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: _in_order(picked[name], whole[name]) if isinstance(picked[name], dict) else picked[name]
-        for name in whole
+        name: _in_order(picked[name], document[name]) if isinstance(picked[name], dict) else picked[name]
+        for name in document
         if name in picked
     }
 
 
-def _differences(wanted: msgspec.Struct, other: msgspec.Struct, prefix: str = "") -> Iterator[str]:
+def _differences(config: msgspec.Struct, other: msgspec.Struct, prefix: str = "") -> Iterator[str]:
     """Yield the paths of the fields that differ; maps and lists are compared as a whole."""
-    for field in msgspec.structs.fields(type(wanted)):
-        mine, theirs = getattr(wanted, field.name), getattr(other, field.name)
-        if isinstance(mine, msgspec.Struct) and isinstance(theirs, msgspec.Struct):
-            yield from _differences(mine, theirs, f"{prefix}{field.name}.")
-        elif mine != theirs:
+    for field in msgspec.structs.fields(type(config)):
+        value, other_value = getattr(config, field.name), getattr(other, field.name)
+        if isinstance(value, msgspec.Struct) and isinstance(other_value, msgspec.Struct):
+            yield from _differences(value, other_value, f"{prefix}{field.name}.")
+        elif value != other_value:
             yield f"{prefix}{field.name}"
 
 
@@ -144,15 +141,3 @@ def _as_argument(item: FlagOccurrence) -> str:
     if item.text == item.flag.kind.bare:
         return f"--{item.flag.name}"
     return f"--{item.flag.name}={item.text}"
-
-
-class _Dumper(yaml.CSafeDumper):
-    """YAML dumper that quotes strings which Kubernetes' parser reads as another type (`y`, `1e3`)."""
-
-
-def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = None if plain_value(text) is text else '"'
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _represent_text)

@@ -69,9 +69,9 @@ class FeatureGates:
         return self.overrides.get(group, gate.default)
 
     def with_overrides(
-        self, wanted: Mapping[str, bool], where: Callable[[str], str] = gate_path
+        self, requested: Mapping[str, bool], where: Callable[[str], str] = gate_path
     ) -> FeatureGates:
-        """Return the gates with `wanted` set in addition to the present overrides.
+        """Return the gates with `requested` set in addition to the present overrides.
 
         `where` maps a gate to the location of its setting, for the problems. An invalid request becomes a
         problem and is not applied; the others are.
@@ -79,7 +79,7 @@ class FeatureGates:
         problems = list(self.problems)
         warnings = list(self.warnings)
         accepted = dict(self.overrides)
-        for name, value in wanted.items():
+        for name, value in requested.items():
             gate = known_gates().get(ALIASES.get(name, name))
             if gate is None:
                 problems.append(Problem(where(name), _unknown(name)))
@@ -90,21 +90,23 @@ class FeatureGates:
                 if gate.stage in ("GA", "Deprecated"):
                     warnings.append(
                         f"feature gate {name} is {'deprecated' if gate.stage == 'Deprecated' else 'GA'}: "
-                        f"{name}={_word(value)} works now, and the gate will be removed in a future release"
+                        f"{name}={_text(value)} works now, and the gate will be removed in a future release"
                     )
         gates = FeatureGates(accepted, tuple(problems), tuple(warnings))
         if len(problems) > len(self.problems):
             # The value of a rejected gate is unknown, so dependencies cannot be checked.
             return gates
-        return FeatureGates(accepted, (*problems, *gates._unmet(wanted, where)), gates.warnings)
+        return FeatureGates(accepted, (*problems, *gates._unmet(requested, where)), gates.warnings)
 
-    def _unmet(self, wanted: Mapping[str, bool], where: Callable[[str], str]) -> list[Problem]:
+    def _unmet(self, requested: Mapping[str, bool], where: Callable[[str], str]) -> list[Problem]:
         problems = []
         for gate in known_gates().values():
             off = [need for need in gate.needs if not self.enabled(need)]
             if off and self.enabled(gate.name):
                 culprit = (
-                    gate.name if gate.name in wanted else next((n for n in off if n in wanted), gate.name)
+                    gate.name
+                    if gate.name in requested
+                    else next((n for n in off if n in requested), gate.name)
                 )
                 problems.append(
                     Problem(
@@ -126,7 +128,7 @@ def known_gates() -> Mapping[str, Gate]:
     table = importlib.resources.files("pykubelet.config").joinpath("feature_gates.tsv").read_text("utf-8")
     for line in table.splitlines()[1:]:
         name, history, *needs = line.split("\t")
-        stage, default, locked = _in_force(history)
+        stage, default, locked = _current_stage(history)
         gates[name] = Gate(name, stage, default, locked, tuple(needs[0].split()) if needs else ())
     return gates
 
@@ -134,13 +136,13 @@ def known_gates() -> Mapping[str, Gate]:
 def known_features() -> list[str]:
     """Return the alpha and beta gates as `--help` lists them: `Name=true|false (STAGE - default=…)`."""
     return [
-        f"{gate.name}=true|false ({gate.stage.upper()} - default={_word(gate.default)})"
+        f"{gate.name}=true|false ({gate.stage.upper()} - default={_text(gate.default)})"
         for gate in sorted(known_gates().values(), key=lambda gate: gate.name)
         if gate.stage in ("Alpha", "Beta")
     ]
 
 
-def _in_force(history: str) -> tuple[Stage, bool, bool]:
+def _current_stage(history: str) -> tuple[Stage, bool, bool]:
     """Return stage, default and lock of the newest entry that is not newer than KUBERNETES_VERSION."""
     chosen, best = "", (-1, -1)
     for entry in history.split():
@@ -164,8 +166,8 @@ def _unknown(name: str) -> str:
 
 
 def _locked(gate: Gate, value: bool) -> str:
-    return f"{gate.name} cannot be set to {_word(value)}: it is locked to {_word(gate.default)}; remove it"
+    return f"{gate.name} cannot be set to {_text(value)}: it is locked to {_text(gate.default)}; remove it"
 
 
-def _word(value: bool) -> str:
+def _text(value: bool) -> str:
     return "true" if value else "false"

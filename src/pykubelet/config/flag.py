@@ -346,16 +346,16 @@ def in_both(name: str, kind: FlagType, field: str, text: str, *, short: str = ""
     return Flag(name, kind, text, "current", field=field, short=short)
 
 
-def here(name: str, kind: FlagType, text: str, *, short: str = "") -> Flag:
+def flag_only(name: str, kind: FlagType, text: str, *, short: str = "") -> Flag:
     """Return a row for a flag that exists only on the command line."""
     return Flag(name, kind, text, "current", attribute=name.replace("-", "_"), short=short)
 
 
-def old(name: str, kind: FlagType, text: str, note: str) -> Flag:
+def deprecated(name: str, kind: FlagType, text: str, note: str) -> Flag:
     """Return a row for a deprecated flag that still works."""
     return Flag(name, kind, text, "deprecated", attribute=name.replace("-", "_"), note=note)
 
 
-def gone(name: str, kind: FlagType, default: str, note: str, *, secret: bool = False) -> Flag:
+def without_effect(name: str, kind: FlagType, default: str, note: str, *, secret: bool = False) -> Flag:
     """Return a row for a flag that is accepted without effect."""
     return Flag(name, kind, "No effect.", "ignored", default=default, note=note, secret=secret)

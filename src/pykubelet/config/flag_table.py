@@ -36,12 +36,12 @@ from pykubelet.config.flag import (
     VMODULE,
     Flag,
     FlagType,
-    gone,
+    deprecated,
+    flag_only,
     group,
-    here,
     in_both,
     in_file,
-    old,
+    without_effect,
 )
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -61,21 +61,27 @@ CLOUD_PROVIDER = FlagType("string", _cloud_provider)
 NODE_FLAGS = (
     *group(
         "General",
-        here("help", BOOL, "Show this help and exit.", short="h"),
-        here("version", VERSION, "Show the version and exit; --version=raw shows every detail."),
-        here("config", STRING, "Configuration file (KubeletConfiguration, YAML or JSON). Flags win over it."),
-        here("config-dir", STRING, "Directory of *.conf drop-ins, merged over --config in lexical order."),
+        flag_only("help", BOOL, "Show this help and exit.", short="h"),
+        flag_only("version", VERSION, "Show the version and exit; --version=raw shows every detail."),
+        flag_only(
+            "config", STRING, "Configuration file (KubeletConfiguration, YAML or JSON). Flags win over it."
+        ),
+        flag_only(
+            "config-dir", STRING, "Directory of *.conf drop-ins, merged over --config in lexical order."
+        ),
         in_file(
             "feature-gates", GATES, "feature_gates", "Turn features on or off, such as EventedPLEG=true."
         ),
-        here("root-dir", STRING, "Directory for everything the agent keeps: pods, volumes, checkpoints."),
-        here(
+        flag_only(
+            "root-dir", STRING, "Directory for everything the agent keeps: pods, volumes, checkpoints."
+        ),
+        flag_only(
             "device-plugin-dir",
             STRING,
             "Directory of kubelet.sock for device plugins; they expect the default for any --root-dir.",
         ),
-        here("lock-file", STRING, "File to lock, so that two agents never run at once."),
-        here("exit-on-lock-contention", BOOL, "Exit when another process opens the lock file."),
+        flag_only("lock-file", STRING, "File to lock, so that two agents never run at once."),
+        flag_only("exit-on-lock-contention", BOOL, "Exit when another process opens the lock file."),
         in_file("runonce", BOOL, "run_once", "Start the pods of files and URLs, then exit."),
         in_file("oom-score-adj", INT32, "oom_score_adj", "The agent's own OOM score, from -1000 to 1000."),
         in_file("max-open-files", INT, "max_open_files", "How many files the agent may have open."),
@@ -90,20 +96,20 @@ NODE_FLAGS = (
     ),
     *group(
         "The node in its cluster",
-        here("kubeconfig", STRING, "How to reach the API server. Without it the agent runs standalone."),
-        here(
+        flag_only("kubeconfig", STRING, "How to reach the API server. Without it the agent runs standalone."),
+        flag_only(
             "pod-checkpoint-dir",
             STRING,
             "Directory where pods of the API server are kept, to bring them back while it is unreachable.",
         ),
-        here(
+        flag_only(
             "bootstrap-kubeconfig",
             STRING,
             "Credentials to request the node's own with, while --kubeconfig does not exist yet.",
         ),
-        here("hostname-override", STRING, "Name of the node, instead of the machine's host name."),
-        here("node-ip", STRING, "Address of the node, or an IPv4 and an IPv6 one separated by a comma."),
-        here("node-labels", LABELS, "Labels to register the node with, such as role=web."),
+        flag_only("hostname-override", STRING, "Name of the node, instead of the machine's host name."),
+        flag_only("node-ip", STRING, "Address of the node, or an IPv4 and an IPv6 one separated by a comma."),
+        flag_only("node-labels", LABELS, "Labels to register the node with, such as role=web."),
         in_file("register-node", BOOL, "register_node", "Register with the API server."),
         in_file(
             "register-with-taints",
@@ -111,7 +117,9 @@ NODE_FLAGS = (
             "register_with_taints",
             "Taints to register with, key=value:effect.",
         ),
-        here("cloud-provider", CLOUD_PROVIDER, "`external` when a cloud controller initializes the node."),
+        flag_only(
+            "cloud-provider", CLOUD_PROVIDER, "`external` when a cloud controller initializes the node."
+        ),
         in_both("provider-id", STRING, "provider_id", "The machine's identity at its cloud provider."),
         in_file(
             "node-status-update-frequency",
@@ -130,7 +138,7 @@ NODE_FLAGS = (
         in_file("kube-api-content-type", STRING, "content_type", "Encoding of requests to the API server."),
         in_file("event-qps", INT32, "event_record_qps", "Events a second."),
         in_file("event-burst", INT32, "event_burst", "Events in a burst."),
-        old(
+        deprecated(
             "register-schedulable",
             BOOL,
             "Register the node so that pods are scheduled to it at once.",
@@ -192,7 +200,7 @@ NODE_FLAGS = (
             "authentication.x509.client_ca_file",
             "Authorities whose client certificates count.",
         ),
-        here("cert-dir", STRING, "Directory for certificates that the agent makes or requests itself."),
+        flag_only("cert-dir", STRING, "Directory for certificates that the agent makes or requests itself."),
         in_file(
             "tls-cert-file", STRING, "tls_cert_file", "Certificate to serve with, with its intermediates."
         ),
@@ -282,25 +290,25 @@ POD_FLAGS = (
             "Unsafe sysctls that pods may set; a trailing * matches any ending.",
         ),
         in_file("pod-max-pids", INT, "pod_pids_limit", "Processes of one pod; -1: no limit of its own."),
-        old(
+        deprecated(
             "maximum-dead-containers",
             INT32,
             "Dead containers kept on the whole node; negative: no limit.",
             _BY_EVICTION,
         ),
-        old(
+        deprecated(
             "maximum-dead-containers-per-container",
             INT32,
             "Dead instances kept for each container.",
             _BY_EVICTION,
         ),
-        old(
+        deprecated(
             "minimum-container-ttl-duration",
             DURATION,
             "How long a dead container is kept at least.",
             _BY_EVICTION,
         ),
-        old(
+        deprecated(
             "pod-infra-container-image",
             STRING,
             "Image that image collection spares: the one pods' sandboxes are made of.",
@@ -312,12 +320,14 @@ POD_FLAGS = (
         in_file("serialize-image-pulls", BOOL, "serialize_image_pulls", "Pull one image at a time."),
         in_file("registry-qps", INT32, "registry_pull_qps", "Pulls a second; 0: no limit."),
         in_file("registry-burst", INT32, "registry_burst", "Pulls in a burst."),
-        here(
+        flag_only(
             "image-credential-provider-config",
             STRING,
             "Credential provider configuration: a file, or a directory of such files.",
         ),
-        here("image-credential-provider-bin-dir", STRING, "Directory of the credential providers' programs."),
+        flag_only(
+            "image-credential-provider-bin-dir", STRING, "Directory of the credential providers' programs."
+        ),
         in_file(
             "image-gc-high-threshold",
             INT32,
@@ -358,13 +368,13 @@ POD_FLAGS = (
             "local_storage_capacity_isolation",
             "Enforce limits of ephemeral storage.",
         ),
-        old(
+        deprecated(
             "keep-terminated-pod-volumes",
             BOOL,
             "Keep the volumes of finished pods mounted, for debugging.",
             "it will be removed; nothing replaces it",
         ),
-        old(
+        deprecated(
             "experimental-mounter-path",
             STRING,
             "Program to mount with, instead of mount.",
@@ -395,7 +405,7 @@ RESOURCE_FLAGS = (
         in_file("cgroups-per-qos", BOOL, "cgroups_per_qos", "Keep a cgroup for each QoS class and pod."),
         in_file("kubelet-cgroups", STRING, "kubelet_cgroups", "Cgroup that the agent itself runs in."),
         in_file("system-cgroups", STRING, "system_cgroups", "Cgroup for processes that have none."),
-        here("runtime-cgroups", STRING, "Cgroup that the container runtime runs in."),
+        flag_only("runtime-cgroups", STRING, "Cgroup that the container runtime runs in."),
         in_file("cpu-cfs-quota", BOOL, "cpu_cfs_quota", "Enforce CPU limits."),
         in_file(
             "cpu-cfs-quota-period", DURATION, "cpu_cfs_quota_period", "Period over which CPU limits hold."
@@ -454,7 +464,7 @@ RESOURCE_FLAGS = (
             "enforce_node_allocatable",
             "Reservations to enforce: pods, system-reserved, kube-reserved, or none.",
         ),
-        old(
+        deprecated(
             "experimental-allocatable-ignore-eviction",
             BOOL,
             "Leave the hard eviction thresholds out of what is allocatable.",
@@ -500,20 +510,20 @@ RESOURCE_FLAGS = (
     ),
     *group(
         "Measuring",
-        here("housekeeping-interval", DURATION, "How often containers are measured."),
-        old(
+        flag_only("housekeeping-interval", DURATION, "How often containers are measured."),
+        deprecated(
             "global-housekeeping-interval",
             DURATION,
             "How often the machine is looked over for new or lost containers.",
             "it will be removed; nothing replaces it",
         ),
-        old(
+        deprecated(
             "machine-id-file",
             STRING,
             "Files to look for the machine's id in, the first that exists counts.",
             "it will be removed; nothing replaces it",
         ),
-        old(
+        deprecated(
             "boot-id-file",
             STRING,
             "Files to look for the boot's id in, the first that exists counts.",
@@ -572,43 +582,53 @@ LOG_FLAGS = (
             "logging.options.json.info_buffer_size",
             "In JSON format with split streams, bytes of information to hold back.",
         ),
-        old("logtostderr", BOOL, "Log to standard error instead of files.", _STDERR),
-        old("alsologtostderr", BOOL, "Log to standard error as well as files.", _STDERR),
-        old(
+        deprecated("logtostderr", BOOL, "Log to standard error instead of files.", _STDERR),
+        deprecated("alsologtostderr", BOOL, "Log to standard error as well as files.", _STDERR),
+        deprecated(
             "stderrthreshold",
             SEVERITY,
             "When logging to files, send this severity to standard error too.",
             _STDERR,
         ),
-        old("log-file", STRING, "File to log to, with --logtostderr=false.", _STDERR),
-        old("log-dir", STRING, "Directory to make a log file in, with --logtostderr=false.", _STDERR),
-        old("log-file-max-size", UINT, "Megabytes at which --log-file starts over; 0: never.", _STDERR),
-        old("skip-headers", BOOL, "Leave time, process and file out of the lines.", "it will be removed"),
-        old("add-dir-header", BOOL, "Show the file's directory in the lines.", "it will be removed"),
+        deprecated("log-file", STRING, "File to log to, with --logtostderr=false.", _STDERR),
+        deprecated("log-dir", STRING, "Directory to make a log file in, with --logtostderr=false.", _STDERR),
+        deprecated(
+            "log-file-max-size", UINT, "Megabytes at which --log-file starts over; 0: never.", _STDERR
+        ),
+        deprecated(
+            "skip-headers", BOOL, "Leave time, process and file out of the lines.", "it will be removed"
+        ),
+        deprecated("add-dir-header", BOOL, "Show the file's directory in the lines.", "it will be removed"),
     ),
     *group(
         "Accepted without effect",
-        gone("one-output", BOOL, "", "a log file always has every severity once"),
-        gone("skip-log-headers", BOOL, "", "log files have no opening lines to leave out"),
-        gone("log-backtrace-at", TRACE_LOCATION, ":0", "raise -v or --vmodule instead"),
-        gone("container-runtime", CONTAINER_RUNTIME, "remote", "every runtime is reached over CRI"),
-        gone("cloud-config", STRING, "", "cloud providers run outside, see --cloud-provider=external"),
-        gone("master-service-namespace", STRING, "default", "the API server's service is always in default"),
-        gone("application-metrics-count-limit", INT, "100", _CADVISOR),
-        gone("container-hints", STRING, "/etc/cadvisor/container_hints.json", _CADVISOR),
-        gone("containerd", STRING, "/run/containerd/containerd.sock", "see --container-runtime-endpoint"),
-        gone("containerd-namespace", STRING, "k8s.io", "the runtime knows its namespace"),
-        gone("enable-load-reader", BOOL, "", _CADVISOR),
-        gone("event-storage-age-limit", STRING, "default=0", _CADVISOR),
-        gone("event-storage-event-limit", STRING, "default=0", _CADVISOR),
-        gone("log-cadvisor-usage", BOOL, "", _CADVISOR),
-        gone("storage-driver-buffer-duration", DURATION, "1m0s", _CADVISOR),
-        gone("storage-driver-db", STRING, "cadvisor", _CADVISOR),
-        gone("storage-driver-host", STRING, "localhost:8086", _CADVISOR),
-        gone("storage-driver-password", STRING, "root", _CADVISOR, secret=True),
-        gone("storage-driver-secure", BOOL, "", _CADVISOR),
-        gone("storage-driver-table", STRING, "stats", _CADVISOR),
-        gone("storage-driver-user", STRING, "root", _CADVISOR),
+        without_effect("one-output", BOOL, "", "a log file always has every severity once"),
+        without_effect("skip-log-headers", BOOL, "", "log files have no opening lines to leave out"),
+        without_effect("log-backtrace-at", TRACE_LOCATION, ":0", "raise -v or --vmodule instead"),
+        without_effect("container-runtime", CONTAINER_RUNTIME, "remote", "every runtime is reached over CRI"),
+        without_effect(
+            "cloud-config", STRING, "", "cloud providers run outside, see --cloud-provider=external"
+        ),
+        without_effect(
+            "master-service-namespace", STRING, "default", "the API server's service is always in default"
+        ),
+        without_effect("application-metrics-count-limit", INT, "100", _CADVISOR),
+        without_effect("container-hints", STRING, "/etc/cadvisor/container_hints.json", _CADVISOR),
+        without_effect(
+            "containerd", STRING, "/run/containerd/containerd.sock", "see --container-runtime-endpoint"
+        ),
+        without_effect("containerd-namespace", STRING, "k8s.io", "the runtime knows its namespace"),
+        without_effect("enable-load-reader", BOOL, "", _CADVISOR),
+        without_effect("event-storage-age-limit", STRING, "default=0", _CADVISOR),
+        without_effect("event-storage-event-limit", STRING, "default=0", _CADVISOR),
+        without_effect("log-cadvisor-usage", BOOL, "", _CADVISOR),
+        without_effect("storage-driver-buffer-duration", DURATION, "1m0s", _CADVISOR),
+        without_effect("storage-driver-db", STRING, "cadvisor", _CADVISOR),
+        without_effect("storage-driver-host", STRING, "localhost:8086", _CADVISOR),
+        without_effect("storage-driver-password", STRING, "root", _CADVISOR, secret=True),
+        without_effect("storage-driver-secure", BOOL, "", _CADVISOR),
+        without_effect("storage-driver-table", STRING, "stats", _CADVISOR),
+        without_effect("storage-driver-user", STRING, "root", _CADVISOR),
     ),
 )
 FLAGS: tuple[Flag, ...] = (*NODE_FLAGS, *POD_FLAGS, *RESOURCE_FLAGS, *LOG_FLAGS)

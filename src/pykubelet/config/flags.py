@@ -34,57 +34,57 @@ class ParsedFlags:
 
     values: dict[str, Any] = field(default_factory=dict)
     """Typed value of every flag that is set; repeated flags are combined."""
-    given: list[FlagOccurrence] = field(default_factory=list)
+    occurrences: list[FlagOccurrence] = field(default_factory=list)
     """All occurrences in order, valid or not."""
     problems: list[Problem] = field(default_factory=list)
 
     def names(self) -> list[str]:
         """Return the names of the flags that are set, each once, in order."""
-        return list(dict.fromkeys(given.flag.name for given in self.given))
+        return list(dict.fromkeys(occurrence.flag.name for occurrence in self.occurrences))
 
 
 def parse_flags(argv: Sequence[str]) -> ParsedFlags:
     """Parse the arguments, without the name of the command."""
     parsed = ParsedFlags()
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            for extra in words:
-                parsed.problems.append(_stray(extra))
+    arguments = list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        if argument == "--":
+            for extra in arguments:
+                parsed.problems.append(_unexpected(extra))
             break
-        if word.startswith("--"):
-            _long(word, words, parsed)
-        elif word.startswith("-") and word != "-":
-            _shorts(word, words, parsed)
+        if argument.startswith("--"):
+            _long(argument, arguments, parsed)
+        elif argument.startswith("-") and argument != "-":
+            _shorts(argument, arguments, parsed)
         else:
-            parsed.problems.append(_stray(word))
+            parsed.problems.append(_unexpected(argument))
     return parsed
 
 
-def _long(word: str, words: list[str], parsed: ParsedFlags) -> None:
-    name, equals, text = word[2:].partition("=")
+def _long(argument: str, arguments: list[str], parsed: ParsedFlags) -> None:
+    name, equals, text = argument[2:].partition("=")
     flag = BY_NAME.get(name.replace("_", "-"))
     if flag is None:
-        parsed.problems.append(_unknown(word, name))
-        if not equals and words and not words[0].startswith("-"):
+        parsed.problems.append(_unknown(argument, name))
+        if not equals and arguments and not arguments[0].startswith("-"):
             # Most likely the value of the unknown flag; a second error for it would only confuse.
-            words.pop(0)
+            arguments.pop(0)
     elif equals:
         _set(flag, text, parsed)
     elif flag.kind.bare:
         _set(flag, flag.kind.bare, parsed)
     else:
-        _set_next(flag, word, words, parsed)
+        _set_next(flag, argument, arguments, parsed)
 
 
-def _shorts(word: str, words: list[str], parsed: ParsedFlags) -> None:
-    letters = word[1:]
+def _shorts(argument: str, arguments: list[str], parsed: ParsedFlags) -> None:
+    letters = argument[1:]
     while letters:
         letter, letters = letters[0], letters[1:]
         flag = _SHORT.get(letter)
         if flag is None:
-            parsed.problems.append(_unknown(word, word[1:].partition("=")[0]))
+            parsed.problems.append(_unknown(argument, argument[1:].partition("=")[0]))
             return
         if letters.startswith("=") and len(letters) > 1:
             _set(flag, letters[1:], parsed)
@@ -95,18 +95,20 @@ def _shorts(word: str, words: list[str], parsed: ParsedFlags) -> None:
             _set(flag, letters, parsed)
             return
         else:
-            _set_next(flag, word, words, parsed)
+            _set_next(flag, argument, arguments, parsed)
 
 
-def _set_next(flag: Flag, word: str, words: list[str], parsed: ParsedFlags) -> None:
-    if words:
-        _set(flag, words.pop(0), parsed)
+def _set_next(flag: Flag, argument: str, arguments: list[str], parsed: ParsedFlags) -> None:
+    if arguments:
+        _set(flag, arguments.pop(0), parsed)
     else:
-        parsed.problems.append(Problem(word, f"it needs a value ({flag.kind.name}): write {word}=VALUE"))
+        parsed.problems.append(
+            Problem(argument, f"it needs a value ({flag.kind.name}): write {argument}=VALUE")
+        )
 
 
 def _set(flag: Flag, text: str, parsed: ParsedFlags) -> None:
-    parsed.given.append(FlagOccurrence(flag, text))
+    parsed.occurrences.append(FlagOccurrence(flag, text))
     try:
         value = flag.kind.parse(text)
     except ValueError as fault:
@@ -119,21 +121,21 @@ def _set(flag: Flag, text: str, parsed: ParsedFlags) -> None:
     parsed.values[flag.name] = value
 
 
-def _unknown(word: str, name: str) -> Problem:
+def _unknown(argument: str, name: str) -> Problem:
     plain = name.lstrip("-").replace("_", "-")
     close = difflib.get_close_matches(plain[:80], BY_NAME, n=1)
     hint = f"did you mean --{close[0]}?" if close else "see --help for the flags there are"
-    shown = word.partition("=")[0] if word.startswith("--") else word
+    shown = argument.partition("=")[0] if argument.startswith("--") else argument
     return Problem(_safe(shown), f"there is no such flag: {hint}")
 
 
-def _stray(word: str) -> Problem:
+def _unexpected(argument: str) -> Problem:
     return Problem(
-        quoted(word),
+        quoted(argument),
         "it is not a flag, and there are no commands here: write the value of a flag as --flag=value",
     )
 
 
-def _safe(word: str) -> str:
+def _safe(argument: str) -> str:
     """Return the argument for use in a problem's path; quote it if it is very long or not printable."""
-    return word if word.isprintable() and len(word) < LONGEST_SHOWN else quoted(word)
+    return argument if argument.isprintable() and len(argument) < LONGEST_SHOWN else quoted(argument)

@@ -33,8 +33,8 @@ _OWN_LABELS = (
 )
 _OWN_NAMESPACES = ("kubelet.kubernetes.io", "node.kubernetes.io")
 _RESERVED_NAMESPACES = ("kubernetes.io", "k8s.io")
-_TEN_SECONDS = Duration.of(10)
-_ONE_MINUTE = Duration.of(60)
+_TEN_SECONDS = Duration.from_seconds(10)
+_ONE_MINUTE = Duration.from_seconds(60)
 _NO_TIME = Duration(0)
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 

@@ -103,25 +103,27 @@ def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: Ga
     return ConfigFiles(config, frozenset(_leaf_paths(merged)))
 
 
-def find_drop_ins(folder: Path) -> DropIns:
+def find_drop_ins(directory: Path) -> DropIns:
     """List a drop-in directory and its subdirectories, each sorted by name. Raises ConfigError.
 
     Only the suffix decides: hidden files are used, too.
     """
     found = DropIns([], [])
-    waiting = [folder]
-    while waiting:
-        place = waiting.pop()
-        if place.is_dir() and (place == folder or not place.is_symlink()):
+    pending = [directory]
+    while pending:
+        path = pending.pop()
+        if path.is_dir() and (path == directory or not path.is_symlink()):
             try:
-                entries = sorted(place.iterdir(), key=lambda entry: os.fsencode(entry.name), reverse=True)
+                entries = sorted(path.iterdir(), key=lambda entry: os.fsencode(entry.name), reverse=True)
             except OSError as err:
-                raise ConfigError([Problem(str(place), f"cannot be listed, {err.strerror}")]) from None
-            waiting += entries
-        elif place == folder:
-            raise ConfigError([Problem(str(folder), "is not a folder: give the folder of the drop-in files")])
+                raise ConfigError([Problem(str(path), f"cannot be listed, {err.strerror}")]) from None
+            pending += entries
+        elif path == directory:
+            raise ConfigError(
+                [Problem(str(directory), "is not a folder: give the folder of the drop-in files")]
+            )
         else:
-            (found.used if place.name.endswith(DROP_IN_SUFFIX) else found.skipped).append(place)
+            (found.used if path.name.endswith(DROP_IN_SUFFIX) else found.skipped).append(path)
     return found
 
 
@@ -202,21 +204,21 @@ def _complete(
 
 def _wrong_kind(document: dict[str, Any]) -> list[Problem]:
     """Return the problems of apiVersion and kind; the fields of another kind are not checked."""
-    wanted = {"apiVersion": API_VERSION, "kind": KIND}
+    required = {"apiVersion": API_VERSION, "kind": KIND}
     found = []
-    for field, value in wanted.items():
-        given = document.get(field)
-        if given in (None, ""):
+    for field, value in required.items():
+        actual = document.get(field)
+        if actual in (None, ""):
             found.append(Problem(field, f"is missing: write {field}: {value}"))
-        elif given != value:
-            shown = quoted(given) if isinstance(given, str) else "not text"
+        elif actual != value:
+            shown = quoted(actual) if isinstance(actual, str) else "not text"
             found.append(Problem(field, f"is {shown}, which this agent cannot read: write {field}: {value}"))
     return found
 
 
-def _resolve_paths(config: KubeletConfiguration, folder: Path) -> None:
+def _resolve_paths(config: KubeletConfiguration, directory: Path) -> None:
     def absolute(text: str) -> str:
-        return os.path.normpath(folder / text) if text and not text.startswith("/") else text
+        return os.path.normpath(directory / text) if text and not text.startswith("/") else text
 
     config.static_pod_path = absolute(config.static_pod_path)
     config.tls_cert_file = absolute(config.tls_cert_file)
@@ -261,15 +263,15 @@ def load(argv: Sequence[str]) -> LoadedConfig:
     if action != "run" and not parsed.problems:
         return LoadedConfig(flags, baseline(), FeatureGates(), [], flag_values, action)
 
-    asked = parsed.values.get("feature-gates", {})
-    (config, set_fields), unreadable = _from_files(flags, asked)
+    requested_gates = parsed.values.get("feature-gates", {})
+    (config, set_fields), unreadable = _from_files(flags, requested_gates)
     _overlay(config, parsed)
     gates = FeatureGates().with_overrides(
         config.feature_gates,
-        lambda name: "--feature-gates" if name in asked else gate_path(name),
+        lambda name: "--feature-gates" if name in requested_gates else gate_path(name),
     )
     by_flag = {field_path(BY_NAME[name].field): f"--{name}" for name in parsed.values if BY_NAME[name].field}
-    found = _name_flags(validate(config, gates.enabled), by_flag, only=bool(unreadable))
+    found = _with_flag_names(validate(config, gates.enabled), by_flag, only=bool(unreadable))
     problems = [*parsed.problems, *gates.problems, *unreadable, *check_flags(flags, config), *found]
     if problems:
         raise ConfigError(dict.fromkeys(problems))
@@ -298,9 +300,11 @@ def _action(flags: KubeletFlags) -> Action:
     return "version" if flags.version in ("true", "raw") else "run"
 
 
-def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[ConfigFiles, list[Problem]]:
+def _from_files(
+    flags: KubeletFlags, requested_gates: Mapping[str, bool]
+) -> tuple[ConfigFiles, list[Problem]]:
     def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
-        return FeatureGates().with_overrides({**in_file, **asked}).enabled
+        return FeatureGates().with_overrides({**in_file, **requested_gates}).enabled
 
     path = Path(flags.config) if flags.config else None
     drop_ins = Path(flags.config_dir) if flags.config_dir else None
@@ -309,8 +313,8 @@ def _from_files(flags: KubeletFlags, asked: Mapping[str, bool]) -> tuple[ConfigF
     except ConfigError as error:
         problems = error.problems
     except OSError as error:
-        place = quoted(str(error.filename or flags.config_dir))
-        problems = [Problem(place, f"cannot be read: {error.strerror}; check the path")]
+        shown = quoted(str(error.filename or flags.config_dir))
+        problems = [Problem(shown, f"cannot be read: {error.strerror}; check the path")]
     return load_config_files(None, None, gates_for), problems
 
 
@@ -323,7 +327,7 @@ def _overlay(config: KubeletConfiguration, parsed: ParsedFlags) -> None:
             set_field(config, field, value)
 
 
-def _name_flags(problems: list[Problem], by_flag: Mapping[str, str], *, only: bool) -> list[Problem]:
+def _with_flag_names(problems: list[Problem], by_flag: Mapping[str, str], *, only: bool) -> list[Problem]:
     """Return the problems with the flags that cause them; `only` drops those of fields that no flag sets.
 
     If the file could not be read, fields that only the file sets cannot be validated.
@@ -343,16 +347,16 @@ def _is_below(path: str, field: str) -> bool:
 
 
 def _warnings(parsed: ParsedFlags, flags: KubeletFlags, config: KubeletConfiguration) -> list[str]:
-    given = [BY_NAME[name] for name in parsed.names()]
+    flags_set = [BY_NAME[name] for name in parsed.names()]
     warnings = []
-    if movable := [flag for flag in given if flag.status == "file" and not flag_reason(flag)]:
+    if movable := [flag for flag in flags_set if flag.status == "file" and not flag_reason(flag)]:
         warnings.append(
             f"these flags belong in the configuration file (--config): {_listed(movable)}; "
             "`pykubelet config convert-flags` writes it for you"
         )
     warnings += [
         f"--{flag.name} is deprecated: {flag.note}"
-        for flag in given
+        for flag in flags_set
         if flag.status == "deprecated" and not flag_reason(flag)
     ]
     if flags.bootstrap_kubeconfig and not flags.kubeconfig:
@@ -376,8 +380,10 @@ def _listed(flags: list[Flag]) -> str:
 def _flag_values(parsed: ParsedFlags) -> dict[str, str]:
     """Return the value of every flag as text, sorted by name, as the upstream kubelet logs them."""
     texts: dict[str, list[str]] = {}
-    for given in parsed.given:
-        texts.setdefault(given.flag.name, []).append(MASK if given.flag.secret else mask_text(given.text))
+    for occurrence in parsed.occurrences:
+        texts.setdefault(occurrence.flag.name, []).append(
+            MASK if occurrence.flag.secret else mask_text(occurrence.text)
+        )
     defaults = baseline()
     return {
         name: ",".join(texts[name]) if name in texts else flag_default(BY_NAME[name], defaults)

@@ -47,12 +47,12 @@ def pod_problems(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem
     yield from _pull_policy(config, gates)
     yield from _shutdown(config, gates)
     yield from _taints(config)
-    yield from _logs_folder(config.pod_logs_dir)
+    yield from _logs_dir(config.pod_logs_dir)
     yield from _back_off(config.crash_loop_back_off.max_container_restart_period, gates)
 
 
 def _log_size(text: str) -> None:
-    if not Quantity.parse(text).is_whole:
+    if not Quantity.parse(text).is_integer:
         raise ValueError(f"must be a whole number of bytes, such as 10Mi, not {quoted(text)}")
 
 
@@ -135,18 +135,18 @@ def _image_pattern_problem(pattern: str) -> str | None:
 
 
 def _shutdown(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
-    whole, critical = config.shutdown_grace_period, config.shutdown_grace_period_critical_pods
+    total, critical = config.shutdown_grace_period, config.shutdown_grace_period_critical_pods
     by_priority = config.shutdown_grace_period_by_pod_priority
     if gates("GracefulNodeShutdown"):
-        if critical > whole:
+        if critical > total:
             yield Problem(
                 "shutdownGracePeriodCriticalPods",
-                f"must be at most shutdownGracePeriod ({whole}), not {critical}",
+                f"must be at most shutdownGracePeriod ({total}), not {critical}",
             )
-        for field, span in (("shutdownGracePeriod", whole), ("shutdownGracePeriodCriticalPods", critical)):
+        for field, span in (("shutdownGracePeriod", total), ("shutdownGracePeriodCriticalPods", critical)):
             if span and span < SHORTEST_SHUTDOWN:
                 yield Problem(field, f"must be zero, or 1s or more, not {span}")
-    elif whole > 0 or critical > 0:
+    elif total > 0 or critical > 0:
         yield Problem("shutdownGracePeriod", "needs the feature gate GracefulNodeShutdown")
     if not by_priority:
         return
@@ -155,7 +155,7 @@ def _shutdown(config: KubeletConfiguration, gates: Gates) -> Iterator[Problem]:
             "shutdownGracePeriodByPodPriority",
             "needs the feature gate GracefulNodeShutdownBasedOnPodPriority",
         )
-    elif whole > 0 or critical > 0:
+    elif total > 0 or critical > 0:
         yield Problem("shutdownGracePeriodByPodPriority", "cannot be used together with shutdownGracePeriod")
     for index, entry in enumerate(by_priority):
         if (seconds := entry.shutdown_grace_period_seconds) < 0:
@@ -182,7 +182,7 @@ def _taints(config: KubeletConfiguration) -> Iterator[Problem]:
         seen.add((taint.key, taint.effect))
 
 
-def _logs_folder(path: str) -> Iterator[Problem]:
+def _logs_dir(path: str) -> Iterator[Problem]:
     if not path.startswith("/"):
         yield Problem("podLogsDir", f"must be an absolute path, not {quoted(path)}")
     elif path != os.path.normpath(path) or path.startswith("//"):

@@ -152,8 +152,8 @@ def eviction_problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[P
     yield from _signals("evictionSoftGracePeriod", config.eviction_soft_grace_period, _grace_period)
     yield from _signals("evictionMinimumReclaim", config.eviction_minimum_reclaim, _reclaim)
     for signal, threshold in config.eviction_soft.items():
-        given = signal in config.eviction_soft_grace_period
-        if signal in SIGNALS and threshold not in IGNORED_THRESHOLDS and not given:
+        has_grace_period = signal in config.eviction_soft_grace_period
+        if signal in SIGNALS and threshold not in IGNORED_THRESHOLDS and not has_grace_period:
             message = f"needs a grace period: set evictionSoftGracePeriod[{signal}]"
             yield Problem(key_path("evictionSoft", signal), message)
 
@@ -251,24 +251,24 @@ def _shares(shares: dict[str, str]) -> Iterator[Problem]:
 
 
 def _enforcement(config: KubeletConfiguration) -> Iterator[Problem]:
-    wanted = config.enforce_node_allocatable
+    enforced = config.enforce_node_allocatable
     cgroups = {
         "systemReservedCgroup": config.system_reserved_cgroup,
         "kubeReservedCgroup": config.kube_reserved_cgroup,
     }
-    for index, name in enumerate(wanted):
+    for index, name in enumerate(enforced):
         path = key_path("enforceNodeAllocatable", index)
-        if name in wanted[:index]:
+        if name in enforced[:index]:
             yield Problem(path, f"{quoted(name)} is listed twice: list it once")
         elif name not in ENFORCEMENTS:
             yield Problem(path, f"must be one of {', '.join(ENFORCEMENTS)}, not {quoted(name)}")
-        elif name == "none" and len(wanted) > 1:
+        elif name == "none" and len(enforced) > 1:
             yield Problem(path, "none must stand alone: remove it or everything else")
         elif (cgroup := ENFORCEMENTS[name]) and not cgroups[cgroup]:
             yield Problem(path, f"{name} needs {cgroup} to be set")
-        elif f"{name}-compressible" in wanted:
+        elif f"{name}-compressible" in enforced:
             yield Problem(path, f"{name} cannot be used together with {name}-compressible: keep one of them")
-    if not config.cgroups_per_qos and any(name in ENFORCEMENTS and name != "none" for name in wanted):
+    if not config.cgroups_per_qos and any(name in ENFORCEMENTS and name != "none" for name in enforced):
         yield Problem("enforceNodeAllocatable", 'needs cgroupsPerQOS: set that to true, or this to ["none"]')
 
 
@@ -300,21 +300,21 @@ def _memory_total(config: KubeletConfiguration) -> Iterator[Problem]:
         threshold.endswith("%") and threshold not in IGNORED_THRESHOLDS
     ):
         return
-    kept_back = [
+    reservations = [
         config.kube_reserved.get("memory", "0"),
         config.system_reserved.get("memory", "0"),
         "0" if threshold in IGNORED_THRESHOLDS else threshold,
     ]
     per_node = [reservation.limits.get("memory", "0") for reservation in config.reserved_memory]
     try:
-        wanted = sum(Quantity.parse(text).nanos for text in kept_back)
-        given = sum(Quantity.parse(text).nanos for text in per_node)
+        expected = sum(Quantity.parse(text).nanos for text in reservations)
+        reserved = sum(Quantity.parse(text).nanos for text in per_node)
     except ValueError:
         # A malformed amount is reported with its own field.
         return
-    if wanted != given:
+    if expected != reserved:
         yield Problem(
             "reservedMemory",
             "memory of all NUMA nodes must add up to kubeReserved + systemReserved + evictionHard, "
-            f"which is {Quantity(wanted, 'binary')}, not {Quantity(given, 'binary')}",
+            f"which is {Quantity(expected, 'binary')}, not {Quantity(reserved, 'binary')}",
         )

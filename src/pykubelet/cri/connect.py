@@ -111,7 +111,7 @@ def _not_grpc(endpoint: Endpoint) -> ConnectError:
 
 
 T = TypeVar("T")
-CONNECT_TIMEOUT = Duration.of(10)
+CONNECT_TIMEOUT = Duration.from_seconds(10)
 _OLD_RUNTIME_SERVICE = "/runtime.v1alpha2.RuntimeService/"
 _RETRY_SECONDS = 0.1
 

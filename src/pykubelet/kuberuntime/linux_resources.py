@@ -26,7 +26,7 @@ from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from pykubelet.podconfig.static_pods import is_critical_pod
 
-_NOTHING = Quantity.of(0)
+_NOTHING = Quantity.from_units(0)
 _UNLIMITED = -1
 
 

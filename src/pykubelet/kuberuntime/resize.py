@@ -41,7 +41,7 @@ from pykubelet.transport.errors import CriError, Unimplemented
 
 log = get_logger(__name__)
 _NO_BOUND = 2**63 - 1
-_NOTHING = Quantity.of(0)
+_NOTHING = Quantity.from_units(0)
 
 
 class SandboxUpdateRejected(Exception):

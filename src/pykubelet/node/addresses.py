@@ -37,7 +37,7 @@ from pykubelet.util.backoff import ErrorLogLimiter
 log = get_logger(__name__)
 PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"
 """Annotation that passes `--node-ip` to an external cloud provider."""
-LOOKUP_SECONDS = 5.0
+LOOKUP_TIMEOUT_SECONDS = 5.0
 
 
 def named_ips(settings: NodeSettings) -> tuple[IPAddress, ...]:
@@ -76,9 +76,7 @@ def next_addresses(
     return [*(NodeAddress(type="InternalIP", address=str(ip)) for ip in ips), hostname] if ips else list(old)
 
 
-def choose_looked_up(
-    found: Iterable[IPAddress], interfaces: list[Interface], prefer: int
-) -> IPAddress | None:
+def choose_resolved(found: Iterable[IPAddress], interfaces: list[Interface], prefer: int) -> IPAddress | None:
     """Return the first resolved address that belongs to this host, of the preferred family if possible."""
     usable = [ip for ip in found if node_ip_problem(ip, interfaces) is None]
     return next((ip for ip in usable if ip.version == prefer), usable[0] if usable else None)
@@ -88,8 +86,8 @@ async def find_own_address(settings: NodeSettings) -> IPAddress:
     """Return the host address that the node name resolves to, else the default one. Raises NodeIPError."""
     prefer = settings.ips[0].version if settings.ips else 4
     interfaces = read_interfaces()
-    looked_up = await _look_up(settings.name)
-    return choose_looked_up(looked_up, interfaces, prefer) or choose_host_address(
+    resolved = await _resolve(settings.name)
+    return choose_resolved(resolved, interfaces, prefer) or choose_host_address(
         interfaces, read_default_routes(), prefer
     )
 
@@ -100,22 +98,22 @@ async def host_ips(settings: NodeSettings) -> list[IPAddress]:
     These are the addresses of the node status; with an external cloud provider, the host's own address
     until the provider has set the status.
     """
-    check_named(settings)
+    check_named_ips(settings)
     if named := named_ips(settings):
         return list(named)
     return [parse_address(settings.hostname) or await find_own_address(settings)]
 
 
-def check_named(settings: NodeSettings) -> None:
+def check_named_ips(settings: NodeSettings) -> None:
     """Check that the addresses of `--node-ip` belong to this host. Raises NodeIPError."""
     check_node_ips(NodeIPs(settings.ips))
 
 
-async def _look_up(name: str) -> list[IPAddress]:
+async def _resolve(name: str) -> list[IPAddress]:
     loop = asyncio.get_running_loop()
     try:
         # A hanging resolver must not delay the node status.
-        async with asyncio.timeout(LOOKUP_SECONDS):
+        async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
             found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError):
         return []
@@ -123,9 +121,9 @@ async def _look_up(name: str) -> list[IPAddress]:
     return list(dict.fromkeys(ip for ip in parsed if ip is not None))
 
 
-MISSING_SECONDS = 5.0
-"""Seconds between discoveries while no address is known; `LOOK_SECONDS` otherwise."""
-LOOK_SECONDS = 60.0
+MISSING_RETRY_SECONDS = 5.0
+"""Seconds between discoveries while no address is known; `DISCOVERY_SECONDS` otherwise."""
+DISCOVERY_SECONDS = 60.0
 
 
 class HostIPs:
@@ -133,53 +131,62 @@ class HostIPs:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._complaints = ErrorLogLimiter(log, "Failed to find the node's address, pods go without")
-        self._told = False
+        self._error_log = ErrorLogLimiter(log, "Failed to find the host IPs, pods start without them")
+        self._from_node_status = False
         self.ips: list[str] = []
         """Empty while unknown, one address, or one per family; the same list for the process lifetime."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after a change: pod statuses contain the addresses, and pods may wait for them."""
+        self._listeners: list[Callable[[], None]] = []
 
-    async def look(self) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Add a listener, called after a change: pod statuses contain the addresses, and pods wait for them.
+
+        It must not block.
+        """
+        self._listeners.append(listener)
+
+    async def discover(self) -> None:
         """Discover the host's own address, unless the node status has addresses; a failure is only logged."""
-        if self._told:
+        if self._from_node_status:
             return
         clock = asyncio.get_running_loop().time
         try:
             found = await host_ips(self._settings)
         except (HostError, OSError) as err:
-            self._complaints.failed(err, clock())
+            self._error_log.failed(err, clock())
             return
-        self._complaints.succeeded(clock())
-        # `follow` may have been called concurrently.
-        if not self._told:
-            self._take([str(ip) for ip in found])
+        self._error_log.succeeded(clock())
+        # `set_from_node_status` may have been called concurrently.
+        if not self._from_node_status:
+            self._set([str(ip) for ip in found])
 
-    def follow(self, addresses: Iterable[NodeAddress]) -> None:
+    def set_from_node_status(self, addresses: Iterable[NodeAddress]) -> None:
         """Set the host IPs from the addresses of the node status, unless none of them is usable."""
-        if found := told_to_pods(addresses):
-            self._told = True
-            self._take(found)
+        if found := pod_host_ips(addresses):
+            self._from_node_status = True
+            self._set(found)
 
     async def run(self) -> NoReturn:
         """Discover the address periodically until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS if self.ips else MISSING_SECONDS)
-            await self.look()
+            await asyncio.sleep(DISCOVERY_SECONDS if self.ips else MISSING_RETRY_SECONDS)
+            await self.discover()
 
-    def _take(self, ips: list[str]) -> None:
+    def _set(self, ips: list[str]) -> None:
         if ips == self.ips:
             return
         if self.ips:
             log.info("Host IPs changed", before=list(self.ips), now=ips)
         self.ips[:] = ips
-        self.on_change()
+        for listener in self._listeners:
+            listener()
 
 
-def told_to_pods(addresses: Iterable[NodeAddress]) -> list[str]:
+def pod_host_ips(addresses: Iterable[NodeAddress]) -> list[str]:
     """Return the first address, InternalIP before ExternalIP, and the first one of the other family."""
     order = {"InternalIP": 0, "ExternalIP": 1}
-    usable = sorted((one for one in addresses if one.type in order), key=lambda one: order[one.type])
-    parsed = [ip for one in usable if (ip := parse_address(one.address)) is not None]
+    usable = sorted(
+        (address for address in addresses if address.type in order), key=lambda address: order[address.type]
+    )
+    parsed = [ip for address in usable if (ip := parse_address(address.address)) is not None]
     other = next((ip for ip in parsed if ip.version != parsed[0].version), None)
     return [str(ip) for ip in (*parsed[:1], other) if ip is not None]

@@ -10,7 +10,7 @@ response for `GRACE_SECONDS` does.
 
     health = RuntimeHealth(cri.runtime.status)
     state = RuntimeState(health.status)     # polls
-    health.listen(reporter.wake)
+    health.add_listener(reporter.wake)
 """
 
 from __future__ import annotations
@@ -48,30 +48,32 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class _Words:
+class _ConditionText:
     reason: str
     message: str
     event: str
 
 
-_PRESSURES: dict[str, tuple[_Words, _Words]] = {
+_PRESSURES: dict[str, tuple[_ConditionText, _ConditionText]] = {
     "MemoryPressure": (
-        _Words(
+        _ConditionText(
             "KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"
         ),
-        _Words(
+        _ConditionText(
             "KubeletHasInsufficientMemory",
             "kubelet has insufficient memory available",
             "NodeHasInsufficientMemory",
         ),
     ),
     "DiskPressure": (
-        _Words("KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"),
-        _Words("KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"),
+        _ConditionText("KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"),
+        _ConditionText("KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"),
     ),
     "PIDPressure": (
-        _Words("KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"),
-        _Words(
+        _ConditionText(
+            "KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"
+        ),
+        _ConditionText(
             "KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"
         ),
     ),
@@ -94,10 +96,10 @@ def next_conditions(
     known = {condition.type: condition for condition in old}
     transitions = []
     under = zip(_PRESSURES, (pressures.memory, pressures.disk, pressures.pids), strict=True)
-    for kind, pressed in under:
+    for kind, under_pressure in under:
         before = known.get(kind)
-        words = _PRESSURES[kind][pressed]
-        status = "True" if pressed else "False"
+        text = _PRESSURES[kind][under_pressure]
+        status = "True" if under_pressure else "False"
         if before is not None and before.status == status:
             known[kind] = msgspec.structs.replace(before, last_heartbeat_time=now)
         else:
@@ -106,10 +108,10 @@ def next_conditions(
                 status=status,
                 last_heartbeat_time=now,
                 last_transition_time=now,
-                reason=words.reason,
-                message=words.message,
+                reason=text.reason,
+                message=text.message,
             )
-            transitions.append(Transition(words.event, before.last_transition_time if before else None))
+            transitions.append(Transition(text.event, before.last_transition_time if before else None))
     before = known.get(READY)
     # A new Ready condition is appended last, where older clients expect it.
     ready = known[READY] = _ready(before, problems, warning, now)
@@ -154,8 +156,8 @@ Check = Callable[[], str | None]
 class RuntimeHealth:
     """Cached health of the container runtime; times are event loop times."""
 
-    def __init__(self, ask: Callable[[], Awaitable[pb.StatusResponse]]) -> None:
-        self._ask = ask
+    def __init__(self, call_status: Callable[[], Awaitable[pb.StatusResponse]]) -> None:
+        self._call_status = call_status
         self._last_good: float | None = None
         self._listeners: list[Callable[[], None]] = []
         self._checks: dict[str, Check] = {}
@@ -166,20 +168,20 @@ class RuntimeHealth:
 
     async def status(self) -> pb.StatusResponse:
         """Call the runtime's Status and cache the response. Raises CriError."""
-        answer = await self._ask()
+        response = await self._call_status()
         before = self.problems()
-        conditions = {condition.type: condition for condition in answer.status.conditions}
+        conditions = {condition.type: condition for condition in response.status.conditions}
         self._network = _problem(conditions.get("NetworkReady"), "container runtime network not ready")
         self._runtime = _problem(conditions.get("RuntimeReady"), "container runtime not ready")
         if not self._runtime:
-            self.last = answer
+            self.last = response
             self._last_good = asyncio.get_running_loop().time()
         if self.problems() != before:
             for listener in self._listeners:
                 listener()
-        return answer
+        return response
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a listener, called when a response changes the list of problems."""
         self._listeners.append(listener)
 

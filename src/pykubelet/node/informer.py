@@ -29,16 +29,16 @@ class CachedNode(ObjectStruct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: msgspec.Raw = msgspec.Raw(b"{}")
-    """Raw JSON, decoded by `whole()`."""
+    """Raw JSON, decoded by `to_node()`."""
 
-    def whole(self) -> Node:
+    def to_node(self) -> Node:
         """Return the node with its decoded status. Raises ValueError if the status is invalid."""
         return Node(
             metadata=self.metadata, spec=self.spec, status=read_object(NodeStatus, bytes(self.status))
         )
 
 
-KNOWN_NODES = Resource(CachedNode, "Node", "nodes", namespaced=False)
+CACHED_NODES = Resource(CachedNode, "Node", "nodes", namespaced=False)
 Listener = Callable[[CachedNode | None], None]
 
 
@@ -48,7 +48,7 @@ class NodeInformer:
     def __init__(self, source: ListerWatcher, name: str) -> None:
         self._listeners: list[Listener] = []
         self._reflector = Reflector(
-            source, KNOWN_NODES, self._updated, field_selector=f"metadata.name={name}"
+            source, CACHED_NODES, self._handle_update, field_selector=f"metadata.name={name}"
         )
         self.node: CachedNode | None = None
 
@@ -61,7 +61,7 @@ class NodeInformer:
         """Wait until the initial list has completed."""
         await self._reflector.synced()
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: Listener) -> None:
         """Add a listener, called with the node at each change and with None when it is deleted."""
         self._listeners.append(listener)
 
@@ -69,7 +69,7 @@ class NodeInformer:
         """Watch the node until cancelled."""
         await self._reflector.run()
 
-    async def _updated(self, update: StoreDelta[CachedNode]) -> None:
+    async def _handle_update(self, update: StoreDelta[CachedNode]) -> None:
         if not update.changed and not update.removed:
             return
         self.node = next(iter(self._reflector.objects.values()), None)

@@ -7,7 +7,7 @@ row, all connections are closed: they may be dead, and the next try opens a new 
 The Lease is owned by the Node object, so that it is garbage-collected with it; a lease without an owner
 gets one as soon as the node's UID is known.
 
-`WakeupTimer` and `stretched` are the timers of this loop and of the status loop.
+`WakeupTimer` and `jittered` are the timers of this loop and of the status loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 NAMESPACE = "kube-node-lease"
 
 
-class LeaseStore(Protocol):
+class LeaseClient(Protocol):
     """API client for leases: an ApiClient."""
 
     async def get(self, resource: Resource[Lease], name: str, namespace: str = "") -> Lease:
@@ -50,6 +50,9 @@ class LeaseStore(Protocol):
 
     async def update(self, resource: Resource[Lease], obj: Lease) -> Lease:
         """Replace a lease."""
+
+    async def pause(self, seconds: float) -> None:
+        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: datetime) -> Lease:
@@ -66,7 +69,7 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: da
 
 
 async def heartbeat(
-    store: LeaseStore, node: str, node_uid: str, seconds: int, known: Lease | None, now: datetime
+    store: LeaseClient, node: str, node_uid: str, seconds: int, known: Lease | None, now: datetime
 ) -> Lease | None:
     """Renew the lease once and return it as the API server has it. Raises KubeError.
 
@@ -93,44 +96,37 @@ JITTER = 0.04
 
 
 class WakeupTimer:
-    """A sleep that `ring` interrupts; several rings before the next sleep count once."""
+    """A sleep that `wake` interrupts; several calls before the next sleep count once."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._woken = asyncio.Event()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the current sleep, or the next one immediately if no task is sleeping."""
-        self._rung.set()
+        self._woken.set()
 
     async def sleep(self, seconds: float) -> bool:
-        """Sleep up to `seconds` and return whether `ring` ended the sleep."""
+        """Sleep up to `seconds` and return whether `wake` ended the sleep."""
         try:
             async with asyncio.timeout(seconds):
-                await self._rung.wait()
+                await self._woken.wait()
         except TimeoutError:
             return False
-        self._rung.clear()
+        self._woken.clear()
         return True
 
 
-def stretched(seconds: float, chance: Callable[[], float] = random.random) -> float:
+def jittered(seconds: float, rng: Callable[[], float] = random.random) -> float:
     """Return the seconds until the next round, with random jitter added."""
-    return seconds * (1 + JITTER * chance())
+    return seconds * (1 + JITTER * rng())
 
 
 TRIES = 5
-LONGEST_PAUSE_SECONDS = 7.0
+MAX_RETRY_SECONDS = 7.0
 """Maximum seconds to wait after a failed round."""
-WORTH_ANOTHER_TRY = (Unreachable, InvalidResponse, Conflict, ServerError)
+RETRIABLE_ERRORS = (Unreachable, InvalidResponse, Conflict, ServerError)
 """Errors that are retried immediately; all others are final for the round."""
 CloseConnections = Callable[[], Awaitable[None]]
-
-
-class LeaseClient(LeaseStore, Protocol):
-    """API client for leases that can also wait before a retry: an ApiClient."""
-
-    async def pause(self, seconds: float) -> None:
-        """Wait `seconds` before the next try, less if the server becomes reachable earlier."""
 
 
 class LeaseLoop:
@@ -144,30 +140,30 @@ class LeaseLoop:
         close_connections: CloseConnections,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._settings = settings
         self._node_uid = node_uid
         self._close_connections = close_connections
         self._clock = clock
-        self._chance = chance
-        self._bell = WakeupTimer()
-        self._complaints = ErrorLogLimiter(log, "Failed to renew the node's lease", node=settings.name)
+        self._rng = rng
+        self._wakeup = WakeupTimer()
+        self._error_log = ErrorLogLimiter(log, "Failed to renew the node's lease", node=settings.name)
         self._lease: Lease | None = None
 
     def wake(self) -> None:
         """Renew the lease immediately because the node's UID is known now or has changed."""
-        self._bell.ring()
+        self._wakeup.wake()
 
     async def run(self) -> NoReturn:
         """Renew the lease until cancelled."""
         interval = self._settings.lease_seconds / 4
         while True:
             if await self._round():
-                await self._bell.sleep(stretched(interval, self._chance))
+                await self._wakeup.sleep(jittered(interval, self._rng))
             else:
-                await self._store.pause(min(interval, LONGEST_PAUSE_SECONDS))
+                await self._store.pause(min(interval, MAX_RETRY_SECONDS))
 
     async def _round(self) -> bool:
         clock = asyncio.get_running_loop().time
@@ -183,12 +179,12 @@ class LeaseLoop:
                     self._clock(),
                 )
             except KubeError as err:
-                self._complaints.failed(err, clock())
-                if not isinstance(err, WORTH_ANOTHER_TRY):
+                self._error_log.failed(err, clock())
+                if not isinstance(err, RETRIABLE_ERRORS):
                     return False
                 if number > 0 and isinstance(err, Unreachable):
                     await self._close_connections()
             else:
-                self._complaints.succeeded(clock())
+                self._error_log.succeeded(clock())
                 return True
         return False

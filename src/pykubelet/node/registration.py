@@ -27,12 +27,12 @@ from pykubelet.cm.qos import HUGE_PAGES_PREFIX
 from pykubelet.linux.host_info import boot_time
 from pykubelet.logs import get_logger
 from pykubelet.node.settings import NodeSettings
-from pykubelet.node.status import NOTHING, node_patch
+from pykubelet.node.status import ZERO, node_patch
 from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
-FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 7.0
+FIRST_DELAY_SECONDS = 0.1
+MAX_DELAY_SECONDS = 7.0
 ATTACH_DETACH = "volumes.kubernetes.io/controller-managed-attach-detach"
 _OWN_LABELS = (
     "kubernetes.io/hostname",
@@ -80,16 +80,17 @@ class NodeWriter(Protocol):
 
 def blank_node(settings: NodeSettings, architecture: str) -> Node:
     """Return the node as it registers, without its status."""
+    registration = settings.registration
     labels = {
         "kubernetes.io/hostname": settings.hostname,
         "kubernetes.io/os": "linux",
         "kubernetes.io/arch": architecture,
         "beta.kubernetes.io/os": "linux",
         "beta.kubernetes.io/arch": architecture,
-        **settings.labels,
+        **registration.labels,
     }
-    taints = list(settings.taints)
-    if not settings.schedulable and not any(_same_taint(taint, _UNSCHEDULABLE) for taint in taints):
+    taints = list(registration.taints)
+    if not registration.schedulable and not any(_same_taint(taint, _UNSCHEDULABLE) for taint in taints):
         taints.append(_UNSCHEDULABLE)
     if settings.external_cloud:
         taints.append(_UNINITIALIZED)
@@ -97,11 +98,11 @@ def blank_node(settings: NodeSettings, architecture: str) -> Node:
         metadata=ObjectMeta(
             name=settings.name,
             labels=labels,
-            annotations={ATTACH_DETACH: "true"} if settings.attach_detach else {},
+            annotations={ATTACH_DETACH: "true"} if registration.attach_detach else {},
         ),
         # The node lifecycle controller derives the taint from this field and would remove the taint alone.
         spec=NodeSpec(
-            provider_id=settings.provider_id, taints=taints, unschedulable=not settings.schedulable
+            provider_id=registration.provider_id, taints=taints, unschedulable=not registration.schedulable
         ),
     )
 
@@ -144,7 +145,7 @@ async def try_register(
     created: Callable[[], None] = lambda: None,
 ) -> Node:
     """Create or reconcile the node and return it as the API server has it. Raises KubeError."""
-    refusal: Forbidden | None = None
+    forbidden: Forbidden | None = None
     try:
         node = await store.create(NODES, ours)
         created()
@@ -155,12 +156,12 @@ async def try_register(
         # Another component may create the nodes of this cluster.
         if settings.gates.enabled("KubeletRegistrationGetOnExistsOnly"):
             raise
-        refusal = err
+        forbidden = err
     try:
         existing = await store.get(NODES, settings.name)
     except (NotFound, Forbidden):
-        if refusal is not None:
-            raise refusal from None
+        if forbidden is not None:
+            raise forbidden from None
         raise
     log.info("Node was previously registered", node=settings.name)
     if patch := node_patch(existing, reconciled(existing, ours, reset_extended=reset_extended)):
@@ -171,28 +172,28 @@ async def try_register(
 async def register(
     store: NodeWriter,
     settings: NodeSettings,
-    make: Callable[[], Awaitable[Node]],
+    build_node: Callable[[], Awaitable[Node]],
     *,
     reset_extended: Callable[[], bool] = lambda: False,
     created: Callable[[], None] = lambda: None,
 ) -> Node:
-    """Register the node, retrying until it succeeds; `make` builds the local Node for each try.
+    """Register the node, retrying until it succeeds; `build_node` builds the local Node for each try.
 
     `created` is called if the Node object did not exist before.
     """
-    complaints = ErrorLogLimiter(log, "Failed to register the node", node=settings.name)
-    clock, pause = asyncio.get_running_loop().time, FIRST_PAUSE_SECONDS
+    error_log = ErrorLogLimiter(log, "Failed to register the node", node=settings.name)
+    clock, pause = asyncio.get_running_loop().time, FIRST_DELAY_SECONDS
     while True:
-        ours = await make()
+        ours = await build_node()
         log.v(2).info("Attempting to register node", node=settings.name)
         try:
             node = await try_register(store, ours, settings, reset_extended=reset_extended(), created=created)
         except KubeError as err:
-            complaints.failed(err, clock())
+            error_log.failed(err, clock())
             await store.pause(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, MAX_DELAY_SECONDS)
             continue
-        complaints.succeeded(clock())
+        error_log.succeeded(clock())
         log.info("Successfully registered node", node=settings.name)
         return node
 
@@ -200,17 +201,17 @@ async def register(
 def _corrected(existing: Resources, capacity: Resources, ours: Resources, reset: bool) -> Resources:
     """Return corrected capacity or allocatable; `capacity` determines which extended resources exist."""
     pages = {name: amount for name, amount in ours.items() if name.startswith(HUGE_PAGES_PREFIX)}
-    kept = {
+    retained = {
         name: amount
         for name, amount in existing.items()
         if not name.startswith(HUGE_PAGES_PREFIX) or name in pages
     }
-    zeroed = dict.fromkeys(filter(is_extended_resource, capacity), NOTHING) if reset else {}
-    return {**kept, **pages, **zeroed}
+    zeroed = dict.fromkeys(filter(is_extended_resource, capacity), ZERO) if reset else {}
+    return {**retained, **pages, **zeroed}
 
 
-def _same_taint(one: Taint, other: Taint) -> bool:
-    return (one.key, one.effect) == (other.key, other.effect)
+def _same_taint(taint: Taint, other: Taint) -> bool:
+    return (taint.key, taint.effect) == (other.key, other.effect)
 
 
 class NodeStartup:

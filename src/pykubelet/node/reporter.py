@@ -23,7 +23,7 @@ from pykubelet.node.registration import NodeStartup, blank_node, register
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import next_node
 from pykubelet.node.status_inputs import NodeSources, NodeStatusCollector
-from pykubelet.node.status_loop import NodeEvents, Record, StatusLoop
+from pykubelet.node.status_loop import AddressListener, NodeEvents, Record, StatusLoop
 from pykubelet.util.tasks import TaskScope
 
 
@@ -43,14 +43,14 @@ class NodeReporter:
         self._clients = clients
         self._settings = settings
         self._sources = sources
-        self._observer = NodeStatusCollector(sources, settings)
+        self._collector = NodeStatusCollector(sources, settings)
         self._events = NodeEvents(record, settings.name)
         close_all = clients.heartbeats.transport.close_all
         self._status = StatusLoop(
             clients.heartbeats,
             settings,
             sources,
-            self._observer,
+            self._collector,
             self._events,
             close_all,
             ready=self._startup.ready,
@@ -58,8 +58,12 @@ class NodeReporter:
         self._lease = LeaseLoop(clients.heartbeats, settings, lambda: self._status.node_uid, close_all)
         self._registered = asyncio.Event()
         self._informer = informer
-        informer.listen(self._seen)
-        sources.health.listen(self.wake)
+        informer.add_listener(self._node_updated)
+        sources.runtime.health.add_listener(self.wake)
+
+    def add_address_listener(self, listener: AddressListener) -> None:
+        """Add a listener, called with the addresses of the node status; it must not block."""
+        self._status.add_address_listener(listener)
 
     async def registered(self) -> None:
         """Wait until the API server has the node."""
@@ -76,38 +80,38 @@ class NodeReporter:
             tasks.start(self._informer.run(), name="node-informer")
             # Started before registration completes: an existing node must not lose its lease.
             tasks.start(self._lease.run(), name="node-lease")
-            if self._settings.register:
-                await self._observer.refresh()
+            if self._settings.registration.enabled:
+                await self._collector.refresh()
                 self._startup.attempted()
                 node = await register(
                     self._clients.objects,
                     self._settings,
-                    self._initial,
+                    self._local_node,
                     reset_extended=self._sources.reset_extended,
                     created=self._startup.registered,
                 )
-                self._status.answered(node)
+                self._status.set_latest(node)
                 self._lease.wake()
                 self._registered.set()
             await self._status.run()
 
-    async def _initial(self) -> Node:
+    async def _local_node(self) -> Node:
         blank = blank_node(self._settings, self._sources.machine.architecture)
-        node, transitions = next_node(blank, await self._observer.facts(), self._settings, now())
+        node, transitions = next_node(blank, await self._collector.facts(), self._settings, now())
         self._events.transitions(transitions)
         return node
 
-    def _seen(self, node: CachedNode | None) -> None:
+    def _node_updated(self, node: CachedNode | None) -> None:
         before = self._status.node_uid
-        self._status.seen(node)
+        self._status.handle_update(node)
         if node is not None:
             self._registered.set()
             if node.metadata.uid != before:
                 self._lease.wake()
             if self._settings.external_cloud:
-                self._tell_addresses(node)
+                self._publish_addresses(node)
 
-    def _tell_addresses(self, node: CachedNode) -> None:
+    def _publish_addresses(self, node: CachedNode) -> None:
         """Publish the cloud provider's addresses; the first pod of the API server waits for the node."""
         with contextlib.suppress(ValueError):  # The status loop logs this and gets the node again.
-            self._sources.addressed(node.whole().status.addresses)
+            self._status.publish_addresses(node.to_node().status.addresses)

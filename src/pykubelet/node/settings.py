@@ -15,6 +15,19 @@ from pykubelet.linux.network import IPAddress, parse_node_ip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegistrationSettings:
+    """Settings of the Node object as the kubelet registers it."""
+
+    enabled: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    schedulable: bool = True
+    provider_id: str = ""
+    attach_detach: bool = True
+    """Whether the attach/detach controller attaches volumes, not the kubelet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """Settings of the Node object and its reporting; times in seconds."""
 
@@ -25,13 +38,7 @@ class NodeSettings:
     """Addresses of `--node-ip`: none, one (unspecified to select only a family), or a dual-stack pair."""
     external_cloud: bool = False
     """Whether a cloud controller manager sets the node's addresses, zone and instance type."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
-    schedulable: bool = True
-    provider_id: str = ""
-    attach_detach: bool = True
-    """Whether the attach/detach controller attaches volumes, not the kubelet."""
-    register: bool = True
+    registration: RegistrationSettings = field(default_factory=RegistrationSettings)
     port: int = 10250
     max_images: int = 50
     update_seconds: float = 10.0
@@ -52,12 +59,14 @@ def node_settings(
         hostname=name,
         ips=parse_node_ip(flags.node_ip).addresses,
         external_cloud=flags.cloud_provider == "external",
-        labels=flags.node_labels,
-        taints=tuple(map(_taint, config.register_with_taints)),
-        schedulable=flags.register_schedulable,
-        provider_id=config.provider_id,
-        attach_detach=config.enable_controller_attach_detach,
-        register=config.register_node,
+        registration=RegistrationSettings(
+            enabled=config.register_node,
+            labels=flags.node_labels,
+            taints=tuple(map(_taint, config.register_with_taints)),
+            schedulable=flags.register_schedulable,
+            provider_id=config.provider_id,
+            attach_detach=config.enable_controller_attach_detach,
+        ),
         port=config.port,
         max_images=config.node_status_max_images,
         update_seconds=config.node_status_update_frequency.seconds,
@@ -69,6 +78,6 @@ def node_settings(
     )
 
 
-def _taint(given: ConfiguredTaint) -> Taint:
-    added = datetime.fromisoformat(given.time_added) if given.time_added else None
-    return Taint(key=given.key, value=given.value, effect=given.effect, time_added=added)
+def _taint(taint: ConfiguredTaint) -> Taint:
+    added = datetime.fromisoformat(taint.time_added) if taint.time_added else None
+    return Taint(key=taint.key, value=taint.value, effect=taint.effect, time_added=added)

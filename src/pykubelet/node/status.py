@@ -14,8 +14,8 @@ because other components act on it:
 - the API server passes WebSocket streams through to nodes that declare `ExtendWebSocketsToKubelet` and
   translates them itself for all others: a node that declares it without support breaks `kubectl exec`.
 
-`NOT_BUILT` are features that upstream declares by default and this kubelet does not implement; a feature
-moves to `_DECLARED` once implemented. `tests/cluster/test_golden.py` compares the rest with upstream.
+`NOT_IMPLEMENTED` are features that upstream declares by default and this kubelet does not implement; a
+feature moves to `_DECLARED` once implemented. `tests/cluster/test_golden.py` compares the rest with upstream.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from pykubelet.node.addresses import PROVIDED_IP, next_addresses, provided_ip
 from pykubelet.node.conditions import NodePressure, Transition, next_conditions
 from pykubelet.node.settings import NodeSettings
 
-NOTHING = Quantity.of(0)
+ZERO = Quantity.from_units(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class DeviceCapacity:
     removed: Sequence[str] = ()
 
 
-def next_amounts(
+def next_resources(
     old_capacity: Resources,
     old_allocatable: Resources,
     machine: Resources,
@@ -75,17 +75,17 @@ def next_amounts(
     settings: NodeSettings,
 ) -> tuple[Resources, Resources]:
     """Return the current capacity and allocatable."""
-    capacity = {**old_capacity, **machine, **devices.capacity, **dict.fromkeys(devices.removed, NOTHING)}
-    left = allocatable(capacity, settings.config, ignore_eviction=settings.ignore_eviction)
-    kept = {
+    capacity = {**old_capacity, **machine, **devices.capacity, **dict.fromkeys(devices.removed, ZERO)}
+    remaining = allocatable(capacity, settings.config, ignore_eviction=settings.ignore_eviction)
+    retained = {
         name: old
         for name, old in old_allocatable.items()
         if not is_extended_resource(name) or name in capacity
     }
-    return capacity, {**kept, **left, **devices.allocatable}
+    return capacity, {**retained, **remaining, **devices.allocatable}
 
 
-def missing_amounts(capacity: Resources, *, storage: bool) -> str:
+def missing_resources(capacity: Resources, *, storage: bool) -> str:
     """Return a message that lists missing mandatory resources; empty if all are present."""
     needed = ["cpu", "memory", "pods", *(["ephemeral-storage"] if storage else [])]
     absent = [name for name in needed if name not in capacity]
@@ -93,7 +93,7 @@ def missing_amounts(capacity: Resources, *, storage: bool) -> str:
 
 
 NAMES_PER_IMAGE = 5
-NOT_BUILT = frozenset({"ExtendWebSocketsToKubelet"})
+NOT_IMPLEMENTED = frozenset({"ExtendWebSocketsToKubelet"})
 _DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
     "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
     "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
@@ -114,15 +114,15 @@ def plain_version(text: str) -> str:
     return found[1] if found else text
 
 
-def image_list(images: Iterable[pb.Image], most: int) -> list[ContainerImage]:
-    """Return the `most` largest images for the node status, largest first; all if `most` is negative."""
+def image_list(images: Iterable[pb.Image], limit: int) -> list[ContainerImage]:
+    """Return the `limit` largest images for the node status, largest first; all if `limit` is negative."""
     # Ties are broken by ID to keep the order stable.
     ordered = sorted(images, key=lambda image: (image.size, image.id), reverse=True)
     return [
         ContainerImage(
             names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE] or None, size_bytes=image.size
         )
-        for image in (ordered if most < 0 else ordered[:most])
+        for image in (ordered if limit < 0 else ordered[:limit])
     ]
 
 
@@ -206,11 +206,11 @@ def next_status(
     old: NodeStatus, facts: Facts, settings: NodeSettings, now: datetime
 ) -> tuple[NodeStatus, list[Transition]]:
     """Return the desired status and the changed conditions."""
-    capacity, allocatable = next_amounts(
+    capacity, allocatable = next_resources(
         old.capacity, old.allocatable, facts.capacity, facts.devices, settings
     )
     problems = list(facts.problems)
-    if missing := missing_amounts(capacity, storage=settings.config.local_storage_capacity_isolation):
+    if missing := missing_resources(capacity, storage=settings.config.local_storage_capacity_isolation):
         problems.append(missing)
     conditions, transitions = next_conditions(
         old.conditions, facts.pressures, problems, now, warning=facts.warning
@@ -248,7 +248,7 @@ def has_changed(old: Node, new: Node) -> bool:
 
 def node_patch(old: Node, new: Node) -> dict[str, Any]:
     """Return the patch of status, labels and annotations from `old` to `new`."""
-    return merge_patch(_sent(old), _sent(new), MERGE_KEYS)
+    return merge_patch(_patch_document(old), _patch_document(new), MERGE_KEYS)
 
 
 def _node_info(old: NodeSystemInfo, facts: Facts) -> NodeSystemInfo:
@@ -268,13 +268,13 @@ def _node_info(old: NodeSystemInfo, facts: Facts) -> NodeSystemInfo:
 
 
 def _without_heartbeats(status: NodeStatus) -> NodeStatus:
-    still = [
+    conditions = [
         msgspec.structs.replace(condition, last_heartbeat_time=None)
         for condition in sorted(status.conditions, key=lambda condition: condition.type)
     ]
-    return msgspec.structs.replace(status, conditions=still)
+    return msgspec.structs.replace(status, conditions=conditions)
 
 
-def _sent(node: Node) -> dict[str, Any]:
+def _patch_document(node: Node) -> dict[str, Any]:
     meta = {"labels": node.metadata.labels, "annotations": node.metadata.annotations}
     return {"metadata": meta, "status": to_document(node.status)}

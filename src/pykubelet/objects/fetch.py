@@ -66,7 +66,7 @@ class RetryingListerWatcher:
 
 def _is_pod_unobserved(err: NotFound | Forbidden) -> bool:
     """Return whether the API server has not observed the pod, or not its binding to this node."""
-    return err.details.kind == "pod" if isinstance(err, NotFound) else err.to_a_stranger
+    return err.details.kind == "pod" if isinstance(err, NotFound) else err.lacks_relationship
 
 
 FROM_SERVERS_CACHE = (("resourceVersion", "0"),)

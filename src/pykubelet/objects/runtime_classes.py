@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.client import RUNTIME_CLASSES, ApiClient
 from pykubelet.objects.base import ObjectError, ObjectNotFound
@@ -10,6 +12,8 @@ from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.tasks import TaskScope
 
 SYNC_SECONDS = 5.0
+HandlerLookup = Callable[[Pod], Awaitable[str]]
+"""Returns the runtime handler of a pod, empty for the runtime's default. Raises ObjectError."""
 
 
 class RuntimeClasses:

@@ -110,7 +110,7 @@ class WatchBasedObjects(Generic[L]):
             lambda update: self._on_update(key, watched, update),
             namespace=namespace,
             field_selector=f"metadata.name={name}",
-            pauses=Backoff(first=_FIRST_DELAY_SECONDS),
+            backoff=Backoff(first=_FIRST_DELAY_SECONDS),
         )
         task = self._scope.start(reflector.run(), name=f"{self._resource.kind} {_ref(key)}")
         watched = _Watched(reflector, task, _now())

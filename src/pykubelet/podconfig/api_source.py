@@ -61,7 +61,7 @@ class ApiSource:
         self._emit_update = emit_update
         self._ready = ready
         self._reflector = Reflector(
-            source, PODS, self._take, field_selector=f"spec.nodeName={node_name}", flaw=_flaw
+            source, PODS, self._emit_delta, field_selector=f"spec.nodeName={node_name}", flaw=_flaw
         )
 
     @property
@@ -81,7 +81,7 @@ class ApiSource:
         log.info("Watching apiserver")
         await self._reflector.run()
 
-    async def _take(self, update: StoreDelta[Pod]) -> None:
+    async def _emit_delta(self, update: StoreDelta[Pod]) -> None:
         if self._emit_update is not None and not update.listed:
             self._emit_update(self.name, update, self._pods)
             return
@@ -106,7 +106,7 @@ def _age(pod: Pod) -> datetime:
     return pod.metadata.creation_timestamp or _NEVER
 
 
-PATIENCE_SECONDS = 10.0
+FIRST_LIST_TIMEOUT_SECONDS = 10.0
 """Seconds to wait for the API server's first list before checkpointed pods are started."""
 
 
@@ -119,37 +119,37 @@ class CheckpointSource:
         self._checkpoints = checkpoints
         self._store = store
         self._offer = offer
-        self._heard = False
-        self.speak_for_the_api = False
+        self._has_listed = False
+        self.has_unconfirmed_pods = False
         """Whether checkpointed pods are running that the API server has not confirmed yet."""
 
-    async def run(self, answered: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, synced: Callable[[], Awaitable[None]]) -> None:
         """Offer the checkpointed pods unless the API server responds in time."""
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await answered()
+            async with asyncio.timeout(FIRST_LIST_TIMEOUT_SECONDS):
+                await synced()
         except TimeoutError:
             pods = self._checkpoints.pods()
             log.warning("API server does not respond, starting checkpointed pods", pods=len(pods))
-            self.speak_for_the_api = True
+            self.has_unconfirmed_pods = True
             self._offer(pods)
 
-    def answered(self, pods: Sequence[Pod], unreadable: Set[str]) -> None:
+    def handle_api_pods(self, pods: Sequence[Pod], unreadable: Set[str]) -> None:
         """Handle a full set of the API server: the first one removes all checkpoints of other pods."""
-        if self._heard:
+        if self._has_listed:
             return
-        self._heard, self.speak_for_the_api = True, False
-        wanted = {pod.uid for pod in pods}
+        self._has_listed, self.has_unconfirmed_pods = True, False
+        uids = {pod.uid for pod in pods}
         for pod in self._checkpoints.pods():
-            if pod.uid not in wanted and pod.full_name not in unreadable:
+            if pod.uid not in uids and pod.full_name not in unreadable:
                 self._checkpoints.forget(pod.uid)
 
-    def changed(self, pod: Pod, status: PodStatus | None) -> None:
+    def update(self, pod: Pod, status: PodStatus | None) -> None:
         """Handle a changed pod or status; the checkpoint of a pod that is no longer desired is removed."""
         if is_static_pod(pod):
             return
         known = self._store.get(pod.uid)
         if known is not None:
-            self._checkpoints.keep(known, status)
+            self._checkpoints.save(known, status)
         else:
             self._checkpoints.forget(pod.uid)

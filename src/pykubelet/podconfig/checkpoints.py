@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -35,6 +35,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.selector import LabelSelector
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -62,10 +63,10 @@ class Checkpoint(ObjectStruct):
 class Checkpoints:
     """The checkpoint files of one directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         """Initialize with a directory. Raises OSError if it cannot be created or others may write to it."""
-        self._folder = folder
-        _claim(folder)
+        self._directory = directory
+        _prepare_directory(directory)
         self._node: Node | None = None
         self._known = {checkpoint.pod.uid: checkpoint for checkpoint in self._read()}
         self._dirty: set[str] = set()
@@ -76,7 +77,7 @@ class Checkpoints:
         pods = [checkpoint.pod for checkpoint in self._known.values()]
         return sorted(pods, key=lambda pod: (str(pod.metadata.creation_timestamp), pod.full_name))
 
-    def of(self, uid: str) -> Checkpoint | None:
+    def get(self, uid: str) -> Checkpoint | None:
         """Return the checkpoint of a pod, None if it does not exist."""
         return self._known.get(uid)
 
@@ -85,24 +86,24 @@ class Checkpoints:
         """The checkpointed Node: labels, taints, allocatable and features."""
         return self._node
 
-    def keep_node(self, node: Node) -> None:
+    def save_node(self, node: Node) -> None:
         """Store the fields of the Node that pod admission needs."""
         meta = ObjectMeta(name=node.metadata.name, uid=node.metadata.uid, labels=node.metadata.labels)
         status = NodeStatus(allocatable=node.status.allocatable, features=node.status.features)
         known = Node(metadata=meta, spec=node.spec, status=status)
         if known != self._node:
             self._node = known
-            self._touch(_NODE)
+            self._mark_dirty(_NODE)
 
-    def keep(self, pod: Pod, status: PodStatus | None = None) -> None:
+    def save(self, pod: Pod, status: PodStatus | None = None) -> None:
         """Store a pod, with the status that the kubelet last reported if given."""
         known = self._known.setdefault(pod.uid, Checkpoint())
         pod = replace(pod, status=status) if status is not None else pod
         if known.pod != pod:
             known.pod = pod
-            self._touch(pod.uid)
+            self._mark_dirty(pod.uid)
 
-    def keep_used(
+    def save_used_objects(
         self,
         uid: str,
         *,
@@ -127,12 +128,12 @@ class Checkpoints:
         if handler is not None:
             changed |= _put(known.handlers, *handler)
         if changed:
-            self._touch(uid)
+            self._mark_dirty(uid)
 
     def forget(self, uid: str) -> None:
         """Remove the checkpoint of a pod."""
         if self._known.pop(uid, None) is not None:
-            self._touch(uid)
+            self._mark_dirty(uid)
 
     async def run(self) -> NoReturn:
         """Write changes until cancelled, then write the pending ones."""
@@ -140,9 +141,9 @@ class Checkpoints:
             while True:
                 await self._changed.wait()
                 await asyncio.sleep(GATHER_SECONDS)
-                files = self._take()
+                files = self._pending_writes()
                 try:
-                    await finish_in_thread(partial(_write, self._folder, files))
+                    await finish_in_thread(partial(_write, self._directory, files))
                 except OSError as err:
                     log.error(err, "Failed to write pod checkpoints, will retry")
                     self._dirty.update(files)
@@ -153,23 +154,23 @@ class Checkpoints:
 
     def _write_rest(self) -> None:
         try:
-            _write(self._folder, self._take())
+            _write(self._directory, self._pending_writes())
         except OSError as err:
             log.error(err, "Failed to write pod checkpoints at shutdown")
 
-    def _take(self) -> dict[str, bytes | None]:
+    def _pending_writes(self) -> dict[str, bytes | None]:
         """Return the pending writes by UID: the contents of the file, or None to remove it."""
         self._changed.clear()
         dirty, self._dirty = self._dirty, set()
         found = {uid: self._node if uid == _NODE else self._known.get(uid) for uid in sorted(dirty)}
         return {uid: None if known is None else to_json(known) for uid, known in found.items()}
 
-    def _touch(self, uid: str) -> None:
+    def _mark_dirty(self, uid: str) -> None:
         self._dirty.add(uid)
         self._changed.set()
 
     def _read(self) -> Iterator[Checkpoint]:
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self._directory.iterdir()):
             if path.suffix == _UNFINISHED:
                 path.unlink()  # The write was interrupted by a crash.
             if path.suffix != _SUFFIX:
@@ -187,19 +188,19 @@ class Checkpoints:
                 yield checkpoint
 
 
-def _claim(folder: Path) -> None:
+def _prepare_directory(directory: Path) -> None:
     """Create the directory; restrict it to root if it contains only checkpoints. Raises OSError."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         # Write access to this directory means control over the pods that the node runs.
         raise PermissionError(
-            f"--pod-checkpoint-dir {folder}: others may write there, and what lies there will run: "
+            f"--pod-checkpoint-dir {directory}: others may write there, and what lies there will run: "
             f"chown {os.geteuid()} and chmod 700 it, or name another folder"
         )
     # A directory with other files, possibly configured by mistake, keeps its mode.
-    if all(path.suffix in (_SUFFIX, _UNFINISHED) for path in folder.iterdir()):
-        folder.chmod(0o700)
+    if all(path.suffix in (_SUFFIX, _UNFINISHED) for path in directory.iterdir()):
+        directory.chmod(0o700)
 
 
 def _put(known: dict[str, V], name: str, value: V) -> bool:
@@ -209,15 +210,15 @@ def _put(known: dict[str, V], name: str, value: V) -> bool:
     return True
 
 
-def _write(folder: Path, files: Mapping[str, bytes | None]) -> None:
+def _write(directory: Path, files: Mapping[str, bytes | None]) -> None:
     for uid, data in files.items():
-        path = folder / f"{uid}{_SUFFIX}"
+        path = directory / f"{uid}{_SUFFIX}"
         if data is None:
             path.unlink(missing_ok=True)
         else:
             _replace(path, data)
     if files:
-        _sync_folder(folder)
+        _fsync_directory(directory)
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -230,8 +231,8 @@ def _replace(path: Path, data: bytes) -> None:
     new.rename(path)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -239,16 +240,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 T = TypeVar("T")
-HandlerOf = Callable[[Pod], Awaitable[str]]
 
 
 class CheckpointedObjects:
     """PodObjects that fall back to the pods' checkpoints."""
 
-    def __init__(self, objects: PodObjects, checkpoints: Checkpoints, handler_of: HandlerOf) -> None:
+    def __init__(self, objects: PodObjects, checkpoints: Checkpoints, get_handler: HandlerLookup) -> None:
         self._objects = objects
         self._checkpoints = checkpoints
-        self._handler_of = handler_of
+        self._get_handler = get_handler
 
     def register(self, pod: Pod) -> None:
         """Cache the objects of a pod from now on."""
@@ -263,8 +263,8 @@ class CheckpointedObjects:
         try:
             found = await self._objects.config_map(pod, name)
         except ObjectError as err:
-            return self._last(pod, err, lambda known: known.config_maps.get(name))
-        self._checkpoints.keep_used(pod.uid, config_map=found)
+            return self._checkpointed(pod, err, lambda known: known.config_maps.get(name))
+        self._checkpoints.save_used_objects(pod.uid, config_map=found)
         return found
 
     async def secret(self, pod: Pod, name: str) -> Secret:
@@ -272,8 +272,8 @@ class CheckpointedObjects:
         try:
             found = await self._objects.secret(pod, name)
         except ObjectError as err:
-            return self._last(pod, err, lambda known: known.secrets.get(name))
-        self._checkpoints.keep_used(pod.uid, secret=found)
+            return self._checkpointed(pod, err, lambda known: known.secrets.get(name))
+        self._checkpoints.save_used_objects(pod.uid, secret=found)
         return found
 
     async def token(self, pod: Pod, *, audience: str, seconds: int) -> str:
@@ -282,8 +282,8 @@ class CheckpointedObjects:
         try:
             found = await self._objects.token(pod, audience=audience, seconds=seconds)
         except ObjectError as err:
-            return self._last(pod, err, lambda known: known.tokens.get(key))
-        self._checkpoints.keep_used(pod.uid, token=(key, found))
+            return self._checkpointed(pod, err, lambda known: known.tokens.get(key))
+        self._checkpoints.save_used_objects(pod.uid, token=(key, found))
         return found
 
     async def trust_bundle(
@@ -294,8 +294,8 @@ class CheckpointedObjects:
         try:
             found = await self._objects.trust_bundle(pod, name=name, signer=signer, selector=selector)
         except ObjectError as err:
-            return self._last(pod, err, lambda known: known.trust_bundles.get(key))
-        self._checkpoints.keep_used(pod.uid, trust_bundle=(key, found))
+            return self._checkpointed(pod, err, lambda known: known.trust_bundles.get(key))
+        self._checkpoints.save_used_objects(pod.uid, trust_bundle=(key, found))
         return found
 
     async def handler(self, pod: Pod) -> str:
@@ -304,19 +304,19 @@ class CheckpointedObjects:
         if not name:
             return ""
         try:
-            found = await self._handler_of(pod)
+            found = await self._get_handler(pod)
         except ObjectError as err:
-            return self._last(pod, err, lambda known: known.handlers.get(name))
-        self._checkpoints.keep_used(pod.uid, handler=(name, found))
+            return self._checkpointed(pod, err, lambda known: known.handlers.get(name))
+        self._checkpoints.save_used_objects(pod.uid, handler=(name, found))
         return found
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed."""
         self._objects.add_listener(listener)
 
-    def _last(self, pod: Pod, err: ObjectError, look: Callable[[Checkpoint], T | None]) -> T:
-        known = self._checkpoints.of(pod.uid)
-        last = look(known) if known is not None and not isinstance(err, ObjectNotFound) else None
+    def _checkpointed(self, pod: Pod, err: ObjectError, select: Callable[[Checkpoint], T | None]) -> T:
+        known = self._checkpoints.get(pod.uid)
+        last = select(known) if known is not None and not isinstance(err, ObjectNotFound) else None
         if last is None:
             raise err
         log.v(2).info("Using checkpointed object", pod=pod.full_name, podUID=pod.uid, err=err)

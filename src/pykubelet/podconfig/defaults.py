@@ -64,15 +64,15 @@ def container_total(spec: PodSpec, which: Literal["requests", "limits"]) -> Reso
     `restartPolicy: Always`) keep running and count for everything after them.
     """
 
-    def of(container: Container) -> Resources:
+    def resources_of(container: Container) -> Resources:
         amounts: Resources = getattr(container.resources, which)
         return amounts
 
-    running = _sum(map(of, spec.containers))
+    running = _sum(map(resources_of, spec.containers))
     sidecars: Resources = {}
     peak: Resources = {}
     for container in spec.init_containers:
-        during = _sum((of(container), sidecars))
+        during = _sum((resources_of(container), sidecars))
         if container.restart_policy == "Always":
             sidecars = during
         peak = _larger(peak, during)
@@ -95,11 +95,11 @@ def _complete_container(container: Container) -> None:
     for port in container.ports:
         port.protocol = port.protocol or "TCP"
     for variable in container.env:
-        given = variable.value_from
-        if given is not None and given.field_ref is not None:
-            given.field_ref.api_version = given.field_ref.api_version or "v1"
-        if given is not None and given.file_key_ref is not None and given.file_key_ref.optional is None:
-            given.file_key_ref.optional = False
+        source = variable.value_from
+        if source is not None and source.field_ref is not None:
+            source.field_ref.api_version = source.field_ref.api_version or "v1"
+        if source is not None and source.file_key_ref is not None and source.file_key_ref.optional is None:
+            source.file_key_ref.optional = False
     for probe in (container.liveness_probe, container.readiness_probe, container.startup_probe):
         if probe is not None:
             _complete_probe(probe)
@@ -127,20 +127,20 @@ def _complete_request(request: HTTPGetAction) -> None:
 
 def _complete_pod_resources(spec: PodSpec) -> None:
     """Set the defaults of pod-level resources, if the pod has any."""
-    whole = spec.resources
-    if whole is None or not (whole.limits or whole.requests):
+    pod_level = spec.resources
+    if pod_level is None or not (pod_level.limits or pod_level.requests):
         return
-    whole.limits, whole.requests = _rounded(whole.limits), _rounded(whole.requests)
+    pod_level.limits, pod_level.requests = _rounded(pod_level.limits), _rounded(pod_level.requests)
     for name, amount in container_total(spec, "limits").items():
-        if name.startswith("hugepages-") and name not in whole.requests:
-            whole.limits.setdefault(name, amount)
-    if whole.limits:
+        if name.startswith("hugepages-") and name not in pod_level.requests:
+            pod_level.limits.setdefault(name, amount)
+    if pod_level.limits:
         for name, amount in container_total(spec, "requests").items():
             if name in ("cpu", "memory"):
-                whole.requests.setdefault(name, amount)
-        for name, amount in whole.limits.items():
+                pod_level.requests.setdefault(name, amount)
+        for name, amount in pod_level.limits.items():
             if name in ("cpu", "memory") or name.startswith("hugepages-"):
-                whole.requests.setdefault(name, amount)
+                pod_level.requests.setdefault(name, amount)
 
 
 def _rounded(amounts: Resources) -> Resources:
@@ -149,14 +149,14 @@ def _rounded(amounts: Resources) -> Resources:
     }
 
 
-def _sum(many: Iterable[Resources]) -> Resources:
+def _sum(summands: Iterable[Resources]) -> Resources:
     total: Resources = {}
-    for amounts in many:
+    for amounts in summands:
         for name, amount in amounts.items():
             known = total.get(name)
             total[name] = amount if known is None else Quantity(known.nanos + amount.nanos, known.notation)
     return total
 
 
-def _larger(one: Resources, other: Resources) -> Resources:
-    return {**one, **{name: max(amount, one.get(name, amount)) for name, amount in other.items()}}
+def _larger(first: Resources, second: Resources) -> Resources:
+    return {**first, **{name: max(amount, first.get(name, amount)) for name, amount in second.items()}}

@@ -16,14 +16,13 @@ ConfigMaps and Secrets are delivered before the pods, so that they exist when a 
 logged for a file with a Secret that other users can read. On a cluster node, whose objects come from the API
 server, they are ignored, which is logged once. Every problem is emitted with the set and logged once.
 
-`look` scans the path, blocking, in a thread; files that are unchanged since the last scan are not opened.
+`scan` reads the path, blocking, in a thread; files that are unchanged since the last scan are not opened.
 
 `PathWatch` wraps inotify, which watches directories, while administrators replace directories and symlinks.
 So the parent of a path is watched too, and the directories that symlinks point to; every event only triggers
-a scan. A burst of events causes one wake-up, at most `LONGEST_BURST` seconds after its first event. Files
-that are open and being written are not read until they are closed, or `SETTLED_AFTER` seconds after the last
-write. Removed files are recorded, because a file of the same name and contents may exist again at the next
-scan.
+a scan. A burst of events causes one wake-up, at most `MAX_BURST_SECONDS` after its first event. Files that
+are open and being written are not read until they are closed, or `SETTLED_SECONDS` after the last write.
+Removed files are recorded, because a file of the same name and contents may exist again at the next scan.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from pykubelet.podconfig.manifests import Contents, read_bytes
 from pykubelet.podconfig.static_pods import static_contents, without_duplicates
 
 log = get_logger(__name__)
-QUIET = 0.02
+QUIET_SECONDS = 0.02
 """Seconds without an event that end a burst."""
-LONGEST_BURST = 0.06
-SETTLED_AFTER = 1.0
+MAX_BURST_SECONDS = 0.06
+SETTLED_SECONDS = 1.0
 Names = frozenset[str]
 """Relevant file names in a watched directory; empty means all."""
 _ALL: Names = frozenset()
 _REMOVED = Mask.DELETE | Mask.MOVED_FROM
 _CLOSED = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE
 _MASK = _CLOSED | Mask.CREATE | Mask.MODIFY | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
-_LONGEST_CHAIN = 10
+_MAX_LINKS = 10
 
 
 class PathWatch:
@@ -75,7 +74,7 @@ class PathWatch:
         self._removed: set[Path] = set()
         self._woken = False
         """Whether a relevant event was read outside of `wait`."""
-        self._complaint = ""
+        self._logged_error = ""
 
     def __enter__(self) -> Self:
         try:
@@ -88,20 +87,20 @@ class PathWatch:
         if self._inotify is not None:
             self._inotify.close()
 
-    def arm(self, folders: Mapping[Path, Names]) -> None:
+    def arm(self, directories: Mapping[Path, Names]) -> None:
         """Watch exactly these directories. Call it before a scan, otherwise a change may be missed."""
         if self._inotify is None:
             return
         armed: dict[int, tuple[Path, Names]] = {}
-        for folder, names in folders.items():
+        for directory, names in directories.items():
             try:
-                number = self._inotify.watch(folder, _MASK)
+                number = self._inotify.watch(directory, _MASK)
             except OSError as err:
-                self._complain(err)
+                self._log_error(err)
                 continue
             # Two paths may lead to the same directory.
             known = armed.get(number)
-            armed[number] = (folder, names if known is None else _both(names, known[1]))
+            armed[number] = (directory, names if known is None else _union(names, known[1]))
         for number in self._armed.keys() - armed.keys():
             self._inotify.unwatch(number)
         self._armed = armed
@@ -118,7 +117,7 @@ class PathWatch:
         They may exist again. The next `wait` returns soon if anything else happened up to now.
         """
         for event in self._inotify.read_queued() if self._inotify is not None else ():
-            self._woken = self._matters(event) or self._woken
+            self._woken = self._is_relevant(event) or self._woken
         removed, self._removed = self._removed, set()
         return removed
 
@@ -126,19 +125,19 @@ class PathWatch:
         """Return shortly after a possible change, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         woken, self._woken = self._woken, False
-        if woken or await self._heard(timeout):
-            end = loop.time() + LONGEST_BURST
-            while (left := end - loop.time()) > 0 and await self._heard(min(QUIET, left)):
+        if woken or await self._wait_for_event(timeout):
+            end = loop.time() + MAX_BURST_SECONDS
+            while (left := end - loop.time()) > 0 and await self._wait_for_event(min(QUIET_SECONDS, left)):
                 pass
 
-    async def _heard(self, timeout: float) -> bool:
+    async def _wait_for_event(self, timeout: float) -> bool:
         if self._inotify is None:
             await asyncio.sleep(timeout)
             return False
         try:
             async with asyncio.timeout(timeout):
                 async for event in self._inotify:
-                    if self._matters(event):
+                    if self._is_relevant(event):
                         return True
                     # A flood of irrelevant events must not starve the event loop.
                     await asyncio.sleep(0)
@@ -146,41 +145,41 @@ class PathWatch:
             pass
         return False
 
-    def _matters(self, event: Event) -> bool:
+    def _is_relevant(self, event: Event) -> bool:
         if event.overflowed:
             self._writing.clear()
             return True
-        folder, names = self._armed.get(event.watch, (None, _ALL))
-        if folder is None or (event.name and names and event.name not in names):
+        directory, names = self._armed.get(event.watch, (None, _ALL))
+        if directory is None or (event.name and names and event.name not in names):
             return False
-        path = folder / event.name
+        path = directory / event.name
         if event.mask & _REMOVED:
             self._removed.add(path)
         if event.mask & Mask.MODIFY:
-            self._writing[path] = asyncio.get_running_loop().time() + SETTLED_AFTER
+            self._writing[path] = asyncio.get_running_loop().time() + SETTLED_SECONDS
         elif event.mask & _CLOSED:
             self._writing.pop(path, None)
         return True
 
-    def _complain(self, err: OSError) -> None:
+    def _log_error(self, err: OSError) -> None:
         # A missing directory is handled by the following scan.
-        if err.errno not in (errno.ENOENT, errno.ENOTDIR) and str(err) != self._complaint:
-            self._complaint = str(err)
+        if err.errno not in (errno.ENOENT, errno.ENOTDIR) and str(err) != self._logged_error:
+            self._logged_error = str(err)
             log.error(err, "Failed to watch directory, polling for file changes")
 
 
-def folders_around(path: Path) -> dict[Path, Names]:
+def directories_to_watch(path: Path) -> dict[Path, Names]:
     """Return the directories to watch for a file or directory that may not exist yet, or be a symlink."""
-    folders: dict[Path, Names] = {}
+    directories: dict[Path, Names] = {}
 
-    def add(folder: Path, names: Names) -> None:
-        folders[folder] = _both(names, folders[folder]) if folder in folders else names
+    def add(directory: Path, names: Names) -> None:
+        directories[directory] = _union(names, directories[directory]) if directory in directories else names
 
     for link in links(path):
-        folder, name = link.parent, link.name
-        while not folder.is_dir() and folder != folder.parent:
-            folder, name = folder.parent, folder.name
-        add(folder, frozenset((name,)))
+        directory, name = link.parent, link.name
+        while not directory.is_dir() and directory != directory.parent:
+            directory, name = directory.parent, directory.name
+        add(directory, frozenset((name,)))
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             add(path, _ALL)
@@ -190,12 +189,12 @@ def folders_around(path: Path) -> dict[Path, Names]:
                         add(link.parent, frozenset((link.name,)))
     except OSError as err:
         log.v(4).info("Failed to scan directory to watch", path=path, err=err)
-    return folders
+    return directories
 
 
 def links(path: Path) -> Iterator[Path]:
     """Yield a path and, while it is a symlink, the paths that it points to."""
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_LINKS):
         yield path
         try:
             path = path.parent / path.readlink()
@@ -203,8 +202,8 @@ def links(path: Path) -> Iterator[Path]:
             return
 
 
-def _both(one: Names, other: Names) -> Names:
-    return one | other if one and other else _ALL
+def _union(first: Names, second: Names) -> Names:
+    return first | second if first and second else _ALL
 
 
 Load = Callable[[bytes, Path], Contents]
@@ -240,7 +239,7 @@ class DirectorySnapshot:
     """Whether a file is being written, so that a scan should follow soon."""
 
 
-def look(
+def scan(
     path: Path, known: Mapping[Path, Manifest], load: Load, being_written: Set[Path] = frozenset()
 ) -> DirectorySnapshot:
     """Scan a file or a directory; hidden files are ignored, and subdirectories are not scanned.
@@ -272,21 +271,21 @@ def _is_being_written(file: Path, being_written: Set[Path]) -> bool:
     if being_written and not being_written.isdisjoint(links(file)):
         return True
     try:
-        facts = file.stat()
+        info = file.stat()
     except OSError:
         return False
     # A new file is empty until the first write.
-    empty = stat.S_ISREG(facts.st_mode) and facts.st_size == 0
-    return empty and 0 <= time.time_ns() - facts.st_mtime_ns < SETTLED_AFTER * _SECOND
+    empty = stat.S_ISREG(info.st_mode) and info.st_size == 0
+    return empty and 0 <= time.time_ns() - info.st_mtime_ns < SETTLED_SECONDS * _SECOND
 
 
 def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
     """Read one file if it changed; return None if it does not exist any more."""
     try:
-        facts = file.stat()
-        if stat.S_ISDIR(facts.st_mode):
+        info = file.stat()
+        if stat.S_ISDIR(info.st_mode):
             return Manifest(problems=(Problem(str(file), "is a folder: only files beside it are read"),))
-        stamp = _stamp(facts)
+        stamp = _stamp(info)
         if stamp is not None and stamp == known.stamp:
             return known
     except FileNotFoundError:
@@ -295,7 +294,7 @@ def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
         return Manifest(problems=(Problem(str(file), "is a link to a file that does not exist"),))
     except OSError as err:
         return _unreadable(file, known, err)
-    exposed = _exposed(file, facts)
+    exposed = _exposed(file, info)
     digest = b""
     try:
         data = read_bytes(file)
@@ -316,27 +315,27 @@ def _unreadable(file: Path, known: Manifest, err: OSError) -> Manifest:
     return Manifest(known.contents, (Problem(str(file), f"cannot be read: {err.strerror}"),))
 
 
-def _exposed(file: Path, facts: os.stat_result) -> str:
+def _exposed(file: Path, info: os.stat_result) -> str:
     remedies = []
-    if facts.st_uid not in (0, os.geteuid()):
+    if info.st_uid not in (0, os.geteuid()):
         remedies.append(f"chown root {file}")
-    if facts.st_mode & _OTHERS_READ:
+    if info.st_mode & _OTHERS_READ:
         remedies.append(f"chmod 600 {file}")
     return " && ".join(remedies)
 
 
-def _stamp(facts: os.stat_result) -> tuple[int, ...] | None:
-    if abs(time.time_ns() - facts.st_ctime_ns) < _UNCERTAIN:
+def _stamp(info: os.stat_result) -> tuple[int, ...] | None:
+    if abs(time.time_ns() - info.st_ctime_ns) < _UNCERTAIN:
         return None
-    return (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 Emit = Callable[[str, list[Pod], list[Problem]], None]
 """Callback with the name of a source, its full set of pods, and the problems."""
 Serve = Callable[[Iterable[tuple[str, LocalObject]]], list[Problem]]
 """Callback with the full set of ConfigMaps and Secrets, each with its file; returns the problems."""
-_SHORTEST_PERIOD = 0.1
-_LOOK_AGAIN = 0.25
+_MIN_PERIOD_SECONDS = 0.1
+_RESCAN_SECONDS = 0.25
 
 
 class FileSource:
@@ -359,7 +358,7 @@ class FileSource:
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._path = path
-        self._period = max(period.seconds, _SHORTEST_PERIOD)
+        self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
         self._node_name = node_name
         self._emit = emit
         self._serve = serve
@@ -371,62 +370,66 @@ class FileSource:
         """Whether the last scan was discarded."""
         self._emitted: object = None
         self._problems: frozenset[Problem] = frozenset()
-        self._complaint = ""
+        self._logged_error = ""
         self._exposed: dict[Path, tuple[bytes, str]] = {}
-        self._unused_told = False
+        self._unused_logged = False
 
     async def run(self) -> None:
         """Watch until cancelled."""
         log.v(1).info("Watching path", path=self._path)
         with PathWatch() as watch:
             while True:
-                watch.arm(await asyncio.to_thread(folders_around, self._path))
-                unsettled = await self._look(watch)
-                await watch.wait(min(self._period, _LOOK_AGAIN) if unsettled else self._period)
+                watch.arm(await asyncio.to_thread(directories_to_watch, self._path))
+                unsettled = await self._scan(watch)
+                await watch.wait(min(self._period, _RESCAN_SECONDS) if unsettled else self._period)
 
-    async def _look(self, watch: PathWatch) -> bool:
+    async def _scan(self, watch: PathWatch) -> bool:
         """Scan once and emit changes; return whether another scan should follow soon."""
         self._removed |= watch.take_removed()
         known = {file: manifest for file, manifest in self._known.items() if file not in self._removed}
         try:
-            seen = await asyncio.to_thread(look, self._path, known, self._load, watch.being_written())
+            snapshot = await asyncio.to_thread(scan, self._path, known, self._load, watch.being_written())
         except OSError as err:
-            self._complain(f"cannot be read: {err.strerror}")
+            self._log_error(err.strerror or str(err))
             return False
         late = watch.take_removed()
-        self._discarded = not self._discarded and bool(late & (self._known.keys() | seen.manifests.keys()))
+        self._discarded = not self._discarded and bool(
+            late & (self._known.keys() | snapshot.manifests.keys())
+        )
         if self._discarded:
             # It is unknown whether these files were read before or after their removal.
             self._removed |= late
             return True
-        self._complain("" if seen.exists else "does not exist; pods will start when it appears")
+        self._log_error("" if snapshot.exists else "it does not exist; pods start when it appears")
         removed = self._removed & self._known.keys()
-        self._known, self._removed = seen.manifests, late
-        self._warn(seen)
+        self._known, self._removed = snapshot.manifests, late
+        self._warn(snapshot)
         if removed:
             # Report the removal separately, so that a recreated file restarts its pod.
             self._report(
                 DirectorySnapshot(
-                    {file: _podless(m) if file in removed else m for file, m in self._known.items()}
+                    {file: _without_pods(m) if file in removed else m for file, m in self._known.items()}
                 )
             )
-        self._report(seen)
-        return seen.unsettled
+        self._report(snapshot)
+        return snapshot.unsettled
 
-    def _report(self, seen: DirectorySnapshot) -> None:
-        content = [(manifest.contents, manifest.problems) for manifest in seen.manifests.values()]
+    def _report(self, snapshot: DirectorySnapshot) -> None:
+        content = [(manifest.contents, manifest.problems) for manifest in snapshot.manifests.values()]
         if content == self._emitted:
             return
         self._emitted = content
-        problems = [problem for manifest in seen.manifests.values() for problem in manifest.problems]
+        problems = [problem for manifest in snapshot.manifests.values() for problem in manifest.problems]
         if self._serve is not None:
             problems += self._serve(
                 (str(file), found)
-                for file, manifest in seen.manifests.items()
+                for file, manifest in snapshot.manifests.items()
                 for found in manifest.contents.objects
             )
         pods, duplicates = without_duplicates(
-            (str(file), pod) for file, manifest in seen.manifests.items() for pod in manifest.contents.pods
+            (str(file), pod)
+            for file, manifest in snapshot.manifests.items()
+            for pod in manifest.contents.pods
         )
         problems += duplicates
         self._log(problems)
@@ -443,10 +446,10 @@ class FileSource:
             served=LOCAL_KINDS if self._serve is not None else frozenset(),
         )
 
-    def _warn(self, seen: DirectorySnapshot) -> None:
+    def _warn(self, snapshot: DirectorySnapshot) -> None:
         """Warn once per file and change about Secrets that other users can read, and about unused objects."""
         exposed = {}
-        for file, manifest in seen.manifests.items():
+        for file, manifest in snapshot.manifests.items():
             if manifest.exposed and manifest.contents.has_secret:
                 exposed[file] = manifest.digest, manifest.exposed
                 if self._exposed.get(file) != exposed[file]:
@@ -455,8 +458,8 @@ class FileSource:
                         path=file,
                         remedy=manifest.exposed,
                     )
-            if manifest.contents.unused and not self._unused_told:
-                self._unused_told = True
+            if manifest.contents.unused and not self._unused_logged:
+                self._unused_logged = True
                 log.warning(
                     "Ignored ConfigMaps and Secrets in manifests of a cluster node, "
                     "create them through the API server",
@@ -470,13 +473,13 @@ class FileSource:
             log.error(problem.message, "Failed to use manifest", path=problem.path)
         self._problems = problems
 
-    def _complain(self, message: str) -> None:
-        if message and message != self._complaint:
-            log.warning(f"The path of static pods {message}", path=self._path)
-        elif self._complaint and not message:
-            log.info("The path of static pods can be read now", path=self._path)
-        self._complaint = message
+    def _log_error(self, message: str) -> None:
+        if message and message != self._logged_error:
+            log.warning("Failed to read static pod path", path=self._path, err=message)
+        elif self._logged_error and not message:
+            log.info("Static pod path is readable again", path=self._path)
+        self._logged_error = message
 
 
-def _podless(manifest: Manifest) -> Manifest:
+def _without_pods(manifest: Manifest) -> Manifest:
     return replace(manifest, contents=replace(manifest.contents, pods=()))

@@ -29,7 +29,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.errors import Problem, field_path
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.objects.references import config_map_names, secret_names
-from pykubelet.podconfig.validate_container import Problems, key_problem, named, refused
+from pykubelet.podconfig.validate_container import Problems, key_problem, named, problem_if
 from pykubelet.util.text import quoted
 
 LocalObject = ConfigMap | Secret
@@ -37,7 +37,7 @@ KINDS = ("ConfigMap", "Secret")
 """Kinds of objects, besides Pod, that a manifest may contain."""
 LOCAL_KINDS = frozenset({"configmaps", "secrets"})
 """Resource names of these kinds, to which pods may refer on a node that serves them."""
-MOST_BYTES = 1024**2
+MAX_DATA_BYTES = 1024**2
 """Maximum bytes of data per object, as in the API."""
 _CONTENTS = ("data", "binaryData", "stringData")
 _NEEDED_KEYS = {
@@ -60,7 +60,7 @@ class BadObject(Exception):
 
 def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
     """Decode a ConfigMap or Secret. Raises BadObject, or ValueError with the field path."""
-    written = from_document(_Written, _with_texts(document))
+    written = from_document(_ManifestObject, _with_texts(document))
     meta = ObjectMeta(name=written.metadata.name, namespace=written.metadata.namespace or "default")
     if kind == "ConfigMap":
         found: LocalObject = ConfigMap(
@@ -88,7 +88,7 @@ def title(found: LocalObject) -> str:
     return f"{kind} {found.metadata.namespace}/{found.metadata.name}"
 
 
-class _Written(ObjectStruct):
+class _ManifestObject(ObjectStruct):
     """A ConfigMap or Secret as written in the manifest."""
 
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
@@ -99,7 +99,7 @@ class _Written(ObjectStruct):
     string_data: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"_Written({self.metadata.namespace}/{self.metadata.name})"
+        return f"_ManifestObject({self.metadata.namespace}/{self.metadata.name})"
 
 
 def _with_texts(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,21 +156,23 @@ def _problems(found: LocalObject) -> Problems:
     if isinstance(found, ConfigMap):
         for key in found.binary_data:
             yield from named(field_path("binaryData", key), key, key_problem)
-            yield from refused(field_path("binaryData", key), "is in data, too", key in found.data)
+            yield from problem_if(field_path("binaryData", key), "is in data, too", key in found.data)
         size = sum(len(text.encode()) for text in found.data.values())
         size += sum(map(len, found.binary_data.values()))
     else:
         yield from _type_problems(found)
-    yield from refused("data", f"holds more than {MOST_BYTES // 1024**2} MiB: split it", size > MOST_BYTES)
+    yield from problem_if(
+        "data", f"holds more than {MAX_DATA_BYTES // 1024**2} MiB: split it", size > MAX_DATA_BYTES
+    )
 
 
 def _type_problems(secret: Secret) -> Problems:
     """Yield the problems of a Secret whose type requires certain keys."""
     for key in _NEEDED_KEYS.get(secret.type, ()):
         path = field_path("data", key)
-        yield from refused(path, f"must be set in a secret of type {secret.type}", key not in secret.data)
+        yield from problem_if(path, f"must be set in a secret of type {secret.type}", key not in secret.data)
         if key.startswith(".docker") and key in secret.data:
-            yield from refused(path, "must be a JSON object", not _is_json_object(secret.data[key]))
+            yield from problem_if(path, "must be a JSON object", not _is_json_object(secret.data[key]))
     if secret.type == _BASIC_AUTH and not {"username", "password"} & secret.data.keys():
         yield Problem("data", f"must have a username or a password in a secret of type {quoted(secret.type)}")
 
@@ -182,7 +184,7 @@ def _is_json_object(data: bytes) -> bool:
         return False
 
 
-Use = tuple[str, str, str]
+ObjectKey = tuple[str, str, str]
 """Kind (`ConfigMap`, `Secret`), namespace and name."""
 
 
@@ -190,18 +192,18 @@ class LocalObjects(NoObjects):
     """PodObjects of a node without an API server; requests for tokens and trust bundles fail."""
 
     def __init__(self) -> None:
-        self._objects: dict[Use, LocalObject] | None = None
-        self._uses: dict[str, frozenset[Use]] = {}
+        self._objects: dict[ObjectKey, LocalObject] | None = None
+        self._uses: dict[str, frozenset[ObjectKey]] = {}
         self._listeners: list[Callable[[str], None]] = []
 
-    def offer(self, given: Iterable[tuple[str, LocalObject]]) -> list[Problem]:
+    def offer(self, objects: Iterable[tuple[str, LocalObject]]) -> list[Problem]:
         """Replace the full set, given with the files in order; return the problems."""
         before = self._objects or {}
-        wanted, problems = first_of_each(given)
-        after, changes = with_immutable(before, wanted)
+        desired, problems = first_of_each(objects)
+        after, changes = with_immutable(before, desired)
         self._objects = after
-        changed = {use for use in before.keys() | after.keys() if before.get(use) != after.get(use)}
-        self._tell(changed)
+        changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+        self._notify(changed)
         return [*problems, *changes]
 
     def register(self, pod: Pod) -> None:
@@ -240,39 +242,39 @@ class LocalObjects(NoObjects):
             raise ObjectNotFound(f'{kind.lower()} "{name}" not found')
         return found
 
-    def _tell(self, changed: set[Use]) -> None:
+    def _notify(self, changed: set[ObjectKey]) -> None:
         for uid in sorted(uid for uid, uses in self._uses.items() if not changed.isdisjoint(uses)):
             for listener in self._listeners:
                 listener(uid)
 
 
-Offered = dict[Use, tuple[str, LocalObject]]
+ObjectsByKey = dict[ObjectKey, tuple[str, LocalObject]]
 
 
-def first_of_each(given: Iterable[tuple[str, LocalObject]]) -> tuple[Offered, list[Problem]]:
+def first_of_each(objects: Iterable[tuple[str, LocalObject]]) -> tuple[ObjectsByKey, list[Problem]]:
     """Return the first object of each name; the others, identified by their file, are problems."""
-    kept: Offered = {}
+    first: ObjectsByKey = {}
     problems = []
-    for origin, found in given:
-        use = (type(found).__name__, found.metadata.namespace, found.metadata.name)
-        if use in kept:
-            where = "here" if kept[use][0] == origin else f"in {kept[use][0]}"
+    for origin, found in objects:
+        key = (type(found).__name__, found.metadata.namespace, found.metadata.name)
+        if key in first:
+            where = "here" if first[key][0] == origin else f"in {first[key][0]}"
             problems.append(Problem(origin, f"{title(found)} is already {where}: rename one, or remove it"))
         else:
-            kept[use] = origin, found
-    return kept, problems
+            first[key] = origin, found
+    return first, problems
 
 
 def with_immutable(
-    before: Mapping[Use, LocalObject], wanted: Offered
-) -> tuple[dict[Use, LocalObject], list[Problem]]:
+    before: Mapping[ObjectKey, LocalObject], desired: ObjectsByKey
+) -> tuple[dict[ObjectKey, LocalObject], list[Problem]]:
     """Return the new state of the objects: an immutable one stays, and a change of it is a problem."""
-    after: dict[Use, LocalObject] = {}
+    after: dict[ObjectKey, LocalObject] = {}
     problems = []
-    for use, (origin, found) in wanted.items():
-        old = before.get(use)
+    for key, (origin, found) in desired.items():
+        old = before.get(key)
         if old is not None and old.immutable and old != found:
-            after[use] = old
+            after[key] = old
             problems.append(
                 Problem(
                     origin,
@@ -281,5 +283,5 @@ def with_immutable(
                 )
             )
         else:
-            after[use] = found
+            after[key] = found
     return after, problems

@@ -28,7 +28,7 @@ from pykubelet.util.text import quoted
 
 MAX_BYTES = 10 * 1024 * 1024
 _LISTS = ("PodList", "List")
-_PLACED = re.compile(r"(?P<what>.*) - at `(?P<path>.*)`", re.DOTALL)
+_ERROR_WITH_PATH = re.compile(r"(?P<what>.*) - at `(?P<path>.*)`", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
     found: list[LocalObject] = []
     unused: list[str] = []
     problems: list[Problem] = []
-    for place, kind, document in _objects(_documents(data, where), where):
+    for path, kind, document in _objects(_documents(data, where), where):
         try:
             if kind == "Pod":
                 pods.append(from_document(Pod, _without_nulls(document)))
@@ -67,7 +67,7 @@ def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
         except BadObject as err:
             problems += [Problem(where, f"{_name(kind, document)}{problem}") for problem in err.problems]
         except ValueError as err:
-            problems.append(Problem(where, f"{_name(kind, document)}{_told(place, str(err))}"))
+            problems.append(Problem(where, f"{_name(kind, document)}{_with_path(path, str(err))}"))
     if problems:
         raise ConfigError(problems)
     return Contents(pods, found, unused)
@@ -161,10 +161,10 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _told(place: str, reason: str) -> str:
+def _with_path(path: str, reason: str) -> str:
     """Put the field path in front of a message: `spec.containers[0].name: expected ...`."""
-    if placed := _PLACED.fullmatch(reason):
-        reason = placed["what"]
-        place = ".".join(filter(None, (place, placed["path"])))
+    if match := _ERROR_WITH_PATH.fullmatch(reason):
+        reason = match["what"]
+        path = ".".join(filter(None, (path, match["path"])))
     reason = reason[:1].lower() + reason[1:]
-    return f"{place}: {reason}" if place else reason
+    return f"{path}: {reason}" if path else reason

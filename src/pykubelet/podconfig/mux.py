@@ -45,7 +45,7 @@ Operation = Literal["REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE"]
 
 # Order of changes: removals first, to free resources for additions.
 _ORDER: tuple[Operation, ...] = ("REMOVE", "ADD", "UPDATE", "DELETE", "RECONCILE")
-_OURS = frozenset((MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION))
+_OWN_ANNOTATIONS = frozenset((MIRROR_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class PodChange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _StoredPod:
     """A stored pod, and the source's object that it was built from."""
 
-    given: Pod
+    source_pod: Pod
     pod: Pod
     name: str
 
@@ -87,8 +87,8 @@ class PodMux:
         self._clock = clock
         self._on_duplicate = on_duplicate
         self._expected: set[str] = set()
-        self._heard: set[str] = set()
-        self._reported: dict[str, dict[str, _Taken]] = {}
+        self._sources_reported: set[str] = set()
+        self._reported: dict[str, dict[str, _StoredPod]] = {}
         self._names: dict[str, dict[str, str]] = {}
         """Per source: the uid of each pod in `_reported` by its full name."""
         self._ambiguous: set[str] = set()
@@ -102,11 +102,11 @@ class PodMux:
     @property
     def all_reported(self) -> bool:
         """Whether every expected source has reported at least once."""
-        return self._expected <= self._heard
+        return self._expected <= self._sources_reported
 
     def has_reported(self, source: str) -> bool:
         """Return whether this source has reported at least once."""
-        return source in self._heard
+        return source in self._sources_reported
 
     def pods(self) -> dict[str, Pod]:
         """Return all desired pods by UID."""
@@ -123,36 +123,36 @@ class PodMux:
 
     def set(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         """Replace the full set of a source; return the changes, removals first."""
-        self._heard.add(source)
-        return self._take(source, pods)
+        self._sources_reported.add(source)
+        return self._replace(source, pods)
 
     def update(
         self,
         source: str,
         changed: Sequence[Pod],
         removed: Sequence[Pod],
-        everything: Callable[[], Iterable[Pod]],
+        list_all: Callable[[], Iterable[Pod]],
     ) -> list[PodChange]:
         """Apply a difference to a source's set; return the same changes as `set` with the full set.
 
-        `everything` returns the full set. It is called where the difference alone does not determine the
+        `list_all` returns the full set. It is called where the difference alone does not determine the
         result: before the source's first full set, and while two of its pods share a name or a uid.
         """
-        if source not in self._heard or self._is_ambiguous(source, changed, removed):
-            return self.set(source, everything())
+        if source not in self._sources_reported or self._is_ambiguous(source, changed, removed):
+            return self.set(source, list_all())
         reported, names = self._reported[source], self._names[source]
-        before: dict[str, _Taken | None] = {}
+        before: dict[str, _StoredPod | None] = {}
         for pod in removed:
-            taken = reported.pop(pod.uid, None)
-            if taken is not None:
-                before[pod.uid] = taken
-                del names[taken.name]
+            stored = reported.pop(pod.uid, None)
+            if stored is not None:
+                before[pod.uid] = stored
+                del names[stored.name]
         for pod in changed:
             known = reported.get(pod.uid)
-            if known is None or known.given is not pod:
+            if known is None or known.source_pod is not pod:
                 before[pod.uid] = known
-                taken = reported[pod.uid] = self._taken(source, known, pod)
-                names[taken.name] = pod.uid
+                stored = reported[pod.uid] = self._annotated(source, known, pod)
+                names[stored.name] = pod.uid
         return self._changes(source, before)
 
     def offer(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
@@ -160,41 +160,41 @@ class PodMux:
 
         The source still counts as not reported, and its first own set replaces the provisional one.
         """
-        return [] if source in self._heard else self._take(source, pods)
+        return [] if source in self._sources_reported else self._replace(source, pods)
 
-    def _take(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
+    def _replace(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         before = self._reported.get(source, {})
-        after: dict[str, _Taken] = {}
+        after: dict[str, _StoredPod] = {}
         names: dict[str, str] = {}
         self._ambiguous.discard(source)
         for pod in pods:
             uid = pod.metadata.uid
-            taken = before.get(uid)
-            if taken is None or taken.given is not pod:
-                taken = self._taken(source, taken, pod)
-            if taken.name in names or uid in after:
+            stored = before.get(uid)
+            if stored is None or stored.source_pod is not pod:
+                stored = self._annotated(source, stored, pod)
+            if stored.name in names or uid in after:
                 log.warning(
-                    "Ignored pod with duplicate name or UID", pod=taken.name, podUID=uid, source=source
+                    "Ignored pod with duplicate name or UID", pod=stored.name, podUID=uid, source=source
                 )
                 self._ambiguous.add(source)
-                if taken.name in names:
+                if stored.name in names:
                     self._on_duplicate(pod, source)
                 continue
-            names[taken.name] = uid
-            after[uid] = taken
+            names[stored.name] = uid
+            after[uid] = stored
         self._reported[source], self._names[source] = after, names
         return self._changes(source, {uid: before.get(uid) for uid in (*before, *after)})
 
-    def _changes(self, source: str, before: Mapping[str, _Taken | None]) -> list[PodChange]:
+    def _changes(self, source: str, before: Mapping[str, _StoredPod | None]) -> list[PodChange]:
         """Return what became of some uids, now that `source` has reported; `before` is what it had."""
         after = self._reported[source]
         changes = [
             change
-            for uid, taken in before.items()
-            if taken is not after.get(uid)
-            for change in self._settle(uid, source, taken)
+            for uid, stored in before.items()
+            if stored is not after.get(uid)
+            for change in self._owner_changes(uid, source, stored)
         ]
-        changes.sort(key=_turn)
+        changes.sort(key=_sort_key)
         return changes
 
     def _is_ambiguous(self, source: str, changed: Sequence[Pod], removed: Sequence[Pod]) -> bool:
@@ -202,20 +202,20 @@ class PodMux:
         if source in self._ambiguous:
             return True
         reported, names = self._reported[source], self._names[source]
-        leaving, coming = {pod.uid for pod in removed}, {pod.uid for pod in changed}
-        if len(coming) < len(changed) or len({pod.full_name for pod in changed}) < len(changed):
+        removed_uids, changed_uids = {pod.uid for pod in removed}, {pod.uid for pod in changed}
+        if len(changed_uids) < len(changed) or len({pod.full_name for pod in changed}) < len(changed):
             return True
-        if not leaving.isdisjoint(coming):
+        if not removed_uids.isdisjoint(changed_uids):
             return True
         for pod in changed:
-            holder, known = names.get(pod.full_name), reported.get(pod.uid)
-            if holder is not None and holder != pod.uid and holder not in leaving:
+            owner_uid, known = names.get(pod.full_name), reported.get(pod.uid)
+            if owner_uid is not None and owner_uid != pod.uid and owner_uid not in removed_uids:
                 return True
             if known is not None and known.name != pod.full_name:
                 return True
         return False
 
-    def _settle(self, uid: str, source: str, before: _Taken | None) -> list[PodChange]:
+    def _owner_changes(self, uid: str, source: str, before: _StoredPod | None) -> list[PodChange]:
         """Return the changes of one UID, now that `source` has it or not."""
         owner = self._owners.get(uid)
         if owner is not None and owner != source:
@@ -227,48 +227,48 @@ class PodMux:
             return [PodChange(op, after.pod, source)] if op is not None else []
         if owner is None or before is None:
             return []
-        heir = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
-        if heir is None:
+        next_owner = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
+        if next_owner is None:
             del self._owners[uid]
             return [PodChange("REMOVE", before.pod, source)]
-        self._owners[uid] = heir
-        return [PodChange("UPDATE", self._reported[heir][uid].pod, heir)]
+        self._owners[uid] = next_owner
+        return [PodChange("UPDATE", self._reported[next_owner][uid].pod, next_owner)]
 
-    def _taken(self, source: str, before: _Taken | None, pod: Pod) -> _Taken:
+    def _annotated(self, source: str, before: _StoredPod | None, pod: Pod) -> _StoredPod:
         """Return the pod with the kubelet's annotations, or the stored one if nothing differs."""
-        given = pod.metadata.annotations
+        original = pod.metadata.annotations
         if before is not None:
             seen = before.pod.metadata.annotations[SEEN_ANNOTATION]
-        elif source != "api" and SEEN_ANNOTATION in given:
-            seen = given[SEEN_ANNOTATION]
+        elif source != "api" and SEEN_ANNOTATION in original:
+            seen = original[SEEN_ANNOTATION]
         else:
             seen = seen_time(self._clock())
-        annotations = {**given, SOURCE_ANNOTATION: source, SEEN_ANNOTATION: seen}
+        annotations = {**original, SOURCE_ANNOTATION: source, SEEN_ANNOTATION: seen}
         merged = msgspec.structs.replace(
             pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
         )
         same = before is not None and difference(before.pod, merged) is None
-        return _Taken(pod, before.pod if same and before is not None else merged, pod.full_name)
+        return _StoredPod(pod, before.pod if same and before is not None else merged, pod.full_name)
 
 
 def difference(before: Pod, after: Pod) -> Literal["UPDATE", "DELETE", "RECONCILE"] | None:
     """Return the kind of difference between two versions of a pod; None if no action is needed."""
     if before is after:
         return None
-    if _wish(before) != _wish(after):
+    if _desired_state(before) != _desired_state(after):
         return "DELETE" if after.metadata.deletion_timestamp is not None else "UPDATE"
     return "RECONCILE" if before.status != after.status else None
 
 
-def _turn(change: PodChange) -> tuple[int, float]:
+def _sort_key(change: PodChange) -> tuple[int, float]:
     """Return the sort key of a change: by operation, then oldest pod first, which has precedence."""
     created = change.pod.metadata.creation_timestamp
     return _ORDER.index(change.op), created.timestamp() if created is not None else 0.0
 
 
-def _wish(pod: Pod) -> tuple[object, ...]:
+def _desired_state(pod: Pod) -> tuple[object, ...]:
     meta = pod.metadata
-    annotations = {key: value for key, value in meta.annotations.items() if key not in _OURS}
+    annotations = {key: value for key, value in meta.annotations.items() if key not in _OWN_ANNOTATIONS}
     # The generation is included: it may change because of an unknown field, and is reported in the status.
     life = meta.generation, meta.deletion_timestamp, meta.deletion_grace_period_seconds
     return pod.spec, meta.labels, annotations, life

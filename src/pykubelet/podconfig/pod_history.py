@@ -41,7 +41,7 @@ class TimelineEntry:
     """A decision of one component about a pod."""
 
     time: float
-    station: str
+    component: str
     text: str
 
 
@@ -62,7 +62,7 @@ class PodHistory:
         self._records: dict[str, _Record] = {}
         self._listeners: list[Listener] = []
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: Listener) -> None:
         """Add a listener for every event from now on; it must not block."""
         self._listeners.append(listener)
 
@@ -97,11 +97,11 @@ class PodHistory:
         for listener in self._listeners:
             listener(pod, event)
 
-    def note(self, uid: str, station: str, text: str) -> None:
+    def note(self, uid: str, component: str, text: str) -> None:
         """Record a decision; an immediate repetition is ignored."""
         notes = self._records.setdefault(uid, _Record()).notes
-        if not notes or (notes[-1].station, notes[-1].text) != (station, text):
-            notes.append(TimelineEntry(self._clock(), station, text))
+        if not notes or (notes[-1].component, notes[-1].text) != (component, text):
+            notes.append(TimelineEntry(self._clock(), component, text))
 
     def events(self, uid: str) -> list[Event]:
         """Return the pod's events, oldest first."""

@@ -5,9 +5,9 @@ A static pod gets its identity from the kubelet: the UID is a hash of the manife
 a restart. The node's name is appended to the pod's name, because many nodes of a cluster may have the same
 manifest. The origin of a pod (`is_static_pod`, …) is derived from the annotations of every accepted pod.
 
-`plan_handover` and `carry_out` install a manifest in the manifest directory, atomically and under its own
-file name. A manifest with the same pods and objects is an update; a manifest that would silently replace or
-duplicate others is rejected. A file with a Secret is readable by its owner only.
+`plan_installation` and `install_manifest` install a manifest in the manifest directory, atomically and under
+its own file name. A manifest with the same pods and objects is an update; a manifest that would silently
+replace or duplicate others is rejected. A file with a Secret is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def static_pods(
     served: frozenset[str] = frozenset(),
 ) -> list[Pod]:
     """Return the pods of a manifest, without its other objects; see `static_contents`."""
-    given = static_contents(
+    manifest = static_contents(
         data, source=source, origin=origin, node_name=node_name, now=now, served=served, objects=False
     )
-    if given.unused:
-        kinds = sorted(set(given.unused))
+    if manifest.unused:
+        kinds = sorted(set(manifest.unused))
         log.info("Ignored objects in manifest that are not pods", path=origin, kinds=kinds)
-    return list(given.pods)
+    return list(manifest.pods)
 
 
 def static_contents(
@@ -82,8 +82,8 @@ def static_contents(
     accepted completely or not at all.
     """
     pods, problems = [], []
-    given = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
-    for written in given.pods:
+    manifest = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
+    for written in manifest.pods:
         if not written.metadata.name:
             problems.append(Problem(origin, "metadata.name: must be set"))
             continue
@@ -95,7 +95,7 @@ def static_contents(
         ]
     if problems:
         raise ConfigError(problems)
-    return replace(given, pods=pods)
+    return replace(manifest, pods=pods)
 
 
 def complete_static_pod(
@@ -124,7 +124,7 @@ def complete_static_pod(
 
 def without_duplicates(pods: Iterable[tuple[str, Pod]]) -> tuple[list[Pod], list[Problem]]:
     """Return the first pod of each name and UID; the others, identified by their origin, are problems."""
-    kept, problems = [], []
+    unique, problems = [], []
     names: dict[str, str] = {}
     uids: dict[str, str] = {}
     for origin, pod in pods:
@@ -135,9 +135,9 @@ def without_duplicates(pods: Iterable[tuple[str, Pod]]) -> tuple[list[Pod], list
         elif (other := uids.get(pod.uid)) is not None:
             problems.append(Problem(origin, f"uid {pod.uid} is already in {other}: remove metadata.uid"))
         else:
-            kept.append(pod)
+            unique.append(pod)
             names[pod.full_name] = uids[pod.uid] = origin
-    return kept, problems
+    return unique, problems
 
 
 def source_of(pod: Pod) -> str:
@@ -174,25 +174,25 @@ def seen_time(now: int) -> str:
 
 
 def _uid(pod: Pod, source: str, origin: str, node_name: str) -> str:
-    said = _said([source, origin, node_name, pod.metadata, pod.spec])
-    text = json.dumps(said, sort_keys=True, default=str)
+    explicit = _explicit_fields([source, origin, node_name, pod.metadata, pod.spec])
+    text = json.dumps(explicit, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _said(value: Any) -> Any:
+def _explicit_fields(value: Any) -> Any:
     """Return the fields that a manifest sets, without those that equal their default.
 
     So a field that a later version of the kubelet adds changes only the UIDs of pods that use it.
     """
     if isinstance(value, msgspec.Struct):
         return {
-            wire: _said(content)
+            wire: _explicit_fields(content)
             for name, wire, default in _fields(type(value))
             if (content := getattr(value, name)) != default
         }
     if isinstance(value, dict):
-        return {key: _said(item) for key, item in value.items()}
-    return [_said(item) for item in value] if isinstance(value, list) else value
+        return {key: _explicit_fields(item) for key, item in value.items()}
+    return [_explicit_fields(item) for item in value] if isinstance(value, list) else value
 
 
 @functools.cache
@@ -210,12 +210,12 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str, Any]]:
 
 def _tolerate_node_problems(pod: Pod) -> None:
     """Add the toleration that keeps the pod on a failing node: it may be what repairs the node."""
-    wanted = Toleration(operator="Exists", effect="NoExecute")
+    toleration = Toleration(operator="Exists", effect="NoExecute")
 
     def same(other: Toleration) -> bool:
         return (other.key, other.operator, other.value, other.effect) == ("", "Exists", "", "NoExecute")
 
-    pod.spec.tolerations = [*(t for t in pod.spec.tolerations if not same(t)), wanted]
+    pod.spec.tolerations = [*(t for t in pod.spec.tolerations if not same(t)), toleration]
 
 
 Names = frozenset[str]
@@ -228,7 +228,7 @@ class ManifestConflict(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstallationPlan:
     """Changes to make in the manifest directory."""
 
     target: Path
@@ -246,7 +246,9 @@ def names_of(written: Contents) -> Names:
     return frozenset(names)
 
 
-def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | None], *, replace: bool) -> Plan:
+def plan_installation(
+    target: Path, names: Names, present: Mapping[Path, Names | None], *, replace: bool
+) -> InstallationPlan:
     """Plan the installation of a manifest; `present` is the directory, with None for unreadable files.
 
     Raises ManifestConflict if other contents would be lost or duplicated, unless `replace` allows it.
@@ -260,25 +262,25 @@ def plan_handover(target: Path, names: Names, present: Mapping[Path, Names | Non
             f"{target} is there already and holds {holds}: "
             "rename your file, or say --replace to put yours in its place"
         )
-    doubles = []
-    for file, others in sorted(present.items()):
-        if file == target or not others or not others & names:
+    replaced = []
+    for file, contents in sorted(present.items()):
+        if file == target or not contents or not contents & names:
             continue
-        same = ", ".join(sorted(others & names))
-        if others - names:
+        same = ", ".join(sorted(contents & names))
+        if contents - names:
             raise ManifestConflict(
                 f"{same} is already in {file}, with others: take it out there, or rename yours"
             )
         if not replace:
             raise ManifestConflict(f"{same} is already in {file}: rename yours, or say --replace to move it")
-        doubles.append(file)
-    return Plan(target, tuple(doubles))
+        replaced.append(file)
+    return InstallationPlan(target, tuple(replaced))
 
 
-def look_around(folder: Path) -> dict[Path, Names | None]:
+def read_manifest_dir(directory: Path) -> dict[Path, Names | None]:
     """Read the contents of the manifest directory. Raises OSError if it cannot be listed."""
     present: dict[Path, Names | None] = {}
-    for file in folder.iterdir():
+    for file in directory.iterdir():
         if file.name.startswith(".") or not file.is_file():
             continue
         try:
@@ -288,7 +290,7 @@ def look_around(folder: Path) -> dict[Path, Names | None]:
     return present
 
 
-def carry_out(plan: Plan, content: bytes, mode: int = PUBLIC) -> None:
+def install_manifest(plan: InstallationPlan, content: bytes, mode: int = PUBLIC) -> None:
     """Write the manifest and remove the replaced files. Raises OSError."""
     write_atomically(plan.target, content, mode)
     for file in plan.remove:
@@ -316,12 +318,12 @@ def write_atomically(target: Path, content: bytes, mode: int = PUBLIC) -> None:
         raise
 
 
-def find_mine(pods: Collection[Pod], written: Pod, target: Path) -> Pod | None:
+def find_running_pod(pods: Collection[Pod], written: Pod, target: Path) -> Pod | None:
     """Return the running pod of exactly this version of a manifest's pod, by its UID."""
     for pod in pods:
         node = pod.spec.node_name
         if pod.metadata.name == f"{written.metadata.name}-{node.lower()}":
-            made = complete_static_pod(written, source="file", origin=str(target), node_name=node, now=0)
-            if (made.uid, made.metadata.namespace) == (pod.uid, pod.metadata.namespace):
+            completed = complete_static_pod(written, source="file", origin=str(target), node_name=node, now=0)
+            if (completed.uid, completed.metadata.namespace) == (pod.uid, pod.metadata.namespace):
                 return pod
     return None

@@ -30,7 +30,7 @@ def start_sources(
     """
     if config.static_pod_path:
         log.info("Adding static pod path", path=config.static_pod_path)
-        folder = FileSource(
+        file_source = FileSource(
             Path(config.static_pod_path),
             config.file_check_frequency,
             node_name,
@@ -38,10 +38,10 @@ def start_sources(
             serve=objects.offer if objects is not None else None,
         )
         mux.expect("file")
-        scope.start(folder.run(), name="source-file")
+        scope.start(file_source.run(), name="source-file")
     if config.static_pod_url:
         log.info("Adding pod URL", url=config.static_pod_url)
-        url = UrlSource(
+        url_source = UrlSource(
             config.static_pod_url,
             config.static_pod_url_header,
             config.http_check_frequency,
@@ -50,4 +50,4 @@ def start_sources(
             served=LOCAL_KINDS if config.static_pod_path and objects is not None else frozenset(),
         )
         mux.expect("http")
-        scope.start(url.run(), name="source-http")
+        scope.start(url_source.run(), name="source-http")

@@ -25,13 +25,13 @@ from pykubelet.podconfig.manifests import MAX_BYTES
 from pykubelet.podconfig.static_pods import static_pods, without_duplicates
 
 log = get_logger(__name__)
-TIMEOUT = 10.0
+TIMEOUT_SECONDS = 10.0
 """Seconds for a complete response."""
-REMIND_AFTER = 600.0
+REMIND_SECONDS = 600.0
 """Seconds between log messages about a persistent failure."""
 _CHUNK = 64 * 1024
 _LOGIN = re.compile(r"(?<=//)[^/?#]*@")
-_SHORTEST_PERIOD = 0.1
+_MIN_PERIOD_SECONDS = 0.1
 
 
 class UrlSource:
@@ -56,7 +56,7 @@ class UrlSource:
     ) -> None:
         self._url = url
         self._headers = [(name, value) for name, values in headers.items() for value in values]
-        self._period = max(period.seconds, _SHORTEST_PERIOD)
+        self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
         self._node_name = node_name
         self._emit = emit
         self._served = served
@@ -65,7 +65,7 @@ class UrlSource:
         self._origin = _LOGIN.sub("", url)
         self._pods: list[Pod] | None = None
         self._digest = b""
-        self._flaws: list[Problem] = []
+        self._manifest_problems: list[Problem] = []
         self._problems: list[Problem] = []
         self._remind_at = 0.0
         self._emitted: tuple[list[Pod], list[Problem]] | None = None
@@ -73,7 +73,7 @@ class UrlSource:
     async def run(self) -> None:
         """Fetch periodically until cancelled."""
         log.v(1).info("Watching URL", url=self._origin)
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         # Uses the proxy of the environment and keeps no cookies, like all other HTTP clients of the kubelet.
         async with aiohttp.ClientSession(
             timeout=timeout, trust_env=True, cookie_jar=aiohttp.DummyCookieJar()
@@ -84,22 +84,22 @@ class UrlSource:
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
         try:
-            answer = await self._ask(session)
-            if not answer:
+            body = await self._fetch(session)
+            if not body:
                 self._pods = [] if self._pods is None else self._pods
                 problems = [
                     Problem(self._origin, "gave an empty answer: a PodList without items means no pods")
                 ]
             else:
-                problems = await self._take(answer)
+                problems = await self._decode(body)
         except TimeoutError:
-            problems = [Problem(self._origin, f"gave no answer within {TIMEOUT:g} seconds")]
+            problems = [Problem(self._origin, f"gave no answer within {TIMEOUT_SECONDS:g} seconds")]
         except (aiohttp.ClientError, OSError, ValueError) as err:
             cause = str(err).replace(self._url, self._origin) or type(err).__name__
             problems = [Problem(self._origin, f"could not be read: {cause}")]
         self._report(problems)
 
-    async def _ask(self, session: aiohttp.ClientSession) -> bytes:
+    async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         async with session.get(self._url, headers=self._headers) as response:
             if response.status != 200:
                 raise ValueError(f"it answered {response.status} {response.reason or ''}".rstrip())
@@ -110,21 +110,21 @@ class UrlSource:
                     raise ValueError(f"its answer is larger than {MAX_BYTES // 1024**2} MiB")
         return bytes(data)
 
-    async def _take(self, answer: bytes) -> list[Problem]:
+    async def _decode(self, body: bytes) -> list[Problem]:
         """Decode a response unless it equals the previous one; return its problems."""
-        digest = hashlib.blake2b(answer).digest()
+        digest = hashlib.blake2b(body).digest()
         if digest != self._digest:
             try:
-                pods = await asyncio.to_thread(self._load, answer)
-                self._pods, self._flaws = without_duplicates((self._origin, pod) for pod in pods)
+                pods = await asyncio.to_thread(self._load, body)
+                self._pods, self._manifest_problems = without_duplicates((self._origin, pod) for pod in pods)
             except ConfigError as err:
-                self._flaws = err.problems
+                self._manifest_problems = err.problems
             self._digest = digest
-        return self._flaws
+        return self._manifest_problems
 
-    def _load(self, answer: bytes) -> list[Pod]:
+    def _load(self, body: bytes) -> list[Pod]:
         return static_pods(
-            answer,
+            body,
             source="http",
             origin=self._origin,
             node_name=self._node_name,
@@ -139,7 +139,7 @@ class UrlSource:
                 log.error(problem.message, "Failed to read pods from URL", url=problem.path)
             if not problems:
                 log.info("Successfully read pods from URL", url=self._origin)
-            self._problems, self._remind_at = problems, now + REMIND_AFTER
+            self._problems, self._remind_at = problems, now + REMIND_SECONDS
         if self._pods is not None and (self._pods, problems) != self._emitted:
             self._emitted = (self._pods, problems)
             self._emit(self.name, list(self._pods), list(problems))

@@ -31,7 +31,7 @@ from pykubelet.podconfig.validate_container import (
     named,
     no_steps_back,
     optional_choice,
-    refused,
+    problem_if,
     required,
     unique,
 )
@@ -88,12 +88,12 @@ def _check_metadata(pod: Pod) -> Problems:
         yield Problem("metadata.uid", "must be letters, digits, '-', '_' or '.', or left out")
     for key, value in meta.labels.items():
         yield from named(f"metadata.labels[{quoted(key)}]", key, qualified_name_problem)
-        if sentence := label_value_problem(value):
-            yield Problem(f"metadata.labels[{quoted(key)}]", f"{quoted(value)} {sentence}")
+        if message := label_value_problem(value):
+            yield Problem(f"metadata.labels[{quoted(key)}]", f"{quoted(value)} {message}")
     for key in meta.annotations:
         yield from named(f"metadata.annotations[{quoted(key)}]", key.lower(), qualified_name_problem)
     size = sum(len(key.encode()) + len(value.encode()) for key, value in meta.annotations.items())
-    yield from refused(
+    yield from problem_if(
         "metadata.annotations",
         f"are {size} bytes long, but at most {MAX_ANNOTATION_BYTES} are allowed",
         size > MAX_ANNOTATION_BYTES,
@@ -139,9 +139,11 @@ def _check_toleration(path: str, toleration: Toleration) -> Problems:
         f"{path}.effect", toleration.effect, ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
     )
     exists = toleration.operator == "Exists"
-    yield from refused(f"{path}.operator", "must be Exists without a key", not toleration.key and not exists)
-    yield from refused(f"{path}.value", "must be empty with operator Exists", exists and toleration.value)
-    yield from refused(
+    yield from problem_if(
+        f"{path}.operator", "must be Exists without a key", not toleration.key and not exists
+    )
+    yield from problem_if(f"{path}.value", "must be empty with operator Exists", exists and toleration.value)
+    yield from problem_if(
         f"{path}.effect",
         "must be NoExecute with tolerationSeconds",
         toleration.toleration_seconds is not None and toleration.effect != "NoExecute",
@@ -158,7 +160,7 @@ def _check_volumes(volumes: list[Volume]) -> Problems:
             case (_, _, *_):
                 yield Problem(path, f"has {' and '.join(volume.kinds)}, but must have only one kind")
         if volume.empty_dir is not None and volume.empty_dir.size_limit is not None:
-            yield from refused(
+            yield from problem_if(
                 f"{path}.emptyDir.sizeLimit", "must not be negative", volume.empty_dir.size_limit.nanos < 0
             )
         if volume.host_path is not None:
@@ -169,47 +171,51 @@ def _check_volumes(volumes: list[Volume]) -> Problems:
 
 
 def _check_containers(spec: PodSpec) -> Problems:
-    yield from refused("spec.containers", "must have at least one container", not spec.containers)
-    yield from refused(
+    yield from problem_if("spec.containers", "must have at least one container", not spec.containers)
+    yield from problem_if(
         "spec.ephemeralContainers",
         "cannot be in a manifest: add them to a running pod",
         spec.ephemeral_containers,
     )
-    every = [
+    containers = [
         *((f"spec.containers[{index}]", container, False) for index, container in enumerate(spec.containers)),
         *(
             (f"spec.initContainers[{index}]", container, True)
             for index, container in enumerate(spec.init_containers)
         ),
     ]
-    yield from unique((f"{path}.name", container.name) for path, container, _ in every)
-    for path, container, is_init in every:
+    yield from unique((f"{path}.name", container.name) for path, container, _ in containers)
+    for path, container, is_init in containers:
         yield from check_container(path, container, spec, is_init=is_init)
         if is_init:  # Init containers run sequentially and may share a port.
             yield from host_port_conflicts([(path, container)])
-    yield from host_port_conflicts([(path, container) for path, container, is_init in every if not is_init])
+    yield from host_port_conflicts(
+        [(path, container) for path, container, is_init in containers if not is_init]
+    )
 
 
 def _check_network(spec: PodSpec) -> Problems:
     for index, alias in enumerate(spec.host_aliases):
         yield from address(f"spec.hostAliases[{index}].ip", alias.ip)
-        for place, hostname in enumerate(alias.hostnames):
-            yield from named(f"spec.hostAliases[{index}].hostnames[{place}]", hostname, dns_subdomain_problem)
+        for position, hostname in enumerate(alias.hostnames):
+            yield from named(
+                f"spec.hostAliases[{index}].hostnames[{position}]", hostname, dns_subdomain_problem
+            )
     config = spec.dns_config or PodDNSConfig()
-    yield from refused(
+    yield from problem_if(
         "spec.dnsConfig.nameservers",
         "must have at least one address with dnsPolicy None",
         spec.dns_policy == "None" and not config.nameservers,
     )
-    for field, values, most in (
+    for field, values, limit in (
         ("nameservers", config.nameservers, MAX_NAMESERVERS),
         ("searches", config.searches, MAX_SEARCHES),
     ):
-        message = f"has {len(values)} entries, but at most {most} are allowed"
-        yield from refused(f"spec.dnsConfig.{field}", message, len(values) > most)
+        message = f"has {len(values)} entries, but at most {limit} are allowed"
+        yield from problem_if(f"spec.dnsConfig.{field}", message, len(values) > limit)
     for index, server in enumerate(config.nameservers):
         yield from address(f"spec.dnsConfig.nameservers[{index}]", server)
-    yield from refused(
+    yield from problem_if(
         "spec.dnsConfig.searches",
         f"must not be longer than {MAX_SEARCH_CHARACTERS} characters in all",
         len(" ".join(config.searches)) > MAX_SEARCH_CHARACTERS,
@@ -217,14 +223,14 @@ def _check_network(spec: PodSpec) -> Problems:
     for index, search in enumerate(config.searches):
         good = search == "." or (len(search) <= 254 and _SEARCH.fullmatch(search.removesuffix(".")))
         message = f"{quoted(search)} must be a DNS name such as example.com"
-        yield from refused(f"spec.dnsConfig.searches[{index}]", message, not good)
+        yield from problem_if(f"spec.dnsConfig.searches[{index}]", message, not good)
     for index, option in enumerate(config.options):
         yield from required(f"spec.dnsConfig.options[{index}].name", option.name)
     if spec.hostname_override is not None:
         path = "spec.hostnameOverride"
-        yield from refused(path, "must not be set with setHostnameAsFQDN", spec.set_hostname_as_fqdn)
-        yield from refused(path, "must not be set with hostNetwork", spec.host_network)
-        yield from refused(path, "must not be longer than 64 characters", len(spec.hostname_override) > 64)
+        yield from problem_if(path, "must not be set with setHostnameAsFQDN", spec.set_hostname_as_fqdn)
+        yield from problem_if(path, "must not be set with hostNetwork", spec.host_network)
+        yield from problem_if(path, "must not be longer than 64 characters", len(spec.hostname_override) > 64)
         yield from required(path, spec.hostname_override)
 
 

@@ -36,13 +36,13 @@ from pykubelet.podconfig.defaults import container_total
 from pykubelet.util.text import quoted
 
 Problems = Iterator[Problem]
-LARGEST_INT32 = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 _VARIABLE = re.compile(r"[ -<>-~]+")
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 
 
-def refused(path: str, message: str, when: object) -> Problems:
+def problem_if(path: str, message: str, when: object) -> Problems:
     """Yield a problem if the condition holds."""
     if when:
         yield Problem(path, message)
@@ -50,13 +50,13 @@ def refused(path: str, message: str, when: object) -> Problems:
 
 def required(path: str, value: object) -> Problems:
     """Require a value."""
-    return refused(path, "must be set", not value)
+    return problem_if(path, "must be set", not value)
 
 
 def choice(path: str, value: str, allowed: Collection[str]) -> Problems:
     """Require one of the allowed values."""
-    names = ", ".join(word or '""' for word in allowed)
-    return refused(path, f"is {quoted(value)}, but must be one of {names}", value not in allowed)
+    names = ", ".join(item or '""' for item in allowed)
+    return problem_if(path, f"is {quoted(value)}, but must be one of {names}", value not in allowed)
 
 
 def optional_choice(path: str, value: str | None, allowed: Collection[str]) -> Problems:
@@ -64,10 +64,10 @@ def optional_choice(path: str, value: str | None, allowed: Collection[str]) -> P
     return choice(path, value, allowed) if value is not None else iter(())
 
 
-def in_range(path: str, value: int | None, low: int, high: int = LARGEST_INT32) -> Problems:
+def in_range(path: str, value: int | None, low: int, high: int = MAX_INT32) -> Problems:
     """Require a number from `low` to `high`, or None."""
     message = f"is {value}, but must be from {low} to {high}"
-    return refused(path, message, value is not None and not low <= value <= high)
+    return problem_if(path, message, value is not None and not low <= value <= high)
 
 
 def named(path: str, value: str, problem: Callable[[str], str | None]) -> Problems:
@@ -87,23 +87,23 @@ def unique(paths_and_values: Iterable[tuple[str, str]]) -> Problems:
         first.setdefault(value, path)
 
 
-def exactly_one(path: str, what: str, given: dict[str, Any]) -> Problems:
+def exactly_one(path: str, what: str, fields: dict[str, Any]) -> Problems:
     """Require exactly one of several fields to be set."""
-    names = [name for name, value in given.items() if value is not None]
+    names = [name for name, value in fields.items() if value is not None]
     if not names:
-        yield Problem(path, f"must have {what}: one of {', '.join(given)}")
+        yield Problem(path, f"must have {what}: one of {', '.join(fields)}")
     elif len(names) > 1:
         yield Problem(path, f"has {' and '.join(names)}, but must have only one {what}")
 
 
 def no_steps_back(path: str, value: str) -> Problems:
     """Require a path without `..`."""
-    return refused(path, f"{quoted(value)} must not contain '..'", ".." in value.split("/"))
+    return problem_if(path, f"{quoted(value)} must not contain '..'", ".." in value.split("/"))
 
 
 def inside(path: str, value: str) -> Problems:
     """Require a relative path that stays below its base directory."""
-    yield from refused(path, f"{quoted(value)} must be a relative path", value.startswith("/"))
+    yield from problem_if(path, f"{quoted(value)} must be a relative path", value.startswith("/"))
     yield from no_steps_back(path, value)
 
 
@@ -163,30 +163,35 @@ def check_hooks(path: str, container: Container, spec: PodSpec) -> Problems:
     for field, hook in (("postStart", lifecycle.post_start), ("preStop", lifecycle.pre_stop)):
         if hook is None:
             continue
-        place = f"{path}.{field}"
-        given = {
+        field_path = f"{path}.{field}"
+        handlers = {
             "exec": hook.exec,
             "httpGet": hook.http_get,
             "tcpSocket": hook.tcp_socket,
             "sleep": hook.sleep,
         }
-        yield from exactly_one(place, "a handler", given)
-        yield from _check_handler(place, hook)
+        yield from exactly_one(field_path, "a handler", handlers)
+        yield from _check_handler(field_path, hook)
         if hook.sleep is not None:
-            most = spec.termination_grace_period_seconds or 0
-            yield from in_range(f"{place}.sleep.seconds", hook.sleep.seconds, 0, most)
+            limit = spec.termination_grace_period_seconds or 0
+            yield from in_range(f"{field_path}.sleep.seconds", hook.sleep.seconds, 0, limit)
     if lifecycle.stop_signal is not None:
-        yield from refused(f"{path}.stopSignal", "needs spec.os.name", spec.os is None)
+        yield from problem_if(f"{path}.stopSignal", "needs spec.os.name", spec.os is None)
         name = lifecycle.stop_signal
         known = name in Signals.__members__ or _REAL_TIME_SIGNAL.fullmatch(name)
         message = f"{quoted(name)} is not a signal such as SIGTERM"
-        yield from refused(f"{path}.stopSignal", message, not known)
+        yield from problem_if(f"{path}.stopSignal", message, not known)
 
 
 def _check_probe(path: str, probe: Probe, *, counts_up: bool) -> Problems:
     handler = LifecycleHandler(exec=probe.exec, http_get=probe.http_get, tcp_socket=probe.tcp_socket)
-    given = {"exec": probe.exec, "httpGet": probe.http_get, "tcpSocket": probe.tcp_socket, "grpc": probe.grpc}
-    yield from exactly_one(path, "a handler", given)
+    handlers = {
+        "exec": probe.exec,
+        "httpGet": probe.http_get,
+        "tcpSocket": probe.tcp_socket,
+        "grpc": probe.grpc,
+    }
+    yield from exactly_one(path, "a handler", handlers)
     yield from _check_handler(path, handler)
     if probe.grpc is not None:
         yield from port(f"{path}.grpc.port", probe.grpc.port)
@@ -201,9 +206,9 @@ def _check_probe(path: str, probe: Probe, *, counts_up: bool) -> Problems:
     grace = probe.termination_grace_period_seconds
     if counts_up:
         message = "is only for liveness and startup probes"
-        yield from refused(f"{path}.terminationGracePeriodSeconds", message, grace is not None)
+        yield from problem_if(f"{path}.terminationGracePeriodSeconds", message, grace is not None)
     else:
-        yield from refused(f"{path}.successThreshold", "must be 1", probe.success_threshold != 1)
+        yield from problem_if(f"{path}.successThreshold", "must be 1", probe.success_threshold != 1)
         yield from in_range(f"{path}.terminationGracePeriodSeconds", grace, 1, 2**63 - 1)
 
 
@@ -217,12 +222,12 @@ def _check_handler(path: str, handler: LifecycleHandler) -> Problems:
         yield from choice(f"{path}.httpGet.scheme", request.scheme, ("HTTP", "HTTPS"))
         for index, header in enumerate(request.http_headers):
             message = f"{quoted(header.name)} must be letters, digits or '-', such as X-Name"
-            place = f"{path}.httpGet.httpHeaders[{index}].name"
-            yield from refused(place, message, not _HEADER.fullmatch(header.name))
+            field_path = f"{path}.httpGet.httpHeaders[{index}].name"
+            yield from problem_if(field_path, message, not _HEADER.fullmatch(header.name))
 
 
 _STANDARD = ("cpu", "memory", "ephemeral-storage")
-_OF_THE_POD = ("cpu", "memory")
+_POD_LEVEL = ("cpu", "memory")
 
 
 def check_resources(path: str, resources: ResourceRequirements, spec: PodSpec) -> Problems:
@@ -231,7 +236,7 @@ def check_resources(path: str, resources: ResourceRequirements, spec: PodSpec) -
     claims = {claim.name for claim in spec.resource_claims}
     for index, claim in enumerate(resources.claims):
         message = f"{quoted(claim.name)} is not the name of one of spec.resourceClaims"
-        yield from refused(f"{path}.claims[{index}].name", message, claim.name not in claims)
+        yield from problem_if(f"{path}.claims[{index}].name", message, claim.name not in claims)
         if claim.request:
             yield from named(f"{path}.claims[{index}].request", claim.request, dns_label_problem)
     yield from unique(
@@ -258,29 +263,31 @@ def check_pod_resources(spec: PodSpec) -> Problems:
     yield from unique(
         (f"spec.resourceClaims[{index}].name", claim.name) for index, claim in enumerate(spec.resource_claims)
     )
-    if (whole := spec.resources) is None:
+    if (pod_level := spec.resources) is None:
         return
-    yield from refused("spec.resources.claims", "are only for containers", whole.claims)
-    yield from _check_amounts("spec.resources", whole, _OF_THE_POD, extended=False)
-    yield from _check_covers("spec.resources.requests", whole.requests, container_total(spec, "requests"))
+    yield from problem_if("spec.resources.claims", "are only for containers", pod_level.claims)
+    yield from _check_amounts("spec.resources", pod_level, _POD_LEVEL, extended=False)
+    yield from _check_covers("spec.resources.requests", pod_level.requests, container_total(spec, "requests"))
     for index, container in enumerate(spec.containers):
         for name, amount in container.resources.limits.items():
-            most = whole.limits.get(name)
-            message = f"is {amount}, but the whole pod may have only {most}"
-            place = f"spec.containers[{index}].resources.limits[{name}]"
-            yield from refused(place, message, most is not None and amount > most)
+            limit = pod_level.limits.get(name)
+            message = f"is {amount}, but the whole pod may have only {limit}"
+            field_path = f"spec.containers[{index}].resources.limits[{name}]"
+            yield from problem_if(field_path, message, limit is not None and amount > limit)
     pages = {
         name: amount
         for name, amount in container_total(spec, "limits").items()
         if name.startswith("hugepages-")
     }
-    yield from _check_covers("spec.resources.limits", whole.limits, pages)
+    yield from _check_covers("spec.resources.limits", pod_level.limits, pages)
 
 
-def _check_covers(path: str, whole: Resources, needed: Resources) -> Problems:
+def _check_covers(path: str, pod_level: Resources, needed: Resources) -> Problems:
     for name, amount in needed.items():
-        if name in whole and whole[name] < amount:
-            yield Problem(f"{path}[{name}]", f"is {whole[name]}, but the containers together have {amount}")
+        if name in pod_level and pod_level[name] < amount:
+            yield Problem(
+                f"{path}[{name}]", f"is {pod_level[name]}, but the containers together have {amount}"
+            )
 
 
 def _check_amounts(
@@ -290,19 +297,19 @@ def _check_amounts(
     for name, amount in limits.items():
         yield from _check_amount(f"{path}.limits", name, amount, standard, extended=extended)
     for name, amount in requests.items():
-        place = f"{path}.requests[{name}]"
+        field_path = f"{path}.requests[{name}]"
         yield from _check_amount(f"{path}.requests", name, amount, standard, extended=extended)
         limit = limits.get(name)
         if name in _STANDARD:
             message = f"is {amount}, more than the limit of {limit}"
-            yield from refused(place, message, limit is not None and amount > limit)
+            yield from problem_if(field_path, message, limit is not None and amount > limit)
         else:
             message = f"is {amount}, but must be the same as the limit ({'none' if limit is None else limit})"
-            yield from refused(place, message, limit != amount)
-    named_ones = {*limits, *requests}
-    pages = any(name.startswith("hugepages-") for name in named_ones)
-    yield from refused(
-        path, "has huge pages, which need cpu or memory too", pages and not {"cpu", "memory"} & named_ones
+            yield from problem_if(field_path, message, limit != amount)
+    names = {*limits, *requests}
+    pages = any(name.startswith("hugepages-") for name in names)
+    yield from problem_if(
+        path, "has huge pages, which need cpu or memory too", pages and not {"cpu", "memory"} & names
     )
 
 
@@ -310,14 +317,14 @@ def _check_amount(
     path: str, name: str, amount: Quantity, standard: tuple[str, ...], *, extended: bool
 ) -> Problems:
     path = f"{path}[{name}]"
-    yield from refused(path, f"is {amount}, but must not be negative", amount.nanos < 0)
+    yield from problem_if(path, f"is {amount}, but must not be negative", amount.nanos < 0)
     if name.startswith("hugepages-"):
         yield from _check_pages(path, name, amount)
     elif "/" in name and extended:
         yield from named(path, name, qualified_name_problem)
-        yield from refused(path, "must not begin with 'requests.'", name.startswith("requests."))
-        whole = amount.is_whole or "kubernetes.io/" in name
-        yield from refused(path, f"is {amount}, but must be a whole number", not whole)
+        yield from problem_if(path, "must not begin with 'requests.'", name.startswith("requests."))
+        pod_level = amount.is_integer or "kubernetes.io/" in name
+        yield from problem_if(path, f"is {amount}, but must be a whole number", not pod_level)
     elif name not in standard:
         more = ", hugepages-<size>" + (" or a name such as example.com/device" if extended else "")
         yield Problem(path, f"{quoted(name)} is not a resource: use {', '.join(standard)}{more}")
@@ -327,8 +334,8 @@ def _check_pages(path: str, name: str, amount: Quantity) -> Problems:
     try:
         size = Quantity.parse(name.removeprefix("hugepages-"))
     except ValueError:
-        size = Quantity.of(0)
-    if size.nanos <= 0 or not size.is_whole:
+        size = Quantity.from_units(0)
+    if size.nanos <= 0 or not size.is_integer:
         yield Problem(path, f"{quoted(name)} must name the size of a page, such as hugepages-2Mi")
     elif amount.nanos % size.nanos:
         yield Problem(path, f"is {amount}, but must be a multiple of {size}")
@@ -337,7 +344,7 @@ def _check_pages(path: str, name: str, amount: Quantity) -> Problems:
 _SEGMENT = "[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 _SYSCTL = re.compile(rf"(?:{_SEGMENT}[./])*{_SEGMENT}")
 _PROFILES = ("RuntimeDefault", "Unconfined", "Localhost")
-_LONGEST_PROFILE = 4095
+_MAX_PROFILE_CHARACTERS = 4095
 
 
 def check_pod_security(spec: PodSpec) -> Problems:
@@ -350,23 +357,23 @@ def check_pod_security(spec: PodSpec) -> Problems:
         *((f"supplementalGroups[{index}]", group) for index, group in enumerate(context.supplemental_groups)),
     ):
         yield from in_range(f"{path}.{field}", value, 0)
-    for field, word, allowed in (
+    for field, policy, allowed in (
         ("fsGroupChangePolicy", context.fs_group_change_policy, ("OnRootMismatch", "Always")),
         ("supplementalGroupsPolicy", context.supplemental_groups_policy, ("Merge", "Strict")),
     ):
-        yield from optional_choice(f"{path}.{field}", word, allowed)
+        yield from optional_choice(f"{path}.{field}", policy, allowed)
     yield from _check_sysctls(f"{path}.sysctls", spec)
     yield from _check_seccomp(f"{path}.seccompProfile", context.seccomp_profile)
     yield from _check_app_armor(f"{path}.appArmorProfile", context.app_armor_profile)
     shared = spec.share_process_namespace and spec.host_pid
-    yield from refused("spec.shareProcessNamespace", "must not be set together with hostPID", shared)
+    yield from problem_if("spec.shareProcessNamespace", "must not be set together with hostPID", shared)
     if spec.host_users is False:
         for field, value in (
             ("hostNetwork", spec.host_network),
             ("hostPID", spec.host_pid),
             ("hostIPC", spec.host_ipc),
         ):
-            yield from refused(f"spec.{field}", "must not be set with hostUsers: false", value)
+            yield from problem_if(f"spec.{field}", "must not be set with hostUsers: false", value)
 
 
 def check_container_security(path: str, context: SecurityContext | None, spec: PodSpec) -> Problems:
@@ -377,12 +384,12 @@ def check_container_security(path: str, context: SecurityContext | None, spec: P
     yield from in_range(f"{path}.runAsGroup", context.run_as_group, 0)
     yield from optional_choice(f"{path}.procMount", context.proc_mount, ("Default", "Unmasked"))
     unmasked = context.proc_mount == "Unmasked" and spec.host_users is not False
-    yield from refused(f"{path}.procMount", "Unmasked needs spec.hostUsers: false", unmasked)
+    yield from problem_if(f"{path}.procMount", "Unmasked needs spec.hostUsers: false", unmasked)
     if context.allow_privilege_escalation is False:
         path_here = f"{path}.allowPrivilegeEscalation"
-        yield from refused(path_here, "must not be false for a privileged container", context.privileged)
+        yield from problem_if(path_here, "must not be false for a privileged container", context.privileged)
         added = context.capabilities.add if context.capabilities else []
-        yield from refused(path_here, "must not be false with CAP_SYS_ADMIN", "CAP_SYS_ADMIN" in added)
+        yield from problem_if(path_here, "must not be false with CAP_SYS_ADMIN", "CAP_SYS_ADMIN" in added)
     yield from _check_seccomp(f"{path}.seccompProfile", context.seccomp_profile)
     yield from _check_app_armor(f"{path}.appArmorProfile", context.app_armor_profile)
 
@@ -390,17 +397,17 @@ def check_container_security(path: str, context: SecurityContext | None, spec: P
 def _check_sysctls(path: str, spec: PodSpec) -> Problems:
     sysctls = spec.security_context.sysctls
     for index, sysctl in enumerate(sysctls):
-        place = f"{path}[{index}].name"
+        field_path = f"{path}[{index}].name"
         good = len(sysctl.name) <= 253 and _SYSCTL.fullmatch(sysctl.name)
-        yield from refused(
-            place, f"{quoted(sysctl.name)} is not a sysctl such as net.core.somaxconn", not good
+        yield from problem_if(
+            field_path, f"{quoted(sysctl.name)} is not a sysctl such as net.core.somaxconn", not good
         )
         namespace = namespace_of(sysctl.name)
         for field, shared in (
             ("hostNetwork", spec.host_network and namespace == "Net"),
             ("hostIPC", spec.host_ipc and namespace == "IPC"),
         ):
-            yield from refused(place, f"{quoted(sysctl.name)} must not be set with {field}", shared)
+            yield from problem_if(field_path, f"{quoted(sysctl.name)} must not be set with {field}", shared)
     yield from unique((f"{path}[{index}].name", sysctl.name) for index, sysctl in enumerate(sysctls))
 
 
@@ -416,9 +423,9 @@ def _check_app_armor(path: str, profile: Profile | None) -> Problems:
         yield from _check_profile(path, profile)
         name = profile.localhost_profile or ""
         path = f"{path}.localhostProfile"
-        yield from refused(path, "must not begin or end with a space", name != name.strip())
-        message = f"must not be longer than {_LONGEST_PROFILE} characters"
-        yield from refused(path, message, len(name) > _LONGEST_PROFILE)
+        yield from problem_if(path, "must not begin or end with a space", name != name.strip())
+        message = f"must not be longer than {_MAX_PROFILE_CHARACTERS} characters"
+        yield from problem_if(path, message, len(name) > _MAX_PROFILE_CHARACTERS)
 
 
 def _check_profile(path: str, profile: Profile) -> Problems:
@@ -446,8 +453,8 @@ _BYTE_DIVISORS = ("1", *(f"1{unit}{i}" for i in ("", "i") for unit in ("k" if no
 _DIVISORS = {"cpu": ("1m", "1")}
 _PROPAGATIONS = ("None", "HostToContainer", "Bidirectional")
 _RECURSIVE = ("Disabled", "IfPossible", "Enabled")
-_MOST_RULES = 20
-_MOST_EXIT_CODES = 255
+_MAX_RULES = 20
+_MAX_EXIT_CODES = 255
 
 
 def check_container(path: str, container: Container, spec: PodSpec, *, is_init: bool) -> Problems:
@@ -455,7 +462,7 @@ def check_container(path: str, container: Container, spec: PodSpec, *, is_init: 
     yield from named(f"{path}.name", container.name, dns_label_problem)
     yield from required(f"{path}.image", container.image)
     padded = container.image != container.image.strip()
-    yield from refused(f"{path}.image", "must not begin or end with a space", padded)
+    yield from problem_if(f"{path}.image", "must not begin or end with a space", padded)
     yield from choice(
         f"{path}.imagePullPolicy", container.image_pull_policy, ("Always", "IfNotPresent", "Never")
     )
@@ -467,8 +474,8 @@ def check_container(path: str, container: Container, spec: PodSpec, *, is_init: 
     yield from _check_ports(f"{path}.ports", container.ports, spec)
     for index, variable in enumerate(container.env):
         yield from _check_variable(f"{path}.env[{index}]", variable, spec)
-    for index, many in enumerate(container.env_from):
-        yield from _check_env_from(f"{path}.envFrom[{index}]", many)
+    for index, source in enumerate(container.env_from):
+        yield from _check_env_from(f"{path}.envFrom[{index}]", source)
     yield from _check_mounts(path, container, spec)
     yield from _check_restarts(path, container)
     yield from check_resources(f"{path}.resources", container.resources, spec)
@@ -481,7 +488,7 @@ def check_container(path: str, container: Container, spec: PodSpec, *, is_init: 
             ("startupProbe", container.startup_probe),
         ):
             message = "is only for containers that stay: set restartPolicy: Always, or remove it"
-            yield from refused(f"{path}.{field}", message, value is not None)
+            yield from problem_if(f"{path}.{field}", message, value is not None)
     else:
         yield from check_probes(path, container)
         yield from check_hooks(f"{path}.lifecycle", container, spec)
@@ -498,63 +505,68 @@ def host_port_conflicts(containers: Iterable[tuple[str, Container]]) -> Problems
 
 
 def _check_ports(path: str, ports: list[ContainerPort], spec: PodSpec) -> Problems:
-    for index, one in enumerate(ports):
-        place = f"{path}[{index}]"
-        if one.name:
-            yield from named(f"{place}.name", one.name, port_name_problem)
-        yield from in_range(f"{place}.containerPort", one.container_port, 1, 65535)
-        yield from in_range(f"{place}.hostPort", one.host_port, 0, 65535)
-        yield from choice(f"{place}.protocol", one.protocol, ("TCP", "UDP", "SCTP"))
-        yield from refused(
-            f"{place}.hostPort",
-            f"is {one.host_port}, but must be the containerPort with hostNetwork",
-            spec.host_network and one.host_port != one.container_port,
+    for index, port_spec in enumerate(ports):
+        field_path = f"{path}[{index}]"
+        if port_spec.name:
+            yield from named(f"{field_path}.name", port_spec.name, port_name_problem)
+        yield from in_range(f"{field_path}.containerPort", port_spec.container_port, 1, 65535)
+        yield from in_range(f"{field_path}.hostPort", port_spec.host_port, 0, 65535)
+        yield from choice(f"{field_path}.protocol", port_spec.protocol, ("TCP", "UDP", "SCTP"))
+        yield from problem_if(
+            f"{field_path}.hostPort",
+            f"is {port_spec.host_port}, but must be the containerPort with hostNetwork",
+            spec.host_network and port_spec.host_port != port_spec.container_port,
         )
-    yield from unique((f"{path}[{index}].name", one.name) for index, one in enumerate(ports) if one.name)
+    yield from unique(
+        (f"{path}[{index}].name", port_spec.name) for index, port_spec in enumerate(ports) if port_spec.name
+    )
 
 
 def _check_variable(path: str, variable: EnvVar, spec: PodSpec) -> Problems:
     yield from named(f"{path}.name", variable.name, variable_problem)
-    if (given := variable.value_from) is None:
+    if (source := variable.value_from) is None:
         return
     path = f"{path}.valueFrom"
     sources = {
-        "fieldRef": given.field_ref,
-        "resourceFieldRef": given.resource_field_ref,
-        "configMapKeyRef": given.config_map_key_ref,
-        "secretKeyRef": given.secret_key_ref,
-        "fileKeyRef": given.file_key_ref,
+        "fieldRef": source.field_ref,
+        "resourceFieldRef": source.resource_field_ref,
+        "configMapKeyRef": source.config_map_key_ref,
+        "secretKeyRef": source.secret_key_ref,
+        "fileKeyRef": source.file_key_ref,
     }
-    yield from refused(path, "must not be set together with a value", variable.value)
+    yield from problem_if(path, "must not be set together with a value", variable.value)
     yield from exactly_one(path, "a source", sources)
-    yield from _check_pod_fields(path, given)
-    for field, key in (("configMapKeyRef", given.config_map_key_ref), ("secretKeyRef", given.secret_key_ref)):
+    yield from _check_pod_fields(path, source)
+    for field, key in (
+        ("configMapKeyRef", source.config_map_key_ref),
+        ("secretKeyRef", source.secret_key_ref),
+    ):
         if key is not None:
             yield from named(f"{path}.{field}.name", key.name, dns_subdomain_problem)
             yield from named(f"{path}.{field}.key", key.key, key_problem)
-    if (file := given.file_key_ref) is not None:
+    if (file := source.file_key_ref) is not None:
         path = f"{path}.fileKeyRef"
         yield from named(f"{path}.key", file.key, variable_problem)
         yield from required(f"{path}.path", file.path)
         yield from no_steps_back(f"{path}.path", file.path)
-        folders = [volume.name for volume in spec.volumes if volume.empty_dir is not None]
+        empty_dirs = [volume.name for volume in spec.volumes if volume.empty_dir is not None]
         message = f"{quoted(file.volume_name)} must be an emptyDir volume of the pod"
-        yield from refused(f"{path}.volumeName", message, file.volume_name not in folders)
+        yield from problem_if(f"{path}.volumeName", message, file.volume_name not in empty_dirs)
 
 
-def _check_pod_fields(path: str, given: EnvVarSource) -> Problems:
-    if (field := given.field_ref) is not None:
+def _check_pod_fields(path: str, source: EnvVarSource) -> Problems:
+    if (field := source.field_ref) is not None:
         yield from choice(f"{path}.fieldRef.apiVersion", field.api_version, ("v1",))
         if keyed := _KEYED_FIELD.fullmatch(field.field_path):
             key = keyed[2].lower() if keyed[1] == "metadata.annotations" else keyed[2]
             yield from named(f"{path}.fieldRef.fieldPath", key, qualified_name_problem)
         else:
             yield from choice(f"{path}.fieldRef.fieldPath", field.field_path, _POD_FIELDS)
-    if (amount := given.resource_field_ref) is not None:
+    if (amount := source.resource_field_ref) is not None:
         path = f"{path}.resourceFieldRef"
         form = _RESOURCE_FIELD.fullmatch(amount.resource)
         message = f"is {quoted(amount.resource)}, but must be a limit or request such as limits.cpu"
-        yield from refused(f"{path}.resource", message, form is None)
+        yield from problem_if(f"{path}.resource", message, form is None)
         try:
             divisor = Quantity.parse(str(amount.divisor))
         except ValueError as err:
@@ -566,10 +578,10 @@ def _check_pod_fields(path: str, given: EnvVarSource) -> Problems:
             )
 
 
-def _check_env_from(path: str, many: EnvFromSource) -> Problems:
-    if many.prefix:
-        yield from named(f"{path}.prefix", many.prefix, variable_problem)
-    sources = {"configMapRef": many.config_map_ref, "secretRef": many.secret_ref}
+def _check_env_from(path: str, source: EnvFromSource) -> Problems:
+    if source.prefix:
+        yield from named(f"{path}.prefix", source.prefix, variable_problem)
+    sources = {"configMapRef": source.config_map_ref, "secretRef": source.secret_ref}
     yield from exactly_one(path, "a source", sources)
     for field, ref in sources.items():
         if ref is not None:
@@ -578,36 +590,38 @@ def _check_env_from(path: str, many: EnvFromSource) -> Problems:
 
 def _check_mounts(path: str, container: Container, spec: PodSpec) -> Problems:
     volumes = {volume.name: volume for volume in spec.volumes}
-    places = []
+    paths = []
     for index, mount in enumerate(container.volume_mounts):
-        place = f"{path}.volumeMounts[{index}]"
-        places.append((f"{place}.mountPath", mount.mount_path))
+        field_path = f"{path}.volumeMounts[{index}]"
+        paths.append((f"{field_path}.mountPath", mount.mount_path))
         message = f"{quoted(mount.name)} is not the name of a volume of the pod"
-        yield from refused(f"{place}.name", message, mount.name not in volumes)
-        yield from required(f"{place}.mountPath", mount.mount_path)
-        yield from _check_mount_options(place, mount, container)
+        yield from problem_if(f"{field_path}.name", message, mount.name not in volumes)
+        yield from required(f"{field_path}.mountPath", mount.mount_path)
+        yield from _check_mount_options(field_path, mount, container)
     for index, device in enumerate(container.volume_devices):
-        place = f"{path}.volumeDevices[{index}]"
-        places.append((f"{place}.devicePath", device.device_path))
+        field_path = f"{path}.volumeDevices[{index}]"
+        paths.append((f"{field_path}.devicePath", device.device_path))
         volume = volumes.get(device.name)
         claimed = volume is not None and {"persistentVolumeClaim", "ephemeral"} & set(volume.kinds)
         message = f"{quoted(device.name)} is not the name of a volume of the pod with a claim"
-        yield from refused(f"{place}.name", message, not claimed)
-        yield from required(f"{place}.devicePath", device.device_path)
-        yield from no_steps_back(f"{place}.devicePath", device.device_path)
+        yield from problem_if(f"{field_path}.name", message, not claimed)
+        yield from required(f"{field_path}.devicePath", device.device_path)
+        yield from no_steps_back(f"{field_path}.devicePath", device.device_path)
         mounted = any(mount.name == device.name for mount in container.volume_mounts)
-        yield from refused(f"{place}.name", f"{quoted(device.name)} is already in volumeMounts", mounted)
-    yield from unique(places)
+        yield from problem_if(
+            f"{field_path}.name", f"{quoted(device.name)} is already in volumeMounts", mounted
+        )
+    yield from unique(paths)
 
 
 def _check_mount_options(path: str, mount: VolumeMount, container: Container) -> Problems:
     yield from inside(f"{path}.subPath", mount.sub_path)
     yield from inside(f"{path}.subPathExpr", mount.sub_path_expr)
     both = mount.sub_path and mount.sub_path_expr
-    yield from refused(f"{path}.subPathExpr", "must not be set together with subPath", both)
+    yield from problem_if(f"{path}.subPathExpr", "must not be set together with subPath", both)
     yield from optional_choice(f"{path}.mountPropagation", mount.mount_propagation, _PROPAGATIONS)
     privileged = container.security_context is not None and container.security_context.privileged
-    yield from refused(
+    yield from problem_if(
         f"{path}.mountPropagation",
         "Bidirectional is only for privileged containers",
         mount.mount_propagation == "Bidirectional" and not privileged,
@@ -615,8 +629,8 @@ def _check_mount_options(path: str, mount: VolumeMount, container: Container) ->
     yield from optional_choice(f"{path}.recursiveReadOnly", mount.recursive_read_only, _RECURSIVE)
     if mount.recursive_read_only in ("IfPossible", "Enabled"):
         path = f"{path}.recursiveReadOnly"
-        yield from refused(path, "needs readOnly: true", not mount.read_only)
-        yield from refused(
+        yield from problem_if(path, "needs readOnly: true", not mount.read_only)
+        yield from problem_if(
             path, "needs mountPropagation: None", mount.mount_propagation not in (None, "None")
         )
 
@@ -626,19 +640,21 @@ def _check_restarts(path: str, container: Container) -> Problems:
     yield from optional_choice(
         f"{path}.restartPolicy", container.restart_policy, ("Always", "OnFailure", "Never")
     )
-    yield from refused(
+    yield from problem_if(
         f"{path}.restartPolicy",
         "must be set with restartPolicyRules",
         rules and container.restart_policy is None,
     )
-    yield from refused(
-        f"{path}.restartPolicyRules", f"must be at most {_MOST_RULES}", len(rules) > _MOST_RULES
+    yield from problem_if(
+        f"{path}.restartPolicyRules", f"must be at most {_MAX_RULES}", len(rules) > _MAX_RULES
     )
     for index, rule in enumerate(rules):
-        place = f"{path}.restartPolicyRules[{index}]"
-        yield from choice(f"{place}.action", rule.action, ("Restart", "RestartAllContainers"))
+        field_path = f"{path}.restartPolicyRules[{index}]"
+        yield from choice(f"{field_path}.action", rule.action, ("Restart", "RestartAllContainers"))
         if rule.exit_codes is None:
-            yield Problem(f"{place}.exitCodes", "must be set")
+            yield Problem(f"{field_path}.exitCodes", "must be set")
         else:
-            many = len(rule.exit_codes.values) > _MOST_EXIT_CODES
-            yield from refused(f"{place}.exitCodes.values", f"must be at most {_MOST_EXIT_CODES}", many)
+            source = len(rule.exit_codes.values) > _MAX_EXIT_CODES
+            yield from problem_if(
+                f"{field_path}.exitCodes.values", f"must be at most {_MAX_EXIT_CODES}", source
+            )

@@ -109,7 +109,8 @@ class ResourceAllocator:
                     partial(self._devices.wait_registered, pod),
                     apart=True,
                     again=True,
-                    why=f"waiting up to {Duration.of(GRACE_SECONDS)} for the device plugin of {whose}",
+                    why=f"waiting up to {Duration.from_seconds(GRACE_SECONDS)} "
+                    f"for the device plugin of {whose}",
                 )
             # Without a topology policy, a plugin that hangs delays only the pods that need it.
             return DeferredResult(lambda: self._give_patiently(pod), apart=self._topology.policy == "none")

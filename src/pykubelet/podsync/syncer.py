@@ -36,7 +36,7 @@ from pykubelet.podsync.stages.base import StageList
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import TERMINAL
-from pykubelet.status.containers import says_restarting
+from pykubelet.status.containers import has_restart_condition
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
@@ -191,7 +191,7 @@ class NodePodSyncer:
         left = self._reporter.time_left(pod, status, state)
         self._stages.update(pod)
         requested, plan = frozenset(state.restart_requested), self._allocation.plan(pod, observed)
-        restarting_all = says_restarting(status)
+        restarting_all = has_restart_condition(status)
         actions = decide(pod, observed, self._verdicts(observed), requested, plan, restart_all=restarting_all)
         if actions.reset:
             return False, await self._restart_all.clear(pod, actions.reset, state)

@@ -24,7 +24,7 @@ from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodChurn, PodWorkers
 from pykubelet.status.manager import StatusManager, StatusMetrics
-from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, fits
+from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, is_current
 from pykubelet.util.tasks import TaskScope
 
 
@@ -72,20 +72,20 @@ class ApiServerSync:
         )
         self._status_manager = StatusManager(
             access.client,
-            object_of=self._object_of,
+            get_object=self._object_of,
             may_run=self._may_run,
-            crowded=churn.is_bursting,
+            in_burst=churn.is_bursting,
             metrics=metrics,
         )
         self._mirrors = MirrorPods(
-            access.client, self._store, node_name, wishes=self._desired_mirrors, node_uid=access.node_uid
+            access.client, self._store, node_name, desired=self._desired_mirrors, node_uid=access.node_uid
         )
         self._checkpoint_source = (
             CheckpointSource(access.checkpoints, self._store, partial(updates.offer, "api"))
             if access.checkpoints is not None
             else None
         )
-        records.statuses.listen(self._status_changed)
+        records.statuses.add_listener(self._status_changed)
 
     def start(self, scope: TaskScope) -> None:
         """Start to watch pods and to send statuses."""
@@ -106,7 +106,7 @@ class ApiServerSync:
         found = self._access.services(pod)
         # Without the API server, pods start without these variables rather than wait indefinitely.
         checkpoints = self._checkpoint_source
-        return {} if found is None and checkpoints is not None and checkpoints.speak_for_the_api else found
+        return {} if found is None and checkpoints is not None and checkpoints.has_unconfirmed_pods else found
 
     # Called by the engine
 
@@ -115,16 +115,16 @@ class ApiServerSync:
         if is_static_pod(pod):
             self._mirrors.wake()
             return
-        self._status_manager.seen(pod.uid)
+        self._status_manager.handle_object_update(pod.uid)
         if self._checkpoint_source is not None:
-            self._checkpoint_source.changed(pod, self._records.statuses.get(pod.uid))
+            self._checkpoint_source.update(pod, self._records.statuses.get(pod.uid))
 
     def mirror_changed(self, mirror: Pod) -> None:
         """Handle a mirror pod that was added, changed or removed."""
-        self._mirrors.seen(mirror)
+        self._mirrors.handle_mirror_update(mirror)
         static = self._store.by_name(mirror.full_name)
         if static is not None:
-            self._status_manager.seen(static.uid)
+            self._status_manager.handle_object_update(static.uid)
 
     def stopped(self, uid: str) -> None:
         """Record that no container of a pod runs: from now on a terminal status may be sent."""
@@ -132,7 +132,7 @@ class ApiServerSync:
 
     async def final_status_sent(self, uid: str) -> None:
         """Wait until the API server has the pod's final status."""
-        await self._status_manager.told(uid)
+        await self._status_manager.wait_reported(uid)
 
     async def remove(self, pod: Pod) -> None:
         """Complete the deletion of a finished pod in the API server."""
@@ -151,12 +151,12 @@ class ApiServerSync:
         self._updates.replace(source, pods, problems)
         self._updates.when_dispatched(self._mirrors.wake)
         if self._checkpoint_source is not None:
-            self._checkpoint_source.answered(pods, self.unreadable)
+            self._checkpoint_source.handle_api_pods(pods, self.unreadable)
 
     def _status_changed(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
-        self._status_manager.changed(pod, status)
+        self._status_manager.set_status(pod, status)
         if self._checkpoint_source is not None:
-            self._checkpoint_source.changed(pod, status)
+            self._checkpoint_source.update(pod, status)
 
     def _object_of(self, uid: str) -> Pod | None:
         """Return the last observed object of a pod in the API server."""
@@ -164,7 +164,7 @@ class ApiServerSync:
         if pod is None or not is_static_pod(pod):
             return pod
         mirror = self._store.mirror_of(pod)
-        return mirror if mirror is not None and fits(mirror, pod) else None
+        return mirror if mirror is not None and is_current(mirror, pod) else None
 
     def _may_run(self, uid: str) -> bool:
         worker = self._workers.get(uid)

@@ -29,7 +29,7 @@ from pykubelet.podworkers.pod_metrics import EngineMetrics
 from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
-from pykubelet.status.compute import TERMINAL, says_more
+from pykubelet.status.compute import TERMINAL, has_external_change
 
 log = get_logger(__name__)
 
@@ -220,7 +220,7 @@ class PodEngine:
         worker = self.workers.get(pod.uid)
         before = worker.pod if worker is not None else None
         self.workers.set_pod(pod)
-        if before is not None and says_more(before, pod):
+        if before is not None and has_external_change(before, pod):
             self.workers.wake(pod.uid)
 
     def runtime_changed(self, change: PodLifecycleEvent) -> None:

@@ -62,8 +62,8 @@ from pykubelet.status.compute import (
     PREEMPTING,
     TERMINAL,
     preempted_status,
-    refused_status,
-    was_refused,
+    rejected_status,
+    was_rejected,
 )
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.util.metrics import PlainCounter
@@ -353,7 +353,7 @@ class PodAdmission:
 
     def _stays_refused(self, pod: Pod) -> bool:
         """Return whether an earlier kubelet process rejected this pod, and nothing of it is left."""
-        if not was_refused(pod.status) or self._runs(pod.uid):
+        if not was_rejected(pod.status) or self._runs(pod.uid):
             return False
         self._statuses.set(pod, pod.status)
         self._history.note(pod.uid, "admission", f"was refused before: {pod.status.reason}")
@@ -406,7 +406,7 @@ class PodAdmission:
         )
         self._history.note(pod.uid, "admission", f"refused: {refusal.reason}")
         self._history.event(pod, "Warning", refusal.reason, refusal.message)
-        self._statuses.set(pod, refused_status(pod, refusal, api_now()))
+        self._statuses.set(pod, rejected_status(pod, refusal, api_now()))
         self._metrics.refused(refusal.reason)
         if self._runs(pod.uid):
             self._workers.end(pod)

@@ -166,8 +166,8 @@ class EngineMetrics:
         self.starts = StartMetrics(registry)
         self.lifecycle_get = partial(lifecycle_get, on_fallback=self.starts.fell_back)
         self.pod_starts = PodStartupLatencyTracker(StartedMetrics(registry))
-        statuses.listen(self.pod_starts.status_changed)
-        journal.listen(self.pod_starts.happened)
+        statuses.add_listener(self.pod_starts.status_changed)
+        journal.add_listener(self.pod_starts.happened)
 
     def shown(self, change: PodChange) -> None:
         """Record a pod as the API server shows it."""

@@ -25,7 +25,7 @@ PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
 """Condition types of pods."""
 DEFERRED, INFEASIBLE, ERROR = "Deferred", "Infeasible", "Error"
 """Condition reasons."""
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

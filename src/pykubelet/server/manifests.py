@@ -43,11 +43,11 @@ from pykubelet.podconfig.local_objects import title
 from pykubelet.podconfig.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
 from pykubelet.podconfig.static_pods import (
     ManifestConflict,
-    carry_out,
-    look_around,
+    install_manifest,
     mode_for,
     names_of,
-    plan_handover,
+    plan_installation,
+    read_manifest_dir,
     static_contents,
 )
 from pykubelet.server.identity import ANONYMOUS
@@ -181,8 +181,10 @@ class ManifestFolder:
             raise _No(422, "holds no pod", ["holds no pod"])
         try:
             is_new = not path.exists()
-            plan = plan_handover(path, names_of(written), look_around(self._folder), replace=replace)
-            carry_out(plan, data, mode_for(written))
+            plan = plan_installation(
+                path, names_of(written), read_manifest_dir(self._folder), replace=replace
+            )
+            install_manifest(plan, data, mode_for(written))
         except ManifestConflict as err:
             raise _No(409, str(err)) from err
         except OSError as err:

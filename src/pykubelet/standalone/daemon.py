@@ -30,7 +30,7 @@ START_TIMEOUT = 30.0
 STOP_GRACE = 10.0
 LOG_LIMIT = 10 * 1024 * 1024
 _ASK_AGAIN = 0.02
-_CALL_TIMEOUT = Duration.of(60)
+_CALL_TIMEOUT = Duration.from_seconds(60)
 
 
 class Daemon:
@@ -98,7 +98,7 @@ class Daemon:
             self._instance.endpoint,
             timeout=_CALL_TIMEOUT,
             metrics=CriMetrics(CollectorRegistry()),
-            connect_timeout=Duration.of(self._start_timeout),
+            connect_timeout=Duration.from_seconds(self._start_timeout),
         )
 
     async def _spawn(self) -> None:

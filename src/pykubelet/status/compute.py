@@ -40,8 +40,8 @@ from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.resize.feasibility import IN_PROGRESS, PENDING
 from pykubelet.status.containers import (
-    KIND,
-    LOST,
+    LOST_EXIT_CODE,
+    RESTART_CONDITION,
     StatusInputs,
     container_statuses,
     restart_condition,
@@ -155,21 +155,23 @@ OWNED = (
     "Ready",
     "ContainersReady",
     "PodScheduled",
-    KIND,
+    RESTART_CONDITION,
 )
 """Conditions that only the kubelet writes; all others are kept as they are."""
 SHARED = ("DisruptionTarget",)
 """Conditions that the kubelet and other components write; the kubelet's only if it terminates the pod."""
 
 
-def compute_status(view: StatusInputs, now: datetime) -> PodStatus:
+def compute_status(inputs: StatusInputs, now: datetime) -> PodStatus:
     """Return the pod's status as of `now`."""
-    pod, observed, previous = view.pod, view.observed, view.previous
-    ordinary = container_statuses(view, "ordinary")
-    init = container_statuses(view, "init")
+    pod, observed, previous = inputs.pod, inputs.observed, inputs.previous
+    ordinary = container_statuses(inputs, "ordinary")
+    init = container_statuses(inputs, "init")
     by_name = {status.name: status for status in [*ordinary, *init]}
-    initialized = _got_through(pod, observed)
-    phase = phase_of(pod, by_name, terminal=view.terminal, initialized=initialized, static=is_static_pod(pod))
+    initialized = _has_created_ordinary(pod, observed)
+    phase = phase_of(
+        pod, by_name, terminal=inputs.terminal, initialized=initialized, static=is_static_pod(pod)
+    )
     # A terminal phase never changes, whatever the exit codes: the kubelet may have decided it.
     for earlier in (previous.phase, pod.status.phase):
         if earlier in TERMINAL:
@@ -182,36 +184,36 @@ def compute_status(view: StatusInputs, now: datetime) -> PodStatus:
         start_time=previous.start_time or pod.status.start_time or now,
         container_statuses=ordinary,
         init_container_statuses=init,
-        ephemeral_container_statuses=container_statuses(view, "ephemeral"),
+        ephemeral_container_statuses=container_statuses(inputs, "ephemeral"),
         allocated_resources=requests,
-        resources=view.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
+        resources=inputs.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
     )
     if phase == previous.phase:
         status.reason = previous.reason or pod.status.reason
         status.message = previous.message or pod.status.message
-    _set_addresses(status, view)
-    status.conditions = _conditions(view, by_name, phase, now)
+    _set_addresses(status, inputs)
+    status.conditions = _conditions(inputs, by_name, phase, now)
     return status
 
 
-def says_more(before: Pod, after: Pod) -> bool:
+def has_external_change(before: Pod, after: Pod) -> bool:
     """Return whether another writer set a terminal phase or changed a readiness gate's condition."""
     if after.status.phase in TERMINAL and before.status.phase not in TERMINAL:
         return True
     gates = {gate.condition_type for gate in after.spec.readiness_gates}
-    return bool(gates) and _verdicts(before, gates) != _verdicts(after, gates)
+    return bool(gates) and _gate_statuses(before, gates) != _gate_statuses(after, gates)
 
 
-def _verdicts(pod: Pod, gates: set[str]) -> dict[str, str]:
+def _gate_statuses(pod: Pod, gates: set[str]) -> dict[str, str]:
     return {c.type: c.status for c in pod.status.conditions if c.type in gates}
 
 
-def _set_addresses(status: PodStatus, view: StatusInputs) -> None:
-    hosts = list(view.host_ips) or [address.ip for address in view.previous.host_ips]
-    own = hosts if view.pod.spec.host_network else by_family(view.observed.ips, hosts[0] if hosts else "")
-    ips = own or [address.ip for address in view.previous.pod_ips]
+def _set_addresses(status: PodStatus, inputs: StatusInputs) -> None:
+    hosts = list(inputs.host_ips) or [address.ip for address in inputs.previous.host_ips]
+    own = hosts if inputs.pod.spec.host_network else by_family(inputs.observed.ips, hosts[0] if hosts else "")
+    ips = own or [address.ip for address in inputs.previous.pod_ips]
     status.host_ips = [AddressStatus(ip=ip) for ip in hosts]
     status.pod_ips = [AddressStatus(ip=ip) for ip in ips]
     status.host_ip = hosts[0] if hosts else ""
@@ -219,38 +221,40 @@ def _set_addresses(status: PodStatus, view: StatusInputs) -> None:
 
 
 def _conditions(
-    view: StatusInputs, statuses: dict[str, ContainerStatus], phase: str, now: datetime
+    inputs: StatusInputs, statuses: dict[str, ContainerStatus], phase: str, now: datetime
 ) -> list[PodCondition]:
-    pod = view.pod
+    pod = inputs.pod
     foreign = [condition for condition in pod.status.conditions if condition.type not in OWNED]
     known = {condition.type for condition in foreign}
-    foreign += [c for c in view.previous.conditions if c.type in SHARED and c.type not in known]
+    foreign += [c for c in inputs.previous.conditions if c.type in SHARED and c.type not in known]
     containers = _containers_ready(pod, statuses, phase)
     ready = containers
     if containers[0] == "True" and (missing := _gates_missing(pod, foreign)):
         ready = ("False", "ReadinessGatesNotReady", ", ".join(missing))
     owned = {
-        "PodReadyToStartContainers": ("False" if sandbox_is_stale(pod, view.observed) else "True", "", ""),
-        "Initialized": _initialized(view, statuses, phase),
+        "PodReadyToStartContainers": ("False" if sandbox_is_stale(pod, inputs.observed) else "True", "", ""),
+        "Initialized": _initialized(inputs, statuses, phase),
         "Ready": ready,
         "ContainersReady": containers,
         "PodScheduled": ("True", "", ""),
     }
-    resizes = () if view.terminal else view.resizes
-    restart = restart_condition(pod, view.observed, view.previous, phase, terminal=view.terminal, now=now)
-    usual = (_condition(view, kind, *facts, now=now) for kind, facts in owned.items())
+    resizes = () if inputs.terminal else inputs.resizes
+    restart = restart_condition(
+        pod, inputs.observed, inputs.previous, phase, terminal=inputs.terminal, now=now
+    )
+    usual = (_condition(inputs, kind, *facts, now=now) for kind, facts in owned.items())
     return [*foreign, *resizes, *usual, *restart]
 
 
 def _condition(
-    view: StatusInputs, kind: str, status: str, reason: str, message: str, *, now: datetime
+    inputs: StatusInputs, kind: str, status: str, reason: str, message: str, *, now: datetime
 ) -> PodCondition:
-    before = next((condition for condition in view.previous.conditions if condition.type == kind), None)
+    before = next((condition for condition in inputs.previous.conditions if condition.type == kind), None)
     unchanged = before is not None and before.status == status
     return PodCondition(
         type=kind,
         status=status,
-        observed_generation=view.pod.metadata.generation or msgspec.UNSET,
+        observed_generation=inputs.pod.metadata.generation or msgspec.UNSET,
         last_transition_time=before.last_transition_time if before is not None and unchanged else now,
         reason=reason or msgspec.UNSET,
         message=message or msgspec.UNSET,
@@ -273,7 +277,7 @@ def _containers_ready(pod: Pod, statuses: dict[str, ContainerStatus], phase: str
     return ("False", "ContainersNotReady", ", ".join(problems)) if problems else ("True", "", "")
 
 
-def _got_through(pod: Pod, observed: ObservedPod) -> bool:
+def _has_created_ordinary(pod: Pod, observed: ObservedPod) -> bool:
     """Return whether an ordinary container was created in the current ready sandbox, in any state."""
     newest = next(iter(observed.sandboxes), None)
     if newest is None or not newest.ready:
@@ -283,9 +287,9 @@ def _got_through(pod: Pod, observed: ObservedPod) -> bool:
 
 
 def _initialized(
-    view: StatusInputs, statuses: dict[str, ContainerStatus], phase: str
+    inputs: StatusInputs, statuses: dict[str, ContainerStatus], phase: str
 ) -> tuple[str, str, str]:
-    pod = view.pod
+    pod = inputs.pod
     unknown = [c.name for c in pod.spec.init_containers if c.name not in statuses]
     incomplete = [
         c.name
@@ -298,8 +302,8 @@ def _initialized(
     if any(_has_begun(statuses.get(container.name)) for container in pod.spec.containers):
         return "True", "", ""
     problems = [*_names("unknown", unknown), *_names("incomplete", incomplete)]
-    before = view.stays_initialized and any(
-        c.type == "Initialized" and c.status == "True" for c in view.previous.conditions
+    before = inputs.stays_initialized and any(
+        c.type == "Initialized" and c.status == "True" for c in inputs.previous.conditions
     )
     if not problems or before:
         return "True", "", ""
@@ -333,21 +337,23 @@ def final_status(pod: Pod, status: PodStatus) -> PodStatus:
     """Return the final status of a terminated pod; the argument is not modified."""
     ordinary = status.container_statuses
     if _is_initialized(pod, status):
-        ordinary = [_ended(container) for container in ordinary]
+        ordinary = [_terminated(container) for container in ordinary]
     init = status.init_container_statuses
-    begun = _begun(init)
+    started = _count_started(init)
     return msgspec.structs.replace(
         status,
         phase=status.phase if status.phase in TERMINAL else "Failed",
         container_statuses=ordinary,
-        init_container_statuses=[*map(_ended, init[:begun]), *init[begun:]],
+        init_container_statuses=[*map(_terminated, init[:started]), *init[started:]],
     )
 
 
-def _ended(status: ContainerStatus) -> ContainerStatus:
+def _terminated(status: ContainerStatus) -> ContainerStatus:
     if status.state.terminated is not None:
         return status
-    lost = ContainerStateTerminated(exit_code=LOST, reason="ContainerStatusUnknown", message=_MESSAGE)
+    lost = ContainerStateTerminated(
+        exit_code=LOST_EXIT_CODE, reason="ContainerStatusUnknown", message=_MESSAGE
+    )
     return msgspec.structs.replace(status, state=ContainerState(terminated=lost))
 
 
@@ -368,7 +374,7 @@ def _container_has_begun(status: ContainerStatus) -> bool:
     return status.state.waiting is None or status.last_state.terminated is not None
 
 
-def _begun(statuses: Sequence[ContainerStatus]) -> int:
+def _count_started(statuses: Sequence[ContainerStatus]) -> int:
     """Return the number of init containers up to the last one that started, at least one if there are any."""
     tried = [number for number, status in enumerate(statuses, 1) if _container_has_begun(status)]
     return tried[-1] if tried else min(1, len(statuses))
@@ -379,13 +385,13 @@ PREEMPTED = "Preempted in order to admit critical pod"
 _REJECTED = "Pod was rejected: "
 
 
-def refused_status(pod: Pod, refusal: AdmitRejection, now: datetime) -> PodStatus:
+def rejected_status(pod: Pod, rejection: AdmitRejection, now: datetime) -> PodStatus:
     """Return the status of a pod that was rejected at admission."""
     return PodStatus(
         observed_generation=pod.metadata.generation,
         phase="Failed",
-        reason=refusal.reason,
-        message=f"{_REJECTED}{refusal.message}",
+        reason=rejection.reason,
+        message=f"{_REJECTED}{rejection.message}",
         qos_class=qos_class(pod),
         start_time=pod.status.start_time or now,
     )
@@ -410,7 +416,7 @@ def preempted_status(pod: Pod, status: PodStatus, now: datetime) -> PodStatus:
     )
 
 
-def was_refused(status: PodStatus) -> bool:
+def was_rejected(status: PodStatus) -> bool:
     """Return whether a status is that of a pod rejected at admission."""
     return status.phase == "Failed" and status.message.startswith(_REJECTED)
 
@@ -426,7 +432,7 @@ class StatusStore:
         self._statuses: dict[str, PodStatus] = {}
         self._listeners: list[Listener] = []
 
-    def listen(self, listener: Listener) -> None:
+    def add_listener(self, listener: Listener) -> None:
         """Add a listener that is called for every changed status; it must not block."""
         self._listeners.append(listener)
 

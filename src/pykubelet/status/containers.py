@@ -45,22 +45,24 @@ from pykubelet.kuberuntime.decide import is_reset, may_restart_all, restart_all_
 from pykubelet.kuberuntime.observed import ActualResources, ObservedContainer, ObservedPod
 from pykubelet.probes.types import Health
 
-KIND = "AllContainersRestarting"
-REASON = "RestartingAllContainers"
+RESTART_CONDITION = "AllContainersRestarting"
+RESTART_REASON = "RestartingAllContainers"
 """Reason of the waiting state and of the last termination of a container removed for the restart."""
 _MESSAGE = "The container is removed because RestartAllContainers in place"
 
 
-def says_restarting(status: PodStatus) -> bool:
+def has_restart_condition(status: PodStatus) -> bool:
     """Return whether the condition AllContainersRestarting is true."""
-    return any(condition.type == KIND and condition.status == "True" for condition in status.conditions)
+    return any(
+        condition.type == RESTART_CONDITION and condition.status == "True" for condition in status.conditions
+    )
 
 
 def is_restarting(pod: Pod, observed: ObservedPod, previous: PodStatus, *, terminal: bool) -> bool:
     """Return whether all containers restart: it was reported, or the exit of a container triggers it."""
     if terminal or pod.metadata.deletion_timestamp is not None or not may_restart_all(pod.spec):
         return False
-    return says_restarting(previous) or bool(restart_all_causes(pod, observed))
+    return has_restart_condition(previous) or bool(restart_all_causes(pod, observed))
 
 
 def restart_condition(
@@ -75,10 +77,17 @@ def restart_condition(
     elif is_restarting(pod, observed, previous, terminal=terminal) and not is_reset(pod, observed):
         status, reason = "True", "RestartAllContainersStarted"
         message = "container exited with restart policy rule"
-    before = next((one for one in previous.conditions if one.type == KIND and one.status == status), None)
+    before = next(
+        (
+            condition
+            for condition in previous.conditions
+            if condition.type == RESTART_CONDITION and condition.status == status
+        ),
+        None,
+    )
     return [
         PodCondition(
-            type=KIND,
+            type=RESTART_CONDITION,
             status=status,
             last_transition_time=now if before is None else before.last_transition_time,
             reason=reason or msgspec.UNSET,
@@ -89,8 +98,8 @@ def restart_condition(
 
 def removed_for_restart(status: ContainerStatus, old: ContainerStatus) -> None:
     """Set the states of a container removed for the restart, to distinguish it from one that never ran."""
-    ended = ContainerStateTerminated(exit_code=137, reason=REASON, message=_MESSAGE)
-    status.state = ContainerState(waiting=ContainerStateWaiting(reason=REASON, message=_MESSAGE))
+    ended = ContainerStateTerminated(exit_code=137, reason=RESTART_REASON, message=_MESSAGE)
+    status.state = ContainerState(waiting=ContainerStateWaiting(reason=RESTART_REASON, message=_MESSAGE))
     status.last_state = ContainerState(terminated=ended)
     status.restart_count = old.restart_count + 1
 
@@ -98,40 +107,42 @@ def removed_for_restart(status: ContainerStatus, old: ContainerStatus) -> None:
 def will_run_again(status: ContainerStatus) -> bool:
     """Return whether RestartAllContainers ended a container, which then restarts regardless of its policy."""
     ended = status.state.terminated or status.last_state.terminated
-    return ended is not None and ended.reason == REASON
+    return ended is not None and ended.reason == RESTART_REASON
 
 
 _NANOS_PER_MILLI = 10**6
-_LEAST_LIMIT = MIN_QUOTA * 1000 // DEFAULT_PERIOD
+_MIN_LIMIT = MIN_QUOTA * 1000 // DEFAULT_PERIOD
 """Smallest CPU limit that the kernel supports, in millicores."""
 
 
 def actual_resources(
-    promised: ResourceRequirements, seen: ObservedContainer, actuated: ResourceRequirements | None
+    allocated: ResourceRequirements, seen: ObservedContainer, actuated: ResourceRequirements | None
 ) -> StatusResources:
-    """Return the resources of a container for its status; `promised` are the allocated ones."""
-    told = seen.resources or ActualResources()
-    settled = actuated is None or actuated == promised
-    if seen.phase != "running" or (settled and seen.resources is None):
-        return StatusResources(limits=promised.limits, requests=promised.requests)
-    known = actuated or promised
-    limits, requests = dict(promised.limits), dict(promised.requests)
+    """Return the resources of a container for its status; `actuated` is None if unknown."""
+    reported = seen.resources or ActualResources()
+    is_actuated = actuated is None or actuated == allocated
+    if seen.phase != "running" or (is_actuated and seen.resources is None):
+        return StatusResources(limits=allocated.limits, requests=allocated.requests)
+    known = actuated or allocated
+    limits, requests = dict(allocated.limits), dict(allocated.requests)
     if limits:
-        _tell(limits, "cpu", _cpu(told.cpu_limit), known.limits, least=_LEAST_LIMIT)
-        _tell(limits, "memory", _bytes(told.memory_limit), known.limits)
+        _set_actual(limits, "cpu", _cpu(reported.cpu_limit), known.limits, minimum=_MIN_LIMIT)
+        _set_actual(limits, "memory", _bytes(reported.memory_limit), known.limits)
     if requests:
-        _tell(requests, "cpu", _cpu(told.cpu_request), known.requests, least=MIN_SHARES)
-        _tell(requests, "memory", None, known.requests)
+        _set_actual(requests, "cpu", _cpu(reported.cpu_request), known.requests, minimum=MIN_SHARES)
+        _set_actual(requests, "memory", None, known.requests)
     return StatusResources(limits=limits, requests=requests)
 
 
-def _tell(amounts: Resources, name: str, told: Quantity | None, known: Resources, least: int = 0) -> None:
-    """Set one amount to the runtime's value, else to the known one, unless both are at most `least`."""
-    asked = amounts.get(name)
-    actual = told if told is not None else known.get(name)
+def _set_actual(
+    amounts: Resources, name: str, reported: Quantity | None, known: Resources, minimum: int = 0
+) -> None:
+    """Set one amount to the runtime's value, else to the known one, unless both are at most `minimum`."""
+    requested = amounts.get(name)
+    actual = reported if reported is not None else known.get(name)
     if actual is None:
         amounts.pop(name, None)
-    elif actual != asked and max(actual.milli, asked.milli if asked is not None else 0) > least:
+    elif actual != requested and max(actual.milli, requested.milli if requested is not None else 0) > minimum:
         amounts[name] = actual
 
 
@@ -140,13 +151,13 @@ def _cpu(milli: int) -> Quantity | None:
 
 
 def _bytes(size: int) -> Quantity | None:
-    return Quantity.of(size, "binary") if size else None
+    return Quantity.from_units(size, "binary") if size else None
 
 
 Kind = Literal["ordinary", "init", "ephemeral"]
-LOST = 137
+LOST_EXIT_CODE = 137
 """Exit code reported for a container whose termination was not observed."""
-UNKNOWN = "ContainerStatusUnknown"
+UNKNOWN_REASON = "ContainerStatusUnknown"
 """Reason reported with this exit code."""
 
 
@@ -186,16 +197,16 @@ class StatusInputs:
     """Health of allocated devices by container name."""
 
 
-def container_statuses(view: StatusInputs, kind: Kind) -> list[ContainerStatus]:
+def container_statuses(inputs: StatusInputs, kind: Kind) -> list[ContainerStatus]:
     """Return the statuses of all containers of one type: init containers in their order, others by name."""
-    spec, previous = view.pod.spec, view.previous
+    spec, previous = inputs.pod.spec, inputs.previous
     containers, before = {
         "ordinary": (spec.containers, previous.container_statuses),
         "init": (spec.init_containers, previous.init_container_statuses),
         "ephemeral": (spec.ephemeral_containers, previous.ephemeral_container_statuses),
     }[kind]
     old = {status.name: status for status in before}
-    statuses = [_status(view, container, kind, old.get(container.name)) for container in containers]
+    statuses = [_status(inputs, container, kind, old.get(container.name)) for container in containers]
     return statuses if kind == "init" else sorted(statuses, key=lambda status: status.name)
 
 
@@ -205,19 +216,19 @@ def api_time(nanoseconds: int) -> datetime | None:
 
 
 def _status(
-    view: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
+    inputs: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
 ) -> ContainerStatus:
-    incarnations = [c for c in view.observed.containers if c.name == container.name][:2]
+    incarnations = [c for c in inputs.observed.containers if c.name == container.name][:2]
     if incarnations:
-        status = _of_runtime(view, container, incarnations, old)
+        status = _runtime_status(inputs, container, incarnations, old)
     else:
-        status = _without_runtime(view, container, kind, old)
-    _explain_waiting(view, container, kind, status)
+        status = _missing_status(inputs, container, kind, old)
+    _explain_waiting(inputs, container, kind, status)
     if kind == "ephemeral":
         return status
     if kind == "ordinary":
-        status.allocated_resources_status = view.device_health.get(container.name) or msgspec.UNSET
-    health = view.health.get(container.name, Health(started=False, ready=False))
+        status.allocated_resources_status = inputs.device_health.get(container.name) or msgspec.UNSET
+    health = inputs.health.get(container.name, Health(started=False, ready=False))
     status.started, status.ready = health.started, health.ready
     if kind == "init" and not is_sidecar(container):
         # The runtime may have removed it; its reported termination decides.
@@ -225,8 +236,8 @@ def _status(
     return status
 
 
-def _of_runtime(
-    view: StatusInputs,
+def _runtime_status(
+    inputs: StatusInputs,
     container: Container,
     incarnations: Sequence[ObservedContainer],
     old: ContainerStatus | None,
@@ -234,12 +245,12 @@ def _of_runtime(
     newest = incarnations[0]
     status = ContainerStatus(
         name=container.name,
-        state=_state(view, newest, old),
+        state=_state(inputs, newest, old),
         restart_count=newest.restart_count,
         image=newest.image,
         image_id=newest.image_id,
-        container_id=f"{view.runtime_name}://{newest.id}",
-        resources=actual_resources(container.resources, newest, view.actuated.get(container.name)),
+        container_id=f"{inputs.runtime_name}://{newest.id}",
+        resources=actual_resources(container.resources, newest, inputs.actuated.get(container.name)),
     )
     if newest.phase == "unknown" and status.state.terminated is not None and old is not None:
         status.restart_count = old.restart_count + 1
@@ -247,11 +258,11 @@ def _of_runtime(
         status.restart_count = max(status.restart_count, old.restart_count)
         status.last_state = _last_state_after(old, status)
     if len(incarnations) > 1:
-        status.last_state = _state(view, incarnations[1], old)
+        status.last_state = _state(inputs, incarnations[1], old)
     if container.resources.requests:
         status.allocated_resources = container.resources.requests
     if container.volume_mounts:
-        status.volume_mounts = _mounts(view, container.volume_mounts)
+        status.volume_mounts = _mounts(inputs, container.volume_mounts)
     if newest.user is not None:
         uid, gid, groups = newest.user
         status.user = ContainerUser(linux=LinuxUser(uid=uid, gid=gid, supplemental_groups=list(groups)))
@@ -264,7 +275,7 @@ def _last_state_after(old: ContainerStatus, new: ContainerStatus) -> ContainerSt
     return old.last_state
 
 
-def _state(view: StatusInputs, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
+def _state(inputs: StatusInputs, container: ObservedContainer, old: ContainerStatus | None) -> ContainerState:
     if container.phase == "running":
         return ContainerState(running=ContainerStateRunning(started_at=api_time(container.started_at)))
     if container.phase == "exited":
@@ -275,41 +286,41 @@ def _state(view: StatusInputs, container: ObservedContainer, old: ContainerStatu
                 message=container.message or msgspec.UNSET,
                 started_at=api_time(container.started_at),
                 finished_at=api_time(container.finished_at),
-                container_id=f"{view.runtime_name}://{container.id}",
+                container_id=f"{inputs.runtime_name}://{container.id}",
             )
         )
     if container.phase == "unknown" and old is not None and old.state.running is not None:
         return _lost(
             "The container could not be located when the pod was terminated",
-            REASON if _restarting(view) else UNKNOWN,
+            RESTART_REASON if _restarting(inputs) else UNKNOWN_REASON,
         )
     return ContainerState(waiting=ContainerStateWaiting())
 
 
-def _lost(message: str, reason: str = UNKNOWN) -> ContainerState:
-    ended = ContainerStateTerminated(exit_code=LOST, reason=reason, message=message)
+def _lost(message: str, reason: str = UNKNOWN_REASON) -> ContainerState:
+    ended = ContainerStateTerminated(exit_code=LOST_EXIT_CODE, reason=reason, message=message)
     return ContainerState(terminated=ended)
 
 
-def _restarting(view: StatusInputs) -> bool:
-    return is_restarting(view.pod, view.observed, view.previous, terminal=view.terminal)
+def _restarting(inputs: StatusInputs) -> bool:
+    return is_restarting(inputs.pod, inputs.observed, inputs.previous, terminal=inputs.terminal)
 
 
-def _without_runtime(
-    view: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
+def _missing_status(
+    inputs: StatusInputs, container: Container, kind: Kind, old: ContainerStatus | None
 ) -> ContainerStatus:
     """Return the status of a container that is not in the runtime: not created yet, or removed."""
-    restarting = kind != "ephemeral" and old is not None and _restarting(view)
+    restarting = kind != "ephemeral" and old is not None and _restarting(inputs)
     if old is not None and old.state.terminated is not None and not restarting:
         return msgspec.structs.replace(old)
-    reason = "PodInitializing" if view.pod.spec.init_containers else "ContainerCreating"
+    reason = "PodInitializing" if inputs.pod.spec.init_containers else "ContainerCreating"
     status = ContainerStatus(
         name=container.name,
         image=container.image,
         state=ContainerState(waiting=ContainerStateWaiting(reason=reason)),
     )
     if container.volume_mounts:
-        status.volume_mounts = _mounts(view, container.volume_mounts)
+        status.volume_mounts = _mounts(inputs, container.volume_mounts)
     if old is None:
         return status
     status.restart_count, status.last_state = old.restart_count, old.last_state
@@ -321,24 +332,24 @@ def _without_runtime(
         status.last_state = _lost(
             "The container could not be located when the pod was deleted.  The container used to be Running"
         )
-        if view.pod.metadata.deletion_timestamp is None:
+        if inputs.pod.metadata.deletion_timestamp is None:
             status.restart_count += 1
     return status
 
 
-def _explain_waiting(view: StatusInputs, container: Container, kind: Kind, status: ContainerStatus) -> None:
+def _explain_waiting(inputs: StatusInputs, container: Container, kind: Kind, status: ContainerStatus) -> None:
     """Set a container that will be restarted to waiting, with the reason of the last failure."""
-    last = view.observed.latest(container.name)
+    last = inputs.observed.latest(container.name)
     if kind == "init":
         if last is not None and last.phase == "exited" and last.exit_code == 0:
             return
-        begun = any(view.observed.latest(ordinary.name) for ordinary in view.pod.spec.containers)
+        started = any(inputs.observed.latest(ordinary.name) for ordinary in inputs.pod.spec.containers)
         if (
             last is None
-            and begun
+            and started
             and not is_sidecar(container)
             and status.state.waiting is not None
-            and not _restarting(view)
+            and not _restarting(inputs)
         ):
             message = (
                 "Unable to get init container status from container runtime and pod has been initialized, "
@@ -347,8 +358,8 @@ def _explain_waiting(view: StatusInputs, container: Container, kind: Kind, statu
             ended = ContainerStateTerminated(exit_code=0, reason="Completed", message=message)
             status.state = ContainerState(terminated=ended)
             return
-    failure = view.failures.get(container.name)
-    if failure is None or not should_restart(view.pod, container, last):
+    failure = inputs.failures.get(container.name)
+    if failure is None or not should_restart(inputs.pod, container, last):
         return
     if status.state.terminated is not None:
         status.last_state = status.state
@@ -356,26 +367,26 @@ def _explain_waiting(view: StatusInputs, container: Container, kind: Kind, statu
     status.state = ContainerState(waiting=waiting)
 
 
-def _mounts(view: StatusInputs, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
+def _mounts(inputs: StatusInputs, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
     return [
         VolumeMountStatus(
             name=mount.name,
             mount_path=mount.mount_path,
             read_only=mount.read_only,
-            recursive_read_only=_recursive(view, mount) if mount.read_only else None,
+            recursive_read_only=_recursive(inputs, mount) if mount.read_only else None,
         )
         for mount in mounts
     ]
 
 
-def _recursive(view: StatusInputs, mount: VolumeMount) -> str:
-    wanted = mount.recursive_read_only in ("Enabled", "IfPossible")
-    return "Enabled" if wanted and _can_recurse(view) else "Disabled"
+def _recursive(inputs: StatusInputs, mount: VolumeMount) -> str:
+    is_recursive = mount.recursive_read_only in ("Enabled", "IfPossible")
+    return "Enabled" if is_recursive and _can_recurse(inputs) else "Disabled"
 
 
-def _can_recurse(view: StatusInputs) -> bool:
-    newest = next(iter(view.observed.sandboxes), None)
+def _can_recurse(inputs: StatusInputs) -> bool:
+    newest = next(iter(inputs.observed.sandboxes), None)
     if newest is None:
         # Without a sandbox the handler of the RuntimeClass is not resolved yet.
-        return not view.pod.spec.runtime_class_name and "" in view.recursive_handlers
-    return newest.runtime_handler in view.recursive_handlers
+        return not inputs.pod.spec.runtime_class_name and "" in inputs.recursive_handlers
+    return newest.runtime_handler in inputs.recursive_handlers

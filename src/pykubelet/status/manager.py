@@ -1,10 +1,10 @@
 """Status manager: sends each pod's latest status to the API server as a patch, one request per pod at a time.
 
-It is notified of every status that the kubelet computes (`changed`) and of every change of the object in
-the API server (`seen`), and sends the difference. The API server's object is the newer one of the watched
-object and the response to the last patch; a difference that the server does not apply (an unknown field) is
-not sent again until something else changes. All state is in memory; after a restart the statuses are
-computed and compared again.
+It is notified of every status that the kubelet computes (`set_status`) and of every change of the object in
+the API server (`handle_object_update`), and sends the difference. The API server's object is the newer one of
+the watched object and the response to the last patch; a difference that the server does not apply (an unknown
+field) is not sent again until something else changes. All state is in memory; after a restart the statuses
+are computed and compared again.
 
 - The status of a starting or terminating pod is delayed by HOLD_SECONDS: a quick start is one request, and a
   slow one still shows what it waits for. During a burst of pod starts it is delayed longer, because requests
@@ -14,8 +14,8 @@ computed and compared again.
   is tried at a time; afterwards statuses are sent in the order of their changes.
 - A pod that the API server no longer has, or that was recreated under the same name, is skipped.
 
-At the end of a deletion the caller awaits `told` until the API server has the pod's latest status, then
-`remove` until the terminated pod is deleted.
+At the end of a deletion the caller awaits `wait_reported` until the API server has the pod's latest status,
+then `remove` until the terminated pod is deleted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-_STATUSES = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 20, 30, 45, 60)
+_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 20, 30, 45, 60)
 
 
 class StatusMetrics:
@@ -52,7 +52,7 @@ class StatusMetrics:
         self._sent = Histogram(
             "kubelet_pod_status_sync_duration_seconds",
             "How long it took from a pod's first untold change to the API server knowing its status.",
-            buckets=_STATUSES,
+            buckets=_BUCKETS,
             registry=registry,
         )
 
@@ -63,13 +63,13 @@ class StatusMetrics:
 
 HOLD_SECONDS = 1.0
 """Seconds by which the status of a starting or terminating pod is delayed."""
-CROWDED_HOLD_SECONDS = 10.0
+BURST_HOLD_SECONDS = 10.0
 """Seconds by which it is delayed during a burst of pod starts, or if it only acknowledges a generation."""
 QUEUED_HOLD_SECONDS = 30.0
 """Seconds by which it is delayed during a burst of pod starts if it only reports that the pod waits."""
 SLACK_SECONDS = 0.001
 """Seconds by which an entry may be early: event loops wake up to one clock tick before a deadline."""
-AT_ONCE = 8
+MAX_CONCURRENT_REQUESTS = 8
 """Maximum number of concurrent requests."""
 
 
@@ -117,89 +117,89 @@ class _Entry:
     status: PodStatus
     due: float | None = None
     """Loop time at which to check for something to send; None if nothing changed."""
-    untold: float | None = None
+    unreported_since: float | None = None
     """Loop time of the first change that is not reported yet."""
-    taken: float = 0.0
+    current_due: float = 0.0
     """Loop time at which the check in progress was due."""
     busy: bool = False
-    answer: Pod | None = None
+    response: Pod | None = None
     """Pod of the last response, until the watch has caught up with it."""
-    known: str = ""
+    patched_uid: str = ""
     """Uid of the last object that was patched."""
-    absent: str = ""
+    absent_uid: str = ""
     """Uid of an object that the API server no longer has, even if the watch still shows it."""
-    refused: Patch | None = None
+    unapplied_patch: Patch | None = None
     """Patch that the API server accepted without applying it."""
-    pauses: Backoff | None = None
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    backoff: Backoff | None = None
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def release(self) -> None:
-        for future in self.waiting:
+        for future in self.waiters:
             if not future.done():
                 future.set_result(None)
-        self.waiting.clear()
+        self.waiters.clear()
 
 
 class StatusManager:
     """Reporter of pod statuses to the API server; all methods except coroutines return immediately.
 
-    `object_of` returns the watched object of a pod: the pod itself, or the mirror pod of a static one.
-    `may_run` returns whether a container of a pod may still run, `crowded` whether a burst of pods starts.
+    `get_object` returns the watched object of a pod: the pod itself, or the mirror pod of a static one.
+    `may_run` returns whether a container of a pod may still run, `in_burst` whether a burst of pods starts.
     """
 
     def __init__(
         self,
         api: PodApi,
         *,
-        object_of: Callable[[str], Pod | None],
+        get_object: Callable[[str], Pod | None],
         may_run: Callable[[str], bool],
-        crowded: Callable[[], bool] = lambda: False,
+        in_burst: Callable[[], bool] = lambda: False,
         metrics: StatusMetrics | None = None,
         clock: Callable[[], datetime] = api_now,
     ) -> None:
         self._api = api
-        self._object_of = object_of
+        self._get_object = get_object
         self._may_run = may_run
-        self._crowded = crowded
+        self._in_burst = in_burst
         self._metrics = metrics or StatusMetrics()
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._queue: list[tuple[float, int, str]] = []
         self._order = itertools.count()
         self._wake = asyncio.Event()
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
         self._held: dict[str, None] = {}
         """Uids of the pods whose statuses are delayed by a burst of pod starts, the oldest first."""
         self._release_timer: asyncio.TimerHandle | None = None
-        self._away = False
+        self._unreachable = False
         self._outage = Backoff()
-        self._complaints = ErrorLogLimiter(log, "Failed to send the status of a pod")
-        self._refusals = ErrorLogLimiter(log, "Failed to remove a terminated pod from the API server")
+        self._error_log = ErrorLogLimiter(log, "Failed to send the status of a pod")
+        self._remove_error_log = ErrorLogLimiter(log, "Failed to remove a terminated pod from the API server")
 
-    def changed(self, pod: Pod, status: PodStatus) -> None:
+    def set_status(self, pod: Pod, status: PodStatus) -> None:
         """Set a pod's new status and schedule its patch."""
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod, status)
         entry.pod, entry.status = pod, status
-        if entry.untold is None:
-            entry.untold = asyncio.get_running_loop().time()
-        self._schedule(entry, HOLD_SECONDS if is_passing(pod, status) else 0.0)
+        if entry.unreported_since is None:
+            entry.unreported_since = asyncio.get_running_loop().time()
+        self._schedule(entry, HOLD_SECONDS if is_transient(pod, status) else 0.0)
 
-    def seen(self, uid: str) -> None:
+    def handle_object_update(self, uid: str) -> None:
         """Handle a change of the pod's object in the watch, which may be the result of an own patch."""
-        entry, seen = self._entries.get(uid), self._object_of(uid)
+        entry, seen = self._entries.get(uid), self._get_object(uid)
         if entry is None:
             return
-        answer = entry.answer
-        if answer is not None and seen is not None and answer.uid == seen.uid:
-            if _version(seen) < _version(answer):
+        response = entry.response
+        if response is not None and seen is not None and response.uid == seen.uid:
+            if _version(seen) < _version(response):
                 return
-            entry.answer = None
-            if _version(seen) == _version(answer):
+            entry.response = None
+            if _version(seen) == _version(response):
                 return
         # Delay the patch: another writer may keep overwriting this status.
-        overwritten = seen is not None and seen.uid == entry.known
+        overwritten = seen is not None and seen.uid == entry.patched_uid
         self._schedule(entry, HOLD_SECONDS if overwritten else 0.0)
 
     def check(self, uid: str) -> None:
@@ -214,20 +214,20 @@ class StatusManager:
         if entry is not None:
             entry.release()
 
-    async def told(self, uid: str) -> None:
+    async def wait_reported(self, uid: str) -> None:
         """Wait until the API server has the pod's latest status, or does not have the pod."""
         entry = self._entries.get(uid)
         if entry is None:
             return
         done = asyncio.get_running_loop().create_future()
-        entry.waiting.append(done)
+        entry.waiters.append(done)
         self._schedule(entry, 0.0)
         await done
 
     async def remove(self, pod: Pod) -> None:
         """Delete a terminated pod from the API server; retry until it no longer exists."""
-        pauses, meta = Backoff(), pod.metadata
-        while self._object_of(pod.uid) is not None:
+        backoff, meta = Backoff(), pod.metadata
+        while self._get_object(pod.uid) is not None:
             try:
                 async with self._slots:
                     await self._api.delete(
@@ -238,14 +238,14 @@ class StatusManager:
             except Conflict as err:
                 if await self._is_other(pod):
                     return
-                self._refusals.failed(err, asyncio.get_running_loop().time())
+                self._remove_error_log.failed(err, asyncio.get_running_loop().time())
             except KubeError as err:
-                self._refusals.failed(err, asyncio.get_running_loop().time())
+                self._remove_error_log.failed(err, asyncio.get_running_loop().time())
             else:
-                self._refusals.succeeded(asyncio.get_running_loop().time())
+                self._remove_error_log.succeeded(asyncio.get_running_loop().time())
                 log.v(3).info("Pod fully terminated and removed from etcd", pod=pod.full_name, podUID=pod.uid)
                 return
-            await self._api.pause(pauses.next(asyncio.get_running_loop().time()))
+            await self._api.pause(backoff.next(asyncio.get_running_loop().time()))
 
     async def run(self) -> NoReturn:
         """Send statuses until cancelled."""
@@ -256,9 +256,9 @@ class StatusManager:
                     await self._slots.acquire()
                     try:
                         entry = await self._next()
-                        if self._away:
+                        if self._unreachable:
                             await self._api.pause(self._outage.next(loop.time()))
-                            self._away = False
+                            self._unreachable = False
                     except BaseException:
                         self._slots.release()
                         raise
@@ -292,7 +292,7 @@ class StatusManager:
                 entry = self._entries.get(uid)
                 # An entry that was rescheduled, or is being processed, has another item in the queue.
                 if entry is not None and entry.due == due and not entry.busy:
-                    entry.busy, entry.taken, entry.due = True, due, None
+                    entry.busy, entry.current_due, entry.due = True, due, None
                     return entry
             timer = loop.call_at(self._queue[0][0], self._wake.set) if self._queue else None
             try:
@@ -322,14 +322,14 @@ class StatusManager:
 
     async def _send(self, entry: _Entry) -> float | None:
         """Send the patch, if any; return the loop time of the next attempt, or None if no retry is needed."""
-        target = self._known(entry)
+        target = self._target(entry)
         if target is None:
             return None
-        if (until := self._hold_in_crowd(entry)) is not None:
+        if (until := self._hold_in_burst(entry)) is not None:
             return until
         patch = self._patch(entry, target.status)
-        if not patch or patch == entry.refused:
-            entry.untold = None
+        if not patch or patch == entry.unapplied_patch:
+            entry.unreported_since = None
             return None
         meta, status, loop = target.metadata, entry.status, asyncio.get_running_loop()
         if (until := self._hold_until(entry, target.status, patch)) is not None:
@@ -337,86 +337,86 @@ class StatusManager:
         body = {"metadata": {"uid": meta.uid}, "status": patch}
         log.v(3).info("Patch status for pod", pod=entry.pod.full_name, podUID=entry.pod.uid, patch=body)
         try:
-            answer = await self._api.patch(PODS, meta.name, body, meta.namespace, subresource="status")
+            response = await self._api.patch(PODS, meta.name, body, meta.namespace, subresource="status")
         except NotFound:
-            entry.absent = meta.uid
+            entry.absent_uid = meta.uid
             return None
         except Conflict as err:
             if await self._is_other(target):
-                entry.absent = meta.uid
+                entry.absent_uid = meta.uid
                 return None
             return self._failed(entry, err)
         except KubeError as err:
             return self._failed(entry, err)
-        self._complaints.succeeded(loop.time())
-        entry.answer, entry.known, entry.pauses = answer, answer.uid, None
-        if entry.untold is not None:
-            self._metrics.sent(loop.time() - entry.untold)
-        entry.untold = None if entry.status is status else loop.time()
+        self._error_log.succeeded(loop.time())
+        entry.response, entry.patched_uid, entry.backoff = response, response.uid, None
+        if entry.unreported_since is not None:
+            self._metrics.sent(loop.time() - entry.unreported_since)
+        entry.unreported_since = None if entry.status is status else loop.time()
         if entry.status is not status:
             return None
-        rest = self._patch(entry, answer.status)
+        rest = self._patch(entry, response.status)
         # A difference outside the patch is a change by another writer that the watch has not shown yet.
-        refused = rest.keys() <= patch.keys()
-        entry.refused = rest if rest and refused else None
-        return None if refused else loop.time()
+        is_unapplied = rest.keys() <= patch.keys()
+        entry.unapplied_patch = rest if rest and is_unapplied else None
+        return None if is_unapplied else loop.time()
 
-    def _hold_in_crowd(self, entry: _Entry) -> float | None:
+    def _hold_in_burst(self, entry: _Entry) -> float | None:
         """Return the loop time until which a burst of pod starts delays a status; None if it does not.
 
         The status is checked again as soon as the burst is over. Nothing is computed before that: the cost
         of a pod that waits for its start must not grow with the time it waits.
         """
-        if entry.untold is None:
+        if entry.unreported_since is None:
             return None  # there may be nothing to send
-        return self._hold(entry, QUEUED_HOLD_SECONDS if is_queued(entry.status) else CROWDED_HOLD_SECONDS)
+        return self._hold(entry, QUEUED_HOLD_SECONDS if is_queued(entry.status) else BURST_HOLD_SECONDS)
 
     def _hold_until(self, entry: _Entry, theirs: PodStatus, patch: Patch) -> float | None:
         """Return the loop time until which a status of low priority is delayed; None to send it now."""
-        if entry.untold is None:
-            entry.untold = asyncio.get_running_loop().time()
+        if entry.unreported_since is None:
+            entry.unreported_since = asyncio.get_running_loop().time()
         if not only_acknowledges(theirs, patch):
-            return self._hold_in_crowd(entry)
-        until = self._longest_hold(entry, CROWDED_HOLD_SECONDS)
+            return self._hold_in_burst(entry)
+        until = self._longest_hold(entry, BURST_HOLD_SECONDS)
         return until if until is not None else self._hold(entry, QUEUED_HOLD_SECONDS)
 
     def _hold(self, entry: _Entry, seconds: float) -> float | None:
         """Return the loop time until which a status is delayed if a burst of pods starts, else None."""
         until = self._longest_hold(entry, seconds)
-        if until is None or not self._crowded():
+        if until is None or not self._in_burst():
             return None
         self._held[entry.pod.uid] = None
-        self._watch_crowd()
+        self._schedule_release()
         return until
 
     def _longest_hold(self, entry: _Entry, seconds: float) -> float | None:
         """Return the loop time until which a status may be delayed; None if it must be sent now."""
-        if not is_passing(entry.pod, entry.status) or entry.waiting or entry.untold is None:
+        if not is_transient(entry.pod, entry.status) or entry.waiters or entry.unreported_since is None:
             return None
-        until = entry.untold + seconds
+        until = entry.unreported_since + seconds
         return until if asyncio.get_running_loop().time() < until - SLACK_SECONDS else None
 
-    def _watch_crowd(self) -> None:
+    def _schedule_release(self) -> None:
         """Schedule the check whether the burst is over, with one timer for all delayed statuses."""
         if self._release_timer is None:
             self._release_timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_held)
 
     def _release_held(self) -> None:
         self._release_timer = None
-        if self._crowded():
-            self._watch_crowd()
+        if self._in_burst():
+            self._schedule_release()
             return
         held, self._held = self._held, {}
         for uid in held:
             self.check(uid)
 
-    def _known(self, entry: _Entry) -> Pod | None:
+    def _target(self, entry: _Entry) -> Pod | None:
         """Return the newest known object of a pod in the API server; None if no object can be patched."""
-        seen, answer = self._object_of(entry.pod.uid), entry.answer
-        if seen is None or seen.uid == entry.absent:
+        seen, response = self._get_object(entry.pod.uid), entry.response
+        if seen is None or seen.uid == entry.absent_uid:
             return None
-        newer = answer is not None and answer.uid == seen.uid and _version(seen) < _version(answer)
-        return answer if newer else seen
+        newer = response is not None and response.uid == seen.uid and _version(seen) < _version(response)
+        return response if newer else seen
 
     def _patch(self, entry: _Entry, theirs: PodStatus) -> Patch:
         may_run = self._may_run(entry.pod.uid)
@@ -425,17 +425,17 @@ class StatusManager:
 
     def _failed(self, entry: _Entry, err: KubeError) -> float:
         now = asyncio.get_running_loop().time()
-        self._complaints.failed(err, now)
+        self._error_log.failed(err, now)
         if isinstance(err, Unreachable | Unauthorized):
             # The API server is unreachable: all requests wait, and this entry keeps its position.
-            self._away = True
-            return entry.taken
+            self._unreachable = True
+            return entry.current_due
         if isinstance(err, Invalid):
             # A retry may succeed, but waiters are released: termination must not depend on it.
             entry.release()
-        if entry.pauses is None:
-            entry.pauses = Backoff()
-        return now + entry.pauses.next(now)
+        if entry.backoff is None:
+            entry.backoff = Backoff()
+        return now + entry.backoff.next(now)
 
     async def _is_other(self, pod: Pod) -> bool:
         """Return whether the API server has another pod of this name, or no pod."""
@@ -448,7 +448,7 @@ class StatusManager:
         return found.uid != pod.uid
 
 
-def is_passing(pod: Pod, status: PodStatus) -> bool:
+def is_transient(pod: Pod, status: PodStatus) -> bool:
     """Return whether another status is likely to follow soon, because the pod is starting or terminating."""
     if status.phase in TERMINAL:
         return False
@@ -461,8 +461,9 @@ def is_queued(status: PodStatus) -> bool:
         return False
     found = (*status.init_container_statuses, *status.container_statuses)
     return all(
-        one.state.waiting is not None and one.state.waiting.reason in ("ContainerCreating", "PodInitializing")
-        for one in found
+        container.state.waiting is not None
+        and container.state.waiting.reason in ("ContainerCreating", "PodInitializing")
+        for container in found
     )
 
 

@@ -53,16 +53,20 @@ def plan(static: Iterable[Pod], mirrors: Iterable[Pod], keep: Collection[str] = 
     also if another static pod of that name waits for their end. A mirror that must be replaced is only
     deleted; the next plan creates the new one.
     """
-    wanted = {pod.full_name: pod for pod in static}
-    there = {mirror.full_name: mirror for mirror in mirrors}
-    free = {name: mirror for name, mirror in there.items() if name not in keep}
-    wrong = [mirror for name, mirror in free.items() if name in wanted and not fits(mirror, wanted[name])]
-    orphans = [mirror for name, mirror in free.items() if name not in wanted]
-    missing = [pod for name, pod in wanted.items() if name not in there]
+    static_pods = {pod.full_name: pod for pod in static}
+    existing = {mirror.full_name: mirror for mirror in mirrors}
+    free = {name: mirror for name, mirror in existing.items() if name not in keep}
+    wrong = [
+        mirror
+        for name, mirror in free.items()
+        if name in static_pods and not is_current(mirror, static_pods[name])
+    ]
+    orphans = [mirror for name, mirror in free.items() if name not in static_pods]
+    missing = [pod for name, pod in static_pods.items() if name not in existing]
     return Plan(tuple(missing), (*wrong, *orphans))
 
 
-def fits(mirror: Pod, static: Pod) -> bool:
+def is_current(mirror: Pod, static: Pod) -> bool:
     """Return whether a mirror shows this version of the static pod and is not being deleted."""
     meta = mirror.metadata
     shown = meta.annotations.get(MIRROR_ANNOTATION)
@@ -116,14 +120,14 @@ class DesiredMirrors:
     """Input of the plan."""
 
     static: list[Pod]
-    leaving: Callable[[], set[str]]
+    terminating: Callable[[], set[str]]
     """Function that returns the names (`namespace/name`) of removed pods that are still terminating."""
 
 
 class MirrorPods:
     """Reconciler of the mirror pods in the API server; `wake` must be called after a change.
 
-    `wishes` returns the static pods and the names of terminating ones, or None until all pod sources are
+    `desired` returns the static pods and the names of terminating ones, or None until all pod sources are
     ready; `node_uid` returns "" until the node is registered.
     """
 
@@ -133,33 +137,33 @@ class MirrorPods:
         store: PodStore,
         node_name: str,
         *,
-        wishes: Callable[[], DesiredMirrors | None],
+        desired: Callable[[], DesiredMirrors | None],
         node_uid: Callable[[], str],
     ) -> None:
         self._api = api
         self._store = store
         self._node_name = node_name
-        self._wishes = wishes
+        self._desired = desired
         self._node_uid = node_uid
-        self._made: dict[str, tuple[Pod, float]] = {}
+        self._created: dict[str, tuple[Pod, float]] = {}
         """Created mirrors that the watch has not shown yet, and the loop time until which to wait."""
-        self._taken: set[str] = set()
+        self._conflicting: set[str] = set()
         """Names whose creation failed with AlreadyExists, and of which the watch has not shown a mirror."""
         self._changed = asyncio.Event()
-        self._pauses = Backoff()
-        self._complaints = ErrorLogLimiter(log, "Failed to keep a mirror pod")
-        self._clashes = ErrorLogLimiter(
-            log, "A static pod has no mirror: another pod has its name, delete that"
+        self._backoff = Backoff()
+        self._error_log = ErrorLogLimiter(log, "Failed to update a mirror pod")
+        self._conflict_error_log = ErrorLogLimiter(
+            log, "Failed to create a mirror pod, another pod has its name"
         )
 
     def wake(self) -> None:
         """Request a reconciliation: a static pod was added, changed or removed."""
         self._changed.set()
 
-    def seen(self, mirror: Pod) -> None:
+    def handle_mirror_update(self, mirror: Pod) -> None:
         """Handle a watch event of a mirror pod."""
-        self._made.pop(mirror.full_name, None)
-        self._taken.discard(mirror.full_name)
+        self._created.pop(mirror.full_name, None)
+        self._conflicting.discard(mirror.full_name)
         self._changed.set()
 
     async def run(self) -> NoReturn:
@@ -170,8 +174,8 @@ class MirrorPods:
             try:
                 wait = await self._reconcile()
             except KubeError as err:
-                self._complaints.failed(err, loop.time())
-                wait = self._pauses.next(loop.time(), isinstance(err, Unreachable))
+                self._error_log.failed(err, loop.time())
+                wait = self._backoff.next(loop.time(), isinstance(err, Unreachable))
                 if isinstance(err, Unreachable):
                     await self._api.pause(wait)
                     continue
@@ -184,18 +188,18 @@ class MirrorPods:
 
     async def _reconcile(self) -> float:
         """Apply the plan; return the seconds until the next reconciliation. Raises the last KubeError."""
-        wishes, mirrors = self._wishes(), self._mirrors()
-        if wishes is None:
+        desired, mirrors = self._desired(), self._mirrors()
+        if desired is None:
             return PERIOD_SECONDS
-        todo = plan(wishes.static, mirrors, wishes.leaving() if mirrors else ())
+        planned = plan(desired.static, mirrors, desired.terminating() if mirrors else ())
         failure: KubeError | None = None
-        for mirror in todo.delete:
+        for mirror in planned.delete:
             try:
                 await self._delete(mirror)
             except KubeError as err:
                 failure = err
         node_uid = self._node_uid()
-        for static in todo.create if node_uid else ():
+        for static in planned.create if node_uid else ():
             try:
                 await self._create(static, node_uid)
             except KubeError as err:
@@ -203,35 +207,35 @@ class MirrorPods:
         # Raised only now: one failure must not prevent the creation of the other mirrors.
         if failure is not None:
             raise failure
-        self._complaints.succeeded(asyncio.get_running_loop().time())
-        return NO_NODE_SECONDS if todo.create and not node_uid else PERIOD_SECONDS
+        self._error_log.succeeded(asyncio.get_running_loop().time())
+        return NO_NODE_SECONDS if planned.create and not node_uid else PERIOD_SECONDS
 
     def _mirrors(self) -> list[Pod]:
         """Return the mirrors of the watch and those created within SEEN_SECONDS."""
         now, watched = asyncio.get_running_loop().time(), self._store.mirrors()
         names = {mirror.full_name for mirror in watched}
-        self._made = {
+        self._created = {
             name: (mirror, until)
-            for name, (mirror, until) in self._made.items()
+            for name, (mirror, until) in self._created.items()
             if name not in names and until > now
         }
-        return [*watched, *(mirror for mirror, _ in self._made.values())]
+        return [*watched, *(mirror for mirror, _ in self._created.values())]
 
     async def _create(self, static: Pod, node_uid: str) -> None:
-        speak = log.v(4) if static.full_name in self._taken else log
-        speak.info("Creating a mirror pod for static pod", pod=static.full_name)
+        logger = log.v(4) if static.full_name in self._conflicting else log
+        logger.info("Creating a mirror pod for static pod", pod=static.full_name)
         mirror = mirror_of(static, self._node_name, node_uid)
         try:
-            made = await self._api.create(PODS, mirror, static.metadata.namespace)
+            created = await self._api.create(PODS, mirror, static.metadata.namespace)
         except AlreadyExists as err:
             # The first time the watch may only lag behind; the second time another pod has the name.
-            if static.full_name in self._taken:
-                self._clashes.failed(err, asyncio.get_running_loop().time())
-            self._taken.add(static.full_name)
+            if static.full_name in self._conflicting:
+                self._conflict_error_log.failed(err, asyncio.get_running_loop().time())
+            self._conflicting.add(static.full_name)
             return
-        self._taken.discard(static.full_name)
-        self._clashes.succeeded(asyncio.get_running_loop().time())
-        self._made[made.full_name] = made, asyncio.get_running_loop().time() + SEEN_SECONDS
+        self._conflicting.discard(static.full_name)
+        self._conflict_error_log.succeeded(asyncio.get_running_loop().time())
+        self._created[created.full_name] = created, asyncio.get_running_loop().time() + SEEN_SECONDS
 
     async def _delete(self, mirror: Pod) -> None:
         log.info("Deleting a mirror pod", pod=mirror.full_name, podUID=mirror.uid)
@@ -240,4 +244,4 @@ class MirrorPods:
             await self._api.delete(PODS, meta.name, meta.namespace, grace_period_seconds=0, uid=meta.uid)
         except (NotFound, Conflict):
             log.v(3).info("Mirror pod was already deleted", pod=mirror.full_name, podUID=mirror.uid)
-        self._made.pop(mirror.full_name, None)
+        self._created.pop(mirror.full_name, None)

@@ -30,12 +30,12 @@ Patch = dict[str, Any]
 _CONTAINERS = ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
 _ADDRESSES = ("host_ips", "pod_ips")
 _ACKNOWLEDGING = {"observedGeneration", "conditions", "$setElementOrder/conditions", "resources"}
-_OF_OTHERS = ("resource_claim_statuses", "extended_resource_claim_status")
+_FOREIGN_FIELDS = ("resource_claim_statuses", "extended_resource_claim_status")
 """Fields that only the scheduler and controllers write: a kubelet with an old version must not undo them."""
 _FIELDS = {
     field.name: field.encode_name
     for field in msgspec.structs.fields(PodStatus)
-    if field.name not in _OF_OTHERS
+    if field.name not in _FOREIGN_FIELDS
 }
 
 
@@ -78,17 +78,19 @@ def _conditions(before: Sequence[PodCondition], after: Sequence[PodCondition]) -
     changed: list[Patch] = [
         _replaced(old.get(condition.type), condition)
         for condition in after
-        if _said(old.get(condition.type)) != _said(condition)
+        if _content(old.get(condition.type)) != _content(condition)
     ]
-    kept = {condition.type for condition in after}
-    changed += [{"$patch": "delete", "type": kind} for kind in old if kind in OWNED and kind not in kept]
+    current_types = {condition.type for condition in after}
+    changed += [
+        {"$patch": "delete", "type": kind} for kind in old if kind in OWNED and kind not in current_types
+    ]
     if not changed:
         return {}
     order = [{"type": condition.type} for condition in after]
     return {"conditions": changed, "$setElementOrder/conditions": order}
 
 
-def _said(condition: PodCondition | None) -> tuple[object, ...] | None:
+def _content(condition: PodCondition | None) -> tuple[object, ...] | None:
     """Return the contents of a condition without its transition time."""
     if condition is None:
         return None
@@ -123,8 +125,8 @@ def _changes(before: Any, after: Any) -> Any:
     """Return the difference of two maps; removed keys are null."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return after
-    gone: Patch = dict.fromkeys(before.keys() - after.keys())
-    return gone | {
+    removed: Patch = dict.fromkeys(before.keys() - after.keys())
+    return removed | {
         key: _changes(before.get(key), value)
         for key, value in after.items()
         if key not in before or before[key] != value
@@ -142,25 +144,27 @@ def merged_status(pod: Pod, theirs: PodStatus, ours: PodStatus, *, may_run: bool
     """
     ending = theirs.phase not in TERMINAL and ours.phase in TERMINAL
     phase = theirs if theirs.phase in TERMINAL or (ending and may_run) else ours
-    spec, room = pod.spec, _room(pod)
+    spec, limit = pod.spec, _message_limit(pod)
     merged = msgspec.structs.replace(
         ours,
         phase=phase.phase,
         reason=phase.reason,
         message=phase.message,
         observed_generation=max(theirs.observed_generation, ours.observed_generation),
-        start_time=_whole(theirs.start_time or ours.start_time),
+        start_time=_truncated(theirs.start_time or ours.start_time),
         nominated_node_name=theirs.nominated_node_name,
         resize=theirs.resize,
         resources=ours.resources if ours.resources is not None else theirs.resources,
         conditions=_merged_conditions(theirs, ours, shared=ending and not may_run),
         container_statuses=_merged_containers(
-            pod, spec.containers, theirs.container_statuses, ours.container_statuses, room
+            pod, spec.containers, theirs.container_statuses, ours.container_statuses, limit
         ),
         init_container_statuses=_merged_containers(
-            pod, spec.init_containers, theirs.init_container_statuses, ours.init_container_statuses, room
+            pod, spec.init_containers, theirs.init_container_statuses, ours.init_container_statuses, limit
         ),
-        ephemeral_container_statuses=[_bounded(status, room) for status in ours.ephemeral_container_statuses],
+        ephemeral_container_statuses=[
+            _bounded(status, limit) for status in ours.ephemeral_container_statuses
+        ],
     )
     if merged.phase in TERMINAL:
         merged.conditions = _not_ready(merged, now)
@@ -173,7 +177,7 @@ def _merged_conditions(theirs: PodStatus, ours: PodStatus, *, shared: bool) -> l
     if shared:
         foreign |= {c.type: c for c in ours.conditions if c.type in SHARED and c.type not in foreign}
     own = [
-        msgspec.structs.replace(c, last_transition_time=_whole(c.last_transition_time))
+        msgspec.structs.replace(c, last_transition_time=_truncated(c.last_transition_time))
         for c in ours.conditions
         if c.type in OWNED
     ]
@@ -184,14 +188,14 @@ def _not_ready(status: PodStatus, now: datetime) -> list[PodCondition]:
     """Return the conditions of a terminal pod, with Ready and ContainersReady set to False."""
     reason = "PodFailed" if status.phase == "Failed" else "PodCompleted"
 
-    def settled(condition: PodCondition) -> PodCondition:
+    def not_ready(condition: PodCondition) -> PodCondition:
         if condition.type not in ("Ready", "ContainersReady") or condition.status != "True":
             return condition
         return msgspec.structs.replace(
             condition, status="False", reason=reason, message=msgspec.UNSET, last_transition_time=now
         )
 
-    return [settled(condition) for condition in status.conditions]
+    return [not_ready(condition) for condition in status.conditions]
 
 
 def _merged_containers(
@@ -199,19 +203,19 @@ def _merged_containers(
     specs: Sequence[Container],
     theirs: Iterable[ContainerStatus],
     ours: Iterable[ContainerStatus],
-    room: int,
+    limit: int,
 ) -> list[ContainerStatus]:
     before = {status.name: status for status in theirs}
     by_name = {container.name: container for container in specs}
 
-    def forward(status: ContainerStatus) -> ContainerStatus:
+    def merged(status: ContainerStatus) -> ContainerStatus:
         old, container = before.get(status.name), by_name.get(status.name)
         if old is None or container is None:
             return status
         ended = old.state.terminated
-        back = ended is not None and status.state.terminated is None
+        restarted = ended is not None and status.state.terminated is None
         if (
-            back
+            restarted
             and ended is not None
             and not restarts_after_exit(pod, container, ended.exit_code)
             # RestartAllContainers can run it again in spite of its restart policy.
@@ -222,35 +226,35 @@ def _merged_containers(
             return msgspec.structs.replace(status, restart_count=old.restart_count)
         return status
 
-    return [_bounded(forward(status), room) for status in ours]
+    return [_bounded(merged(status), limit) for status in ours]
 
 
-def _room(pod: Pod) -> int:
+def _message_limit(pod: Pod) -> int:
     """Return the maximum bytes of each container's termination message."""
     spec = pod.spec
     count = len(spec.containers) + len(spec.init_containers) + len(spec.ephemeral_containers)
     return MESSAGE_BYTES // max(1, count)
 
 
-def _bounded(status: ContainerStatus, room: int) -> ContainerStatus:
-    state, last_state = _short(status.state, room), _short(status.last_state, room)
+def _bounded(status: ContainerStatus, limit: int) -> ContainerStatus:
+    state, last_state = _short(status.state, limit), _short(status.last_state, limit)
     if state is status.state and last_state is status.last_state:
         return status
     return msgspec.structs.replace(status, state=state, last_state=last_state)
 
 
-def _short(state: ContainerState, room: int) -> ContainerState:
+def _short(state: ContainerState, limit: int) -> ContainerState:
     ended = state.terminated
     # A character takes at most four bytes, so a short text need not be encoded.
-    if ended is None or ended.message is msgspec.UNSET or len(ended.message) * 4 <= room:
+    if ended is None or ended.message is msgspec.UNSET or len(ended.message) * 4 <= limit:
         return state
-    written = ended.message.encode()
-    if len(written) <= room:
+    encoded = ended.message.encode()
+    if len(encoded) <= limit:
         return state
-    message = written[:room].decode(errors="ignore")
+    message = encoded[:limit].decode(errors="ignore")
     return msgspec.structs.replace(state, terminated=msgspec.structs.replace(ended, message=message))
 
 
-def _whole(moment: datetime | None) -> datetime | None:
+def _truncated(time: datetime | None) -> datetime | None:
     """Return a time in whole seconds, the API's resolution."""
-    return moment.replace(microsecond=0) if moment is not None and moment.microsecond else moment
+    return time.replace(microsecond=0) if time is not None and time.microsecond else time

@@ -63,13 +63,15 @@ class StaticReadiness:
             return pod
         initial = {container.name for container in pod.spec.init_containers}
         statuses = [
-            ContainerStatus(name=name, container_id=one.id, started=one.started, ready=one.ready)
-            for name, one in known.items()
+            ContainerStatus(
+                name=name, container_id=readiness.id, started=readiness.started, ready=readiness.ready
+            )
+            for name, readiness in known.items()
         ]
         status = msgspec.structs.replace(
             pod.status,
-            container_statuses=[one for one in statuses if one.name not in initial],
-            init_container_statuses=[one for one in statuses if one.name in initial],
+            container_statuses=[status for status in statuses if status.name not in initial],
+            init_container_statuses=[status for status in statuses if status.name in initial],
         )
         return msgspec.structs.replace(pod, status=status)
 
@@ -78,9 +80,9 @@ class StaticReadiness:
         if not is_static_pod(pod) or not _is_probed(pod):
             return
         found = {
-            one.name: Readiness(one.container_id, one.started is True, one.ready)
-            for one in (*status.container_statuses, *status.init_container_statuses)
-            if one.container_id is not msgspec.UNSET and one.container_id
+            container.name: Readiness(container.container_id, container.started is True, container.ready)
+            for container in (*status.container_statuses, *status.init_container_statuses)
+            if container.container_id is not msgspec.UNSET and container.container_id
         }
         if self._entries.get(pod.uid, {}) != found:
             self._entries[pod.uid] = found

@@ -98,26 +98,28 @@ async def request_certificate(
     request of that name is used if it is the same.
     """
     uses = usages(signer, draft.rsa)
-    wanted = CertificateSigningRequest(
+    csr = CertificateSigningRequest(
         metadata=ObjectMeta(name=name) if name else ObjectMeta(generate_name="csr-"),
         spec=CertificateSigningRequestSpec(request=draft.request.encode(), signer_name=signer, usages=uses),
     )
     try:
-        made = await client.create(CERTIFICATE_REQUESTS, wanted)
-        log.v(2).info("Certificate signing request created", csr=made.metadata.name, signer=signer)
+        created = await client.create(CERTIFICATE_REQUESTS, csr)
+        log.v(2).info("Certificate signing request created", csr=created.metadata.name, signer=signer)
     except AlreadyExists:
-        made = await client.get(CERTIFICATE_REQUESTS, name)
-        if not _is_same(made, wanted):
+        created = await client.get(CERTIFICATE_REQUESTS, name)
+        if not _is_same(created, csr):
             raise RequestRefused(f"certificate request {name} exists and asks for something else") from None
-        if made.status.certificate and _has_expired(made.status.certificate, now):
+        if created.status.certificate and _has_expired(created.status.certificate, now):
             raise RequestRefused(
                 f"certificate request {name} exists and its certificate has expired"
             ) from None
         log.info("Certificate signing request already exists, waiting for it", csr=name)
-    issued = outcome(made, made.metadata.uid) or await _issued(client, made, seconds)
-    log.v(2).info("Certificate signing request is issued", csr=made.metadata.name)
+    issued = outcome(created, created.metadata.uid) or await _issued(client, created, seconds)
+    log.v(2).info("Certificate signing request is issued", csr=created.metadata.name)
     if not certificates(issued):
-        raise RequestRefused(f"certificate request {made.metadata.name} was answered without a certificate")
+        raise RequestRefused(
+            f"certificate request {created.metadata.name} was answered without a certificate"
+        )
     return issued
 
 
@@ -127,7 +129,7 @@ async def _issued(client: ApiClient, request: CertificateSigningRequest, seconds
 
     async def follow(update: StoreDelta[CertificateSigningRequest]) -> None:
         try:
-            if any(gone.metadata.uid == uid for gone in update.removed):
+            if any(csr.metadata.uid == uid for csr in update.removed):
                 raise RequestRefused(f"certificate request {name} was deleted")
             for found in update.changed:
                 if (issued := outcome(found, uid)) is not None and not done.done():
@@ -160,11 +162,11 @@ async def _remind(name: str) -> None:
         await asyncio.sleep(REMIND_SECONDS)
 
 
-def _is_same(found: CertificateSigningRequest, wanted: CertificateSigningRequest) -> bool:
+def _is_same(found: CertificateSigningRequest, expected: CertificateSigningRequest) -> bool:
     """Return whether both requests are for the same subject, key and signer."""
     try:
-        same = read_request(found.spec.request) == read_request(wanted.spec.request)
-        return same and found.spec.signer_name == wanted.spec.signer_name
+        same = read_request(found.spec.request) == read_request(expected.spec.request)
+        return same and found.spec.signer_name == expected.spec.signer_name
     except ValueError:
         return False
 
@@ -239,8 +241,8 @@ async def ensure_client_config(
     log.info("Requesting client certificate with bootstrap credentials", reason=problem)
     store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
     load(bootstrap)
-    pauses = Backoff(first=1.0, limit=16.0)
-    complaints = ErrorLogLimiter(log, "Failed to get a client certificate", bootstrap=str(bootstrap))
+    backoff = Backoff(first=1.0, limit=16.0)
+    error_log = ErrorLogLimiter(log, "Failed to get a client certificate", bootstrap=str(bootstrap))
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -249,10 +251,10 @@ async def ensure_client_config(
                 await first_certificate(load(bootstrap), store, cert_dir, node_name, clock=clock)
             write_kubeconfig(kubeconfig, load(bootstrap), store.current_path)
         except (KubeError, KeyGenerationError, StoreError, OSError) as err:
-            complaints.failed(err, loop.time())
-            await asyncio.sleep(pauses.next(loop.time()))
+            error_log.failed(err, loop.time())
+            await asyncio.sleep(backoff.next(loop.time()))
         else:
-            complaints.succeeded(loop.time())
+            error_log.succeeded(loop.time())
             return load(kubeconfig)
 
 

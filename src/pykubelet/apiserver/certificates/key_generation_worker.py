@@ -28,7 +28,7 @@ _LIFE = timedelta(days=365)
 _LONGEST_HOST = 40
 
 
-def answer(order: dict[str, Any]) -> dict[str, Any]:
+def execute(order: dict[str, Any]) -> dict[str, Any]:
     """Execute an order: `request` a certificate for a key, or generate a `self-signed` one."""
     return _request(order) if order["make"] == "request" else _self_signed(order)
 
@@ -119,13 +119,13 @@ def _key_pem(key: Key) -> str:
     ).decode()
 
 
-def _pem(made: x509.CertificateSigningRequest | x509.Certificate) -> str:
-    return made.public_bytes(serialization.Encoding.PEM).decode()
+def _pem(document: x509.CertificateSigningRequest | x509.Certificate) -> str:
+    return document.public_bytes(serialization.Encoding.PEM).decode()
 
 
 if __name__ == "__main__":
     try:
-        json.dump(answer(json.load(sys.stdin)), sys.stdout)
+        json.dump(execute(json.load(sys.stdin)), sys.stdout)
     except ValueError as err:
         # A name that a certificate cannot contain; no traceback needed.
         sys.exit(str(err))

@@ -58,16 +58,16 @@ from pykubelet.util.tasks import TaskScope, wait_seconds
 log = get_logger(__name__)
 EARLIEST, LATEST = 0.7, 0.9
 """Fractions of its lifetime between which a certificate is replaced."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 2.0, 16.0
+_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 2.0, 16.0
 
 # Clocks are set and hosts are suspended: no wait for a date is longer than this.
-_LOOK_SECONDS = 10.0
-_WISH_SECONDS = 1.0
+_CHECK_SECONDS = 10.0
+_SUBJECT_POLL_SECONDS = 1.0
 
 
-def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fraction: float) -> float:
+def seconds_left(pair: StoredPair | None, required: Subject, now: datetime, fraction: float) -> float:
     """Return the seconds until a certificate is to be replaced; 0 if it is due."""
-    if pair is None or not pair.subject.covers(wanted):
+    if pair is None or not pair.subject.covers(required):
         return 0.0
     life = pair.life
     due = life.begins + (life.ends - life.begins) * fraction
@@ -77,43 +77,43 @@ def seconds_left(pair: StoredPair | None, wanted: Subject, now: datetime, fracti
 class Rotation:
     """Rotation of one stored certificate.
 
-    `stored` returns the pair on disk; `wanted` returns the required subject, None while it is unknown;
-    `obtain` requests and stores a certificate for that subject, and raises KubeError, KeyGenerationError,
-    StoreError or OSError. It is cancelled if the required subject changes.
+    `stored` returns the pair on disk; `required_subject` returns the subject that the certificate must have,
+    None while it is unknown; `obtain` requests and stores a certificate for that subject, and raises
+    KubeError, KeyGenerationError, StoreError or OSError. It is cancelled if the required subject changes.
     """
 
     def __init__(
         self,
         what: str,
         stored: Callable[[], StoredPair | None],
-        wanted: Callable[[], Subject | None],
+        required_subject: Callable[[], Subject | None],
         obtain: Callable[[Subject], Awaitable[StoredPair]],
         *,
         metrics: CertificateMetrics | None = None,
         clock: Callable[[], datetime] = utc_now,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._what = what
         self._stored = stored
-        self._wanted = wanted
+        self._required_subject = required_subject
         self._obtain = obtain
         self._metrics = metrics
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._pair: StoredPair | None = None
         self._fraction = LATEST
         self._listeners: list[Callable[[], None]] = []
-        self._pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE, rng=chance)
-        self._complaints = ErrorLogLimiter(log, "Failed to renew a certificate", certificate=what)
-        self._take(stored())
+        self._backoff = Backoff(_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS, rng=rng)
+        self._error_log = ErrorLogLimiter(log, "Failed to renew a certificate", certificate=what)
+        self._set_pair(stored())
         if metrics is not None:
-            metrics.show(self._seconds_valid)
+            metrics.export(self._seconds_valid)
 
     def current(self) -> StoredPair | None:
         """Return the pair in use; None if it is missing or expired."""
         return None if self._pair is None or self._pair.expired(self._clock()) else self._pair
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a listener that is called after each change of the pair."""
         self._listeners.append(listener)
 
@@ -121,67 +121,69 @@ class Rotation:
         """Rotate until cancelled; `at_once` starts with replacing a certificate that is still valid."""
         log.v(2).info("Certificate rotation is enabled", certificate=self._what)
         while True:
-            wanted = self._wanted() if at_once else await self._until_due()
-            if wanted is None:
-                await asyncio.sleep(_WISH_SECONDS)
+            subject = self._required_subject() if at_once else await self._wait_until_due()
+            if subject is None:
+                await asyncio.sleep(_SUBJECT_POLL_SECONDS)
                 continue
-            if await self._renew(wanted):
+            if await self._renew(subject):
                 at_once = False
-            if at_once or seconds_left(self._pair, wanted, self._clock(), self._fraction) == 0:
+            if at_once or seconds_left(self._pair, subject, self._clock(), self._fraction) == 0:
                 # Also after a useless success, such as a signer that omits names.
-                await asyncio.sleep(self._pauses.next(asyncio.get_running_loop().time()))
+                await asyncio.sleep(self._backoff.next(asyncio.get_running_loop().time()))
 
-    async def _until_due(self) -> Subject:
+    async def _wait_until_due(self) -> Subject:
         while True:
-            wanted = self._wanted()
+            subject = self._required_subject()
             left = math.inf
-            if wanted is not None:
-                left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+            if subject is not None:
+                left = seconds_left(self._pair, subject, self._clock(), self._fraction)
                 if left == 0:
                     # Another process may have stored a newer one.
-                    self._take(self._stored())
-                    left = seconds_left(self._pair, wanted, self._clock(), self._fraction)
+                    self._set_pair(self._stored())
+                    left = seconds_left(self._pair, subject, self._clock(), self._fraction)
                     if left == 0:
-                        return wanted
-            longest = _WISH_SECONDS if self._pair is None else _LOOK_SECONDS
+                        return subject
+            longest = _SUBJECT_POLL_SECONDS if self._pair is None else _CHECK_SECONDS
             await asyncio.sleep(wait_seconds(min(left, longest)))
 
-    async def _renew(self, wanted: Subject) -> bool:
+    async def _renew(self, subject: Subject) -> bool:
         log.v(2).info("Rotating certificates", certificate=self._what)
         async with TaskScope() as scope:
-            attempt = scope.start(self._attempt(wanted), name=f"{self._what} certificate")
-            change = scope.start(self._until_other(wanted), name=f"names of the {self._what} certificate")
+            attempt = scope.start(self._attempt(subject), name=f"{self._what} certificate")
+            change = scope.start(
+                self._wait_subject_change(subject), name=f"names of the {self._what} certificate"
+            )
             await asyncio.wait([attempt, change], return_when=asyncio.FIRST_COMPLETED)
         return not attempt.cancelled() and attempt.result()
 
-    async def _attempt(self, wanted: Subject) -> bool:
+    async def _attempt(self, subject: Subject) -> bool:
         loop = asyncio.get_running_loop()
         try:
-            pair = await self._obtain(wanted)
+            pair = await self._obtain(subject)
         except (KubeError, KeyGenerationError, StoreError, OSError) as err:
             if self._metrics is not None:
                 self._metrics.failed()
-            self._complaints.failed(err, loop.time())
+            self._error_log.failed(err, loop.time())
             return False
-        self._complaints.succeeded(loop.time())
+        self._error_log.succeeded(loop.time())
         log.info("Certificate renewed", certificate=self._what, expires=pair.life.ends.isoformat())
         if self._pair is not None and self._metrics is not None:
             self._metrics.replaced((self._clock() - self._pair.life.begins).total_seconds())
-        self._take(pair)
+        self._set_pair(pair)
         return True
 
-    async def _until_other(self, wanted: Subject) -> None:
+    async def _wait_subject_change(self, subject: Subject) -> None:
         while True:
-            await asyncio.sleep(_WISH_SECONDS)
-            if self._wanted() != wanted:
+            await asyncio.sleep(_SUBJECT_POLL_SECONDS)
+            if self._required_subject() != subject:
                 log.v(2).info("Certificate names changed, rotating", certificate=self._what)
                 return
 
-    def _take(self, pair: StoredPair | None) -> None:
+    def _set_pair(self, pair: StoredPair | None) -> None:
         if pair is None or pair == self._pair:
             return
         self._pair = pair
-        self._fraction = EARLIEST + (LATEST - EARLIEST) * self._chance()
+        self._fraction = EARLIEST + (LATEST - EARLIEST) * self._rng()
         for listener in self._listeners:
             listener()
 
@@ -207,7 +209,7 @@ class ClientCertificateRotation:
         *,
         metrics: CertificateMetrics | None = None,
         clock: Clock = utc_now,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._kubeconfig = kubeconfig
         self._bootstrap = bootstrap
@@ -216,7 +218,7 @@ class ClientCertificateRotation:
         self._load = load
         self._metrics = metrics
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._store = CertificateStore(cert_dir, CLIENT_PREFIX, clock)
         self._at_once = False
 
@@ -245,7 +247,7 @@ class ClientCertificateRotation:
             self._obtain,
             metrics=self._metrics,
             clock=self._clock,
-            chance=self._chance,
+            rng=self._rng,
         )
         await rotation.run(at_once=self._at_once)
 

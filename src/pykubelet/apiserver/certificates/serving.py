@@ -41,7 +41,7 @@ from pykubelet.util.backoff import ErrorLogLimiter
 log = get_logger(__name__)
 SERVER_PREFIX = "kubelet-server"
 WAIT_SECONDS = 900.0
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 """Seconds between checks of the files."""
 _RENEW_BEFORE = timedelta(days=1)
 Files = tuple[Path, Path]
@@ -53,7 +53,7 @@ class ServingCertificate(Protocol):
     def current(self) -> Files | None:
         """Return the paths of certificate and key; None while there is no valid certificate."""
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a listener that is called after each change."""
 
     async def run(self) -> NoReturn:
@@ -87,7 +87,7 @@ def serving_subject(
 class RequestedCertificate:
     """A serving certificate issued by the cluster.
 
-    `addresses` returns the node's addresses, possibly empty; `given` are an administrator's files to serve
+    `addresses` returns the node's addresses, possibly empty; `fallback` are an administrator's files to serve
     with while there is no valid issued certificate.
     """
 
@@ -98,14 +98,14 @@ class RequestedCertificate:
         node_name: str,
         addresses: Callable[[], Iterable[NodeAddress]],
         *,
-        given: Files | None = None,
+        fallback: Files | None = None,
         dns_only: bool = False,
         metrics: CertificateMetrics | None = None,
         clock: Clock = utc_now,
-        chance: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
-        self._given = given
+        self._fallback = fallback
         self._clock = clock
         self._store = CertificateStore(cert_dir, SERVER_PREFIX, clock)
         try:
@@ -119,18 +119,18 @@ class RequestedCertificate:
             self._obtain,
             metrics=metrics,
             clock=clock,
-            chance=chance,
+            rng=rng,
         )
 
     def current(self) -> Files | None:
         """Return the issued certificate while it is valid, else the administrator's files, or None."""
         if (pair := self._rotation.current()) is not None:
             return pair.certificate, pair.key
-        return self._given
+        return self._fallback
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a listener that is called after each change."""
-        self._rotation.listen(listener)
+        self._rotation.add_listener(listener)
 
     async def run(self) -> NoReturn:
         """Request and renew until cancelled."""
@@ -156,39 +156,39 @@ class CertificateFiles:
         self._files = (certificate, key)
         self._prepare = prepare
         self._listeners: list[Callable[[], None]] = []
-        self._seen = self._look()
+        self._last_fingerprint = self._fingerprint()
         self._digest = read_pair(certificate, key).digest
 
     def current(self) -> Files:
         """Return the files."""
         return self._files
 
-    def listen(self, listener: Callable[[], None]) -> None:
+    def add_listener(self, listener: Callable[[], None]) -> None:
         """Add a listener that is called after each change."""
         self._listeners.append(listener)
 
     async def run(self) -> NoReturn:
         """Check for changes until cancelled."""
         clock = asyncio.get_running_loop().time
-        complaints = ErrorLogLimiter(
+        error_log = ErrorLogLimiter(
             log, "Failed to renew the self-signed certificate", path=str(self._files[0])
         )
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             if self._prepare is not None:
                 try:
                     await self._prepare()
                 except (KeyGenerationError, OSError) as err:
-                    complaints.failed(err, clock())
+                    error_log.failed(err, clock())
                 else:
-                    complaints.succeeded(clock())
+                    error_log.succeeded(clock())
             self._check()
 
     def _check(self) -> None:
-        seen = self._look()
-        if seen == self._seen:
+        fingerprint = self._fingerprint()
+        if fingerprint == self._last_fingerprint:
             return
-        self._seen = seen
+        self._last_fingerprint = fingerprint
         try:
             digest = read_pair(*self._files).digest
         except StoreError as err:
@@ -200,7 +200,7 @@ class CertificateFiles:
             for listener in self._listeners:
                 listener()
 
-    def _look(self) -> list[tuple[int, ...] | None]:
+    def _fingerprint(self) -> list[tuple[int, ...] | None]:
         marks: list[tuple[int, ...] | None] = []
         for path in self._files:
             try:
@@ -223,33 +223,33 @@ async def self_signed_certificate(
     """
     files = cert_dir / "kubelet.crt", cert_dir / "kubelet.key"
 
-    async def make() -> None:
+    async def generate() -> None:
         dns, addresses = _host_names(host, ips)
-        made = await self_signed(host, dns=dns, ips=addresses)
+        generated = await self_signed(host, dns=dns, ips=addresses)
         # In this order: if only the key was written, the pair is regenerated at the next start.
-        write_file(files[1], made.key.encode(), 0o600)
-        write_file(files[0], made.certificate.encode(), 0o644)
+        write_file(files[1], generated.key.encode(), 0o600)
+        write_file(files[0], generated.certificate.encode(), 0o644)
         log.v(4).info("Using self-signed cert", tlsCertFile=str(files[0]), tlsPrivateKeyFile=str(files[1]))
 
     async def renew() -> None:
         try:
-            ending = _is_ending(read_pair(*files), host, clock)
+            expires_soon = _expires_soon(read_pair(*files), host, clock)
         except StoreError:
             return
-        if ending:
-            await make()
+        if expires_soon:
+            await generate()
 
     try:
-        ending = _is_ending(read_pair(*files), host, clock)
+        expires_soon = _expires_soon(read_pair(*files), host, clock)
     except StoreError as err:
         log.v(2).info("Generating self-signed certificate", err=str(err))
-        ending = True
-    if ending:
-        await make()
+        expires_soon = True
+    if expires_soon:
+        await generate()
     return CertificateFiles(*files, renew)
 
 
-def _is_ending(pair: StoredPair, host: str, clock: Clock) -> bool:
+def _expires_soon(pair: StoredPair, host: str, clock: Clock) -> bool:
     """Return whether the certificate was generated by the kubelet and expires within a day."""
     ours = re.fullmatch(re.escape(host[:40]) + r".*@[0-9]+", pair.subject.common_name)
     return ours is not None and pair.expired(clock() + _RENEW_BEFORE)

@@ -65,26 +65,26 @@ def read_pair(certificate: Path, key: Path) -> StoredPair:
         parts = [path.read_bytes() for path in dict.fromkeys((certificate, key))]
     except OSError as err:
         raise StoreError(f"{err.filename} cannot be read: {err.strerror}") from None
-    return _examined(b"\n".join(parts), certificate, key)
+    return _validated_pair(b"\n".join(parts), certificate, key)
 
 
-def write_file(path: Path, data: bytes, mode: int, aside: Path | None = None) -> None:
+def write_file(path: Path, data: bytes, mode: int, temporary: Path | None = None) -> None:
     """Write a file atomically and durably. Raises OSError.
 
-    The data is first written to `aside`, which a crash may leave behind.
+    The data is first written to `temporary`, which a crash may leave behind.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    aside = aside or path.with_name(f".{path.name}.tmp")
-    aside.unlink(missing_ok=True)
+    temporary = temporary or path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _sync(path.parent)
 
@@ -92,8 +92,8 @@ def write_file(path: Path, data: bytes, mode: int, aside: Path | None = None) ->
 class CertificateStore:
     """The certificates of one purpose: `CertificateStore(cert_dir, "kubelet-client")`."""
 
-    def __init__(self, folder: Path, prefix: str, clock: Callable[[], datetime] = utc_now) -> None:
-        self._folder = folder.absolute()
+    def __init__(self, directory: Path, prefix: str, clock: Callable[[], datetime] = utc_now) -> None:
+        self._directory = directory.absolute()
         self._prefix = prefix
         self._clock = clock
         self.current_path = self._named("current")
@@ -112,7 +112,7 @@ class CertificateStore:
             return
         if self.current_path.is_symlink() or self.current_path.exists():
             log.warning("Stored certificate is not usable", path=str(self.current_path))
-        older = sorted(self._folder.glob(f"{self._prefix}-[0-9]*.pem"), reverse=True)
+        older = sorted(self._directory.glob(f"{self._prefix}-[0-9]*.pem"), reverse=True)
         updated = self._named("updated")
         for path in ([updated] if updated.is_symlink() else []) + older:
             try:
@@ -130,9 +130,9 @@ class CertificateStore:
         # Local time, as upstream.
         path = self._named(f"{self._clock().astimezone():%Y-%m-%d-%H-%M-%S}")
         pem = certificate.rstrip() + b"\n" + key.rstrip() + b"\n"
-        pair = _examined(pem, self.current_path, self.current_path)
+        pair = _validated_pair(pem, self.current_path, self.current_path)
         try:
-            write_file(path, pem, 0o600, self._folder / f".{self._prefix}.tmp")
+            write_file(path, pem, 0o600, self._directory / f".{self._prefix}.tmp")
             self._switch(path)
         except OSError as err:
             raise StoreError(f"{err.filename or path} cannot be written: {err.strerror}") from None
@@ -143,13 +143,13 @@ class CertificateStore:
         updated.unlink(missing_ok=True)
         updated.symlink_to(target)
         updated.replace(self.current_path)
-        _sync(self._folder)
+        _sync(self._directory)
 
     def _named(self, what: str) -> Path:
-        return self._folder / f"{self._prefix}-{what}.pem"
+        return self._directory / f"{self._prefix}-{what}.pem"
 
 
-def _examined(pem: bytes, certificate: Path, key: Path) -> StoredPair:
+def _validated_pair(pem: bytes, certificate: Path, key: Path) -> StoredPair:
     try:
         check_identity(pem)
         leaf = certificates(pem)[0]
@@ -159,9 +159,9 @@ def _examined(pem: bytes, certificate: Path, key: Path) -> StoredPair:
         raise UnfitPair(f"{certificate}: {err}") from None
 
 
-def _sync(folder: Path) -> None:
+def _sync(directory: Path) -> None:
     """Fsync a directory, so that a new name survives a power failure."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -196,7 +196,7 @@ class CertificateMetrics:
                 registry=registry,
             )
 
-    def show(self, seconds_left: Callable[[], float]) -> None:
+    def export(self, seconds_left: Callable[[], float]) -> None:
         """Export the remaining validity, in seconds."""
         self._left.set_function(seconds_left)
 

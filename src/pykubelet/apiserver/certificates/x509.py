@@ -58,14 +58,14 @@ class Subject:
     dns: tuple[str, ...] = ()
     ips: tuple[str, ...] = ()
 
-    def covers(self, wanted: Subject) -> bool:
-        """Return whether this certificate has all names of `wanted`; additional names are allowed."""
-        return self.common_name == wanted.common_name and all(
-            set(needed) <= set(had)
-            for needed, had in (
-                (wanted.organizations, self.organizations),
-                (wanted.dns, self.dns),
-                (wanted.ips, self.ips),
+    def covers(self, required: Subject) -> bool:
+        """Return whether this certificate has all names of `required`; additional names are allowed."""
+        return self.common_name == required.common_name and all(
+            set(needed) <= set(present)
+            for needed, present in (
+                (required.organizations, self.organizations),
+                (required.dns, self.dns),
+                (required.ips, self.ips),
             )
         )
 
@@ -116,7 +116,7 @@ def read_request(pem: bytes) -> tuple[Subject, bytes]:
         fields = _Reader(_Reader(_Reader(found[0]).take(_SEQUENCE)).take(_SEQUENCE))
         fields.skip()
         common_name, organizations = _read_name(fields.take(_SEQUENCE))
-        return Subject(common_name, tuple(organizations)), fields.whole(_SEQUENCE)
+        return Subject(common_name, tuple(organizations)), fields.take_element(_SEQUENCE)
     except IndexError:
         raise ValueError("the certificate request is cut off") from None
 
@@ -209,7 +209,7 @@ class _Reader:
             raise ValueError("this is not a certificate")
         return self.skip()
 
-    def whole(self, tag: int) -> bytes:
+    def take_element(self, tag: int) -> bytes:
         """Consume and return an element including its header."""
         start = self._position
         self.take(tag)

@@ -77,7 +77,7 @@ TIERS: Mapping[QOSClass, tuple[str, ...]] = {
     "BestEffort": ("besteffort",),
 }
 """Parent cgroup of pods below `kubepods`, by QoS class."""
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 _LEAST_MEMORY = 4096
 
 
@@ -200,9 +200,9 @@ def resources_in_force(
     if memory is not None:
         requests.setdefault("memory", memory)
     if values.memory:
-        limits["memory"] = Quantity.of(round_down_to_pages(values.memory), "binary")
+        limits["memory"] = Quantity.from_units(round_down_to_pages(values.memory), "binary")
     elif not unified:
-        limits["memory"] = Quantity.of(round_down_to_pages(2**63 - 1), "binary")
+        limits["memory"] = Quantity.from_units(round_down_to_pages(2**63 - 1), "binary")
     return limits, requests
 
 
@@ -332,7 +332,7 @@ class PodCgroups:
             page_sizes=page_sizes,
             pod_level=pod_level,
             memory_reserved=_percent(config.qos_reserved) if gates.enabled("QOSReserved") else None,
-            allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.of(0))),
+            allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.from_units(0))),
             protect_memory=tiered if protects else None,
         )
         self._created: dict[str, QOSClass] = {}

@@ -35,7 +35,7 @@ from pykubelet.cm.qos import (
 )
 
 UNLIMITED = -1
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,7 +252,7 @@ def _thousandths(number: float) -> float:
 
 
 SMT_ALIGNMENT = "SMTAlignmentError"
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 _OPTIONS = {
     "full-pcpus-only": "full_cores",

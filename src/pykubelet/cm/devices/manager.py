@@ -275,7 +275,7 @@ class DeviceManager:
         nevertheless.
         """
         _, allocatable, removed = self.amounts()
-        found = {**dict.fromkeys(removed, Quantity.of(0)), **allocatable}
+        found = {**dict.fromkeys(removed, Quantity.from_units(0)), **allocatable}
         for name, amount in self.minimum_amounts(uid).items():
             if name not in found or int(found[name]) < int(amount):
                 found[name] = amount
@@ -418,4 +418,4 @@ async def _preferred(plugin: DevicePlugin, request: PreferredAllocationRequest) 
 
 
 def _quantities(counts: dict[str, int]) -> Resources:
-    return {name: Quantity.of(count) for name, count in sorted(counts.items())}
+    return {name: Quantity.from_units(count) for name, count in sorted(counts.items())}

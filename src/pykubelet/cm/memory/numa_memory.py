@@ -161,7 +161,7 @@ Reusable = Mapping[frozenset[int], Mapping[str, int]]
 def container_requests(container: Container) -> Requests:
     """Return a container's memory requests. Raises AllocationError for fractions of bytes."""
     requests = {name: amount for name, amount in container.resources.requests.items() if is_memory(name)}
-    if not all(amount.is_whole for amount in requests.values()):
+    if not all(amount.is_integer for amount in requests.values()):
         raise AllocationError("[memorymanager] failed to represent quantity as int64")
     # A request of 0 is not a request: the host may not even have the resource.
     return {name: int(amount) for name, amount in requests.items() if amount.nanos > 0}

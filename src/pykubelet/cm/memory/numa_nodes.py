@@ -72,13 +72,13 @@ def _huge_pages(directory: Path) -> dict[str, int]:
     for path in directory.glob("hugepages-*kB"):
         size = int(path.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
         pages = int((path / "nr_hugepages").read_text())
-        found[f"{HUGE_PAGES_PREFIX}{Quantity.of(size, 'binary')}"] = size * pages
+        found[f"{HUGE_PAGES_PREFIX}{Quantity.from_units(size, 'binary')}"] = size * pages
     return found
 
 
 Reserved = Mapping[int, Mapping[str, int]]
 """Bytes that pods cannot use, by NUMA node and resource."""
-_ZERO = Quantity.of(0)
+_ZERO = Quantity.from_units(0)
 
 
 def is_memory(resource: str) -> bool:
@@ -104,7 +104,7 @@ def reserved_by_node(
             )
         for resource, text in reservation.limits.items():
             amount = Quantity.parse(text)
-            if not amount.is_whole:
+            if not amount.is_integer:
                 raise PolicyError(f"reservedMemory: {text} of {resource} is not a whole number of bytes")
             totals[resource] = totals.get(resource, 0) + amount.nanos
             reserved[number][resource] = int(amount)
@@ -134,6 +134,7 @@ def _check_node(node: MemoryNode, reserved: Mapping[str, int]) -> None:
     for resource, amount in reserved.items():
         if amount > has.get(resource, 0):
             raise PolicyError(
-                f"reservedMemory: {Quantity.of(amount, 'binary')} of {resource} is reserved but NUMA node "
-                f"{node.number} has only {Quantity.of(has.get(resource, 0), 'binary')}: reserve less there"
+                f"reservedMemory: {Quantity.from_units(amount, 'binary')} of {resource} is reserved "
+                f"but NUMA node {node.number} has only "
+                f"{Quantity.from_units(has.get(resource, 0), 'binary')}: reserve less there"
             )

@@ -180,7 +180,7 @@ class ContainerStage:
         who = f"{pod.metadata.name}_{pod.metadata.namespace}({pod.uid})"
         message = f"Back-off restarting failed container {container.name} in pod {who}"
         self._history.event(pod, "Warning", "BackOff", message, field_of(pod, container.name))
-        delay = Duration.of(self._back_off.delay(key))
+        delay = Duration.from_seconds(self._back_off.delay(key))
         if container.name not in state.failures:
             state.unreported_failures.add(container.name)
         state.failures[container.name] = StartFailure(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
@@ -12,6 +12,7 @@ from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.start import ContainerStarter
 from pykubelet.objects.base import ObjectError
+from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import SyncError
 from pykubelet.podsync.stages.base import PodStart
@@ -19,9 +20,6 @@ from pykubelet.transport.errors import CriError
 
 NETWORK_SECONDS = 10.0
 """Seconds until a missing pod network is reported again; pods are woken when it is ready."""
-
-HandlerOf = Callable[[Pod], Awaitable[str]]
-"""Returns the runtime handler of a pod, empty for the default. Raises ObjectError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class SandboxStage:
     def __init__(
         self,
         starter: ContainerStarter,
-        handler_of: HandlerOf,
+        handler_of: HandlerLookup,
         network_errors: Callable[[], Sequence[str]],
         history: PodHistory,
         metrics: StartMetrics,
