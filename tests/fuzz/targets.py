@@ -25,9 +25,9 @@ from pykubelet.server.api import ApiParts, api_routes
 from pykubelet.server.connections import app_runner, serve_connections
 from pykubelet.server.listeners import listening_socket
 from pykubelet.server.log_files import last_lines, parse_entries
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pipeline import counted
+from pykubelet.server.pipeline import counting_middleware
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths
 from tests.server.api_node import Runtime
@@ -121,9 +121,9 @@ async def _requests() -> AsyncIterator[Take]:
             started=datetime.now(UTC),
             now=lambda: datetime.now(UTC),
             node_logs=folder / "logs",
-            manifests=ManifestFolder(folder / "manifests", "n", clock=lambda: 0),
+            manifests=ManifestDirectory(folder / "manifests", "n", clock=lambda: 0),
         )
-        app = web.Application(middlewares=[counted(metrics, "readwrite")])
+        app = web.Application(middlewares=[counting_middleware(metrics, "readwrite")])
         app.add_routes(api_routes(parts))
         with listening_socket("fuzz", "127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]

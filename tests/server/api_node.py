@@ -22,7 +22,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.podconfig.pod_history import TimelineEntry
 from pykubelet.server.api import ApiParts, api_server
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from pykubelet.util.rate_limiter import TokenBucket
@@ -175,7 +175,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                 started=datetime(2026, 1, 1, tzinfo=UTC),
                 now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
                 node_logs=tmp_path / "logs",
-                manifests=ManifestFolder(tmp_path / "manifests", "n1", clock=lambda: 0),
+                manifests=ManifestDirectory(tmp_path / "manifests", "n1", clock=lambda: 0),
             )
             (tmp_path / "manifests").mkdir()
             Counter("prober_probe_total", "Probes.", registry=registry).inc()

@@ -179,7 +179,7 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
                     streams.routes(),
                     tls=ServingTls(TlsSettings(), lambda: (pair.certificate, pair.key)),
                     authenticator=Authenticator(None, None, anonymous=True),
-                    judge=AlwaysAllow(),
+                    authorizer=AlwaysAllow(),
                     metrics=metrics,
                 )
             )

@@ -14,7 +14,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.server.api import ApiParts, api_routes, api_server
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.listeners import PortError
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from tests.kube.certs import Pair
@@ -54,7 +54,7 @@ def test_the_table_above_is_complete(tmp_path: Path) -> None:
         setattr(parts, name, None)
     parts.config, parts.gates = KubeletConfiguration(), FeatureGates()
     parts.checks, parts.root_dir, parts.registry = {}, tmp_path, registry
-    parts.manifests = ManifestFolder(tmp_path, "n1", clock=lambda: 0)
+    parts.manifests = ManifestDirectory(tmp_path, "n1", clock=lambda: 0)
     parts.metrics, parts.started, parts.node_logs = ServerMetrics(registry), datetime.now(UTC), tmp_path
     roots = {str(getattr(route, "path", "")).split("/")[1] for route in api_routes(parts)}
     assert roots == {path.split("/")[1].partition("?")[0] for _, path, _, _ in ENDPOINTS} - {"nonsense", ""}

@@ -28,9 +28,9 @@ from pykubelet.server.api import ApiParts, api_server
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
-from pykubelet.server.manifests import ManifestFolder, control_routes
+from pykubelet.server.manifests import ManifestDirectory, control_routes
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
-from pykubelet.server.pipeline import counted
+from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
 from pykubelet.util.tasks import TaskScope
@@ -71,7 +71,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
                 *metrics_routes(parts.registry),
                 *health,
             ]
-            layers = [counted(metrics, "readonly")]
+            layers = [counting_middleware(metrics, "readonly")]
             if standalone:
                 layers.append(own_hosts_only((parts.settings.node_name, socket.gethostname())))
             server = http_server("read-only", config.address, config.read_only_port, routes, layers)
@@ -101,17 +101,17 @@ def _somebody_may_ask(parts: ServerDependencies) -> bool:
     return False
 
 
-def _manifests(parts: ServerDependencies) -> ManifestFolder | None:
+def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     path = Path(parts.settings.config.static_pod_path)
     # A single file may be configured, too; its owner writes it.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
     served = LOCAL_KINDS if parts.cluster is None else frozenset()
-    return ManifestFolder(path, parts.settings.node_name, served=served, clock=time.time_ns)
+    return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 
 async def _api_parts(
-    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
+    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestDirectory | None, tasks: TaskScope
 ) -> ApiParts:
     settings, cluster = parts.settings, parts.cluster
     try:

@@ -23,8 +23,14 @@ from pykubelet.api.meta import to_json
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
-from pykubelet.server.auth import AuthConfigError, Authenticator, Authorizer, make_authenticator, make_judge
-from pykubelet.server.connections import MOST_CONNECTIONS, app_runner, own_scope, serve_connections
+from pykubelet.server.auth import (
+    AuthConfigError,
+    Authenticator,
+    Authorizer,
+    make_authenticator,
+    make_authorizer,
+)
+from pykubelet.server.connections import MAX_CONNECTIONS, app_runner, serve_connections, single_error_scope
 from pykubelet.server.container_actions import ContainerActions, running_pods_routes
 from pykubelet.server.container_logs import ContainerLogs
 from pykubelet.server.debug import (
@@ -36,10 +42,10 @@ from pykubelet.server.debug import (
 )
 from pykubelet.server.listeners import listening_socket
 from pykubelet.server.lookup import PodLookup, StreamingRuntime
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
-from pykubelet.server.pipeline import counted, guarded, plain_text
+from pykubelet.server.pipeline import auth_middleware, counting_middleware, plain_text
 from pykubelet.server.pods import PodsView
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
 from pykubelet.server.reviews import ReviewClient
@@ -47,7 +53,7 @@ from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
 
 log = get_logger(__name__)
-MOST_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 
 
 @asynccontextmanager
@@ -58,27 +64,27 @@ async def https_server(
     *,
     tls: ServingTls,
     authenticator: Authenticator,
-    judge: Authorizer,
+    authorizer: Authorizer,
     metrics: ServerMetrics,
-    most_connections: int = MOST_CONNECTIONS,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[int]:
     """Serve the routes over TLS while the context is open, and yield the port. Raises PortError."""
     app = web.Application(
-        client_max_size=MOST_BODY_BYTES,
-        middlewares=[counted(metrics, "readwrite"), guarded(authenticator, judge)],
+        client_max_size=MAX_BODY_BYTES,
+        middlewares=[counting_middleware(metrics, "readwrite"), auth_middleware(authenticator, authorizer)],
     )
     app.add_routes(routes)
     with listening_socket("API", address, port) as listener:
         async with (
             app_runner(app) as server,
-            serve_connections(server, listener, tls.context, most=most_connections),
+            serve_connections(server, listener, tls.context, max_connections=max_connections),
         ):
-            opened: int = listener.getsockname()[1]
-            log.info("Listening", server="API", address=address, port=opened)
-            yield opened
+            bound_port: int = listener.getsockname()[1]
+            log.info("Listening", server="API", address=address, port=bound_port)
+            yield bound_port
 
 
-_FOREVER = 10.0 * 365 * 86400
+_NO_IDLE_TIMEOUT_SECONDS = 10.0 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +112,7 @@ class ApiParts:
     started: datetime
     now: Callable[[], datetime]
     node_logs: Path = NODE_LOGS
-    manifests: ManifestFolder | None = None
+    manifests: ManifestDirectory | None = None
     """Static pod directory that clients may write to; None in a cluster."""
 
 
@@ -117,10 +123,10 @@ async def api_server(parts: ApiParts) -> AsyncIterator[int]:
     Raises AuthConfigError or PortError, whose messages are one line with cause and remedy.
     """
     config = parts.config
-    async with own_scope() as scope:
+    async with single_error_scope() as scope:
         authenticator = make_authenticator(config, parts.client, scope, parts.metrics)
-        judge = make_judge(config, parts.client, lambda: parts.node_name, scope, parts.metrics)
-        settings = TlsSettings.of(config, request_certificates=authenticator.wants_certificates)
+        authorizer = make_authorizer(config, parts.client, lambda: parts.node_name, scope, parts.metrics)
+        settings = TlsSettings.from_config(config, request_certificates=authenticator.requests_certificates)
         try:
             tls = ServingTls(settings, parts.certificate)
         except (TlsProblem, OpensslMissing) as err:
@@ -131,7 +137,7 @@ async def api_server(parts: ApiParts) -> AsyncIterator[int]:
             api_routes(parts),
             tls=tls,
             authenticator=authenticator,
-            judge=judge,
+            authorizer=authorizer,
             metrics=parts.metrics,
         ) as port:
             yield port
@@ -145,7 +151,7 @@ def api_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
         *metrics_routes(parts.registry),
     ]
     if not parts.config.enable_debugging_handlers:
-        routes += _disabled(_DEBUGGING, "Debug endpoints are disabled.\n")
+        routes += _disabled(_DEBUGGING_PATHS, "Debug endpoints are disabled.\n")
         return routes
     routes += _debugging_routes(parts)
     if parts.gates.enabled("ComponentFlagz"):
@@ -160,19 +166,19 @@ def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
     config = parts.config
     lookup = PodLookup(parts.view, parts.runtime, parts.resolve)
     limits = StreamLimits()
-    idle = config.streaming_connection_idle_timeout.seconds or _FOREVER
+    idle_seconds = config.streaming_connection_idle_timeout.seconds or _NO_IDLE_TIMEOUT_SECONDS
     actions = ContainerActions(lookup, parts.root_dir / "checkpoints", parts.now)
-    split = parts.gates.enabled("PodLogsQuerySplitStreams")
+    split_streams = parts.gates.enabled("PodLogsQuerySplitStreams")
     routes: list[web.AbstractRouteDef] = [
-        *StreamingEndpoints(lookup, limits, parts.metrics, idle_seconds=idle).routes(),
-        *ContainerLogs(lookup, limits, split_streams=split, idle_seconds=idle).routes(),
+        *StreamingEndpoints(lookup, limits, parts.metrics, idle_seconds=idle_seconds).routes(),
+        *ContainerLogs(lookup, limits, split_streams=split_streams, idle_seconds=idle_seconds).routes(),
         *actions.run_routes(),
         *running_pods_routes(parts.runtime),
         web.get("/configz", _configz(parts.configz)),
         *timeline_routes(parts.view),
     ]
     if parts.manifests is not None:
-        routes += parts.manifests.routes(most_bytes=MOST_BODY_BYTES)
+        routes += parts.manifests.routes(max_bytes=MAX_BODY_BYTES)
     if parts.gates.enabled("ContainerCheckpoint"):
         routes += actions.checkpoint_routes()
     if config.enable_system_log_handler:
@@ -191,23 +197,23 @@ def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
     return routes
 
 
-_DEBUGGING = (
+_DEBUGGING_PATHS = (
     *("/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/"),
     "/logs/",
 )
 
 
 def _disabled(roots: Iterable[str], text: str) -> list[web.RouteDef]:
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         return plain_text(405, text)
 
-    return [web.route("*", root + "{rest:.*}", answer) for root in roots]
+    return [web.route("*", root + "{rest:.*}", respond) for root in roots]
 
 
 def _configz(document: Mapping[str, Any]) -> Callable[[web.Request], Any]:
     body = to_json(document)
 
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
-    return answer
+    return respond

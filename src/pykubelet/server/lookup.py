@@ -71,7 +71,7 @@ class PodLookup:
         found = (pod for pod in self.view.pods() if pod.metadata.name == name)
         return next((pod for pod in found if pod.metadata.namespace == namespace), None)
 
-    def recent(self, uid: str) -> Pod | None:
+    def recent_pod(self, uid: str) -> Pod | None:
         """Return the pod with this UID, from a snapshot at most `_RECENT_SECONDS` old."""
         now = asyncio.get_running_loop().time()
         if now - self._recent_at >= _RECENT_SECONDS:
@@ -79,17 +79,17 @@ class PodLookup:
             self._recent_at = now
         return self._recent.get(uid)
 
-    def is_meant(self, pod: Pod, uid: str) -> bool:
+    def matches_uid(self, pod: Pod, uid: str) -> bool:
         """Return whether `uid` is empty, this pod's UID or that of its mirror pod."""
         return not uid or self._resolve(uid) == pod.uid
 
     async def running_container(self, pod: Pod, container: str) -> str | None:
         """Return the ID of the newest running container of this name, or None. Raises CriError."""
         running = pb.ContainerStateValue(state=pb.CONTAINER_RUNNING)
-        wanted = pb.ContainerFilter(
+        container_filter = pb.ContainerFilter(
             state=running, label_selector={POD_UID: pod.uid, CONTAINER_NAME: container}
         )
-        found = await self.runtime.list_containers(wanted)
+        found = await self.runtime.list_containers(container_filter)
         return max(found, key=lambda each: each.created_at).id if found else None
 
     async def ready_sandbox(self, pod: Pod) -> str | None:
@@ -101,14 +101,14 @@ class PodLookup:
         return max(found, key=lambda each: each.created_at).id if found else None
 
 
-def container_of(pod: Pod, name: str) -> Container | None:
+def find_container(pod: Pod, name: str) -> Container | None:
     """Return the regular, init or ephemeral container of this name in the pod spec, or None."""
     spec = pod.spec
-    every = (*spec.containers, *spec.init_containers, *spec.ephemeral_containers)
-    return next((container for container in every if container.name == name), None)
+    containers = (*spec.containers, *spec.init_containers, *spec.ephemeral_containers)
+    return next((container for container in containers if container.name == name), None)
 
 
-def runtime_refusal(err: CriError) -> HttpError:
+def runtime_http_error(err: CriError) -> HttpError:
     """Return the HTTP error for a failed CRI call."""
     if isinstance(err, NotFound):
         return HttpError(404, err.rpc_text)

@@ -66,7 +66,7 @@ class Restarted(msgspec.Struct, kw_only=True):
     containers: list[str] = []
 
 
-class Refusal(msgspec.Struct, kw_only=True):
+class ErrorResponse(msgspec.Struct, kw_only=True):
     """Error response: one line."""
 
     message: str
