@@ -20,7 +20,7 @@ from pykubelet.cli.printers import Row, escape_unprintable, format_columns
 from pykubelet.cli.ps import REMOVED_STATUS, changes
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
@@ -280,7 +280,7 @@ def test_no_node_is_said_with_the_remedy(instance: Instance) -> None:
 
 def test_a_node_that_is_on_its_way_is_not_called_down(instance: Instance) -> None:
     with (
-        lock.hold_lock(instance, "up"),
+        hold_lock(instance, "up"),
         pytest.raises(NodeError, match="still starting, or stopping") as caught,
     ):
         NodeClient(instance).pods()

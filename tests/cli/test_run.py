@@ -34,7 +34,7 @@ from pykubelet.podconfig.static_pods import (
     static_pods,
     write_atomically,
 )
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
@@ -326,7 +326,7 @@ async def test_objects_are_handed_over_and_not_shown(
 
 async def test_a_running_node_is_given_objects_without_waiting(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "page.yaml").write_text(CONFIG)
-    with lock.hold_lock(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
             ran = await pykubelet(instance, "run", str(tmp_path / "page.yaml"))
     assert (ran.code, ran.err) == (0, "")
@@ -374,7 +374,7 @@ async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> N
 
 async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(POD % "web")
-    with lock.hold_lock(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
             assert (await pykubelet(instance, "run", "--detach", str(tmp_path / "web.yaml"))).code == 0
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))
@@ -389,7 +389,7 @@ async def test_progress_on_a_terminal_up_to_the_failure(instance: Instance, tmp_
     (pod,) = static_pods(data, source="file", origin=origin, node_name="node1", now=0)
     pod.status = shown(waits("ContainerCreating"), phase="Pending").status
     view = ScriptedView([pod], events={pod.uid: [Event("Warning", "BackOff", "Back-off \x1b[2J", "", 1, 1)]})
-    with lock.hold_lock(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, view):
             terminal = Terminal(command(instance, "run", str(tmp_path / "web.yaml")))
             await terminal.until("Waiting: ContainerCreating")

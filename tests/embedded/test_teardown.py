@@ -16,8 +16,7 @@ import pytest
 
 from pykubelet.linux.host_info import boot_id
 from pykubelet.linux.iptables import chains_of, network_traces
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone.data_dir import claim, hold_lock
+from pykubelet.standalone.data_dir import State, claim, hold_lock, load_state, save_state
 from pykubelet.standalone.instance import DirectoryError, EmbeddedError, Instance
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import (
@@ -122,10 +121,10 @@ async def test_down_without_a_working_containerd(
         case "no state file":
             instance.state.write_text("{")
         case "restarted machine":
-            kept = state.load_state(instance)
+            kept = load_state(instance)
             assert kept is not None
             kept.boot_id = "another boot"
-            state.save_state(instance, kept)
+            save_state(instance, kept)
     assert await down(instance, ignore) == []
     assert not data_dir.exists()
     assert [path for path in sockets if path.exists()] == []
@@ -285,7 +284,7 @@ async def test_down_after_interrupted_down_removes_chains_of_recorded_sandboxes(
     # The other runtime on this host keeps `down` from removing empty chains of unknown sandboxes.
     instance, sandbox = Instance.at(data_dir), "f" * 64
     claim(instance)
-    kept = state.State(
+    kept = State(
         boot_id=boot_id(),
         subnet="10.85.77.0/24",
         snapshotter="native",
@@ -293,7 +292,7 @@ async def test_down_after_interrupted_down_removes_chains_of_recorded_sandboxes(
         found_chains=[],
         removing=[sandbox],
     )
-    state.save_state(instance, kept)
+    save_state(instance, kept)
     chain = min(chains_of(instance.name, [sandbox]))
     subprocess.run(["iptables", "--wait", "5", "-t", "nat", "-N", chain], check=True)
     assert await down(instance, ignore) == []

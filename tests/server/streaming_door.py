@@ -10,6 +10,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.client import RuntimeClient
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.lookup import PodLookup
@@ -25,7 +26,7 @@ Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
-class FakeRuntime:
+class FakeRuntime(RuntimeClient):
     """A runtime that remembers what it was asked, with a streaming server that a test plays."""
 
     url: str = ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import Forbidden, InvalidResponse, KubeError, ServerError, TimedOut
 from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
 from pykubelet.server.reviews import (
@@ -137,7 +138,7 @@ class Token(str):
     __slots__ = ("__weakref__",)
 
 
-class SilentApi:
+class SilentApi(ApiClient):
     """An API server that never responds to a review, and retains none."""
 
     def __init__(self) -> None:

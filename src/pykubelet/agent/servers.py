@@ -24,7 +24,13 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.api import ApiParts, api_server
+from pykubelet.server.api import (
+    ApiServerDependencies,
+    AuthDependencies,
+    DebugDependencies,
+    PodDependencies,
+    api_server,
+)
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
@@ -112,30 +118,36 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
 
 async def _api_parts(
     parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestDirectory | None, tasks: TaskScope
-) -> ApiParts:
+) -> ApiServerDependencies:
     settings, cluster = parts.settings, parts.cluster
     try:
         certificate = await serving_certificate(settings, parts.ips, cluster)
     except (KeyGenerationError, StoreError, OSError) as err:
         raise AuthConfigError(f"there is no certificate to serve with: {err}") from err
     tasks.start(certificate.run(), name="serving-certificate")
-    return ApiParts(
+    return ApiServerDependencies(
         config=settings.config,
         gates=settings.gates,
-        node_name=settings.node_name,
-        root_dir=Path(settings.flags.root_dir),
-        view=parts.engine,
-        resolve=parts.engine.store.resolve,
-        runtime=parts.cri.runtime,
         checks=parts.checks,
-        configz=configz_document(settings.config),
-        flags=lambda: parts.flag_values,
         registry=parts.registry,
         metrics=metrics,
-        client=cluster.review_client() if cluster is not None else None,
-        certificate=certificate.current,
-        started=parts.started,
-        now=lambda: datetime.now(UTC),
+        auth=AuthDependencies(
+            node_name=settings.node_name,
+            review_client=cluster.review_client() if cluster is not None else None,
+            serving_certificate=certificate.current,
+        ),
+        pods=PodDependencies(
+            engine=parts.engine,
+            resolve_uid=parts.engine.store.resolve,
+            runtime=parts.cri.runtime,
+            root_dir=Path(settings.flags.root_dir),
+            now=lambda: datetime.now(UTC),
+        ),
+        debug=DebugDependencies(
+            configz=configz_document(settings.config),
+            flags=lambda: parts.flag_values,
+            started=parts.started,
+        ),
         manifests=manifests if cluster is None else None,
     )
 

@@ -26,8 +26,7 @@ from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.linux.port_owner import port_holder
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs.setup import configure_early
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import claim, hold_lock, make_directories
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import down
@@ -87,7 +86,7 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
         requested = load(flags)
         if problem := _start_problem(requested):
             return print_error(PROGRAM, problem)
-        claim.claim(instance)
+        claim(instance)
         config = _config(instance, endpoint or instance.endpoint, requested)
         loaded = load(_write_config(instance, config, verbosity, flags))
     except (ConfigError, EmbeddedError, KubeconfigError) as err:
@@ -114,7 +113,7 @@ def _start_problem(requested: LoadedConfig) -> str | None:
 
 
 def _config(instance: Instance, endpoint: str, requested: LoadedConfig) -> dict[str, Any]:
-    claim.make_directories(instance)
+    make_directories(instance)
     flags = requested.flags
     if flags.standalone:
         return standalone_config(instance, endpoint)
@@ -153,7 +152,7 @@ def _write_config(
 async def _run_kubelet(instance: Instance, loaded: LoadedConfig, endpoint: str | None) -> None:
     kubelet = Kubelet(loaded, on_started=lambda: _print_started(instance, loaded), tunes_kernel=False)
     if endpoint is not None:
-        with lock.hold_lock(instance, "up"):
+        with hold_lock(instance, "up"):
             await kubelet.run()
         return
     async with PrivateRuntime(instance, cgroup_driver=loaded.config.cgroup_driver):

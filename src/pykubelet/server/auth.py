@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.apiserver.certificates.x509 import lifetime
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.tls import WatchedFile
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
@@ -40,7 +41,7 @@ from pykubelet.server.identity import (
     websocket_token,
 )
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.reviews import AccessReviews, ReviewClient, ReviewUnavailable, TokenReviews
+from pykubelet.server.reviews import AccessReviews, ReviewUnavailable, TokenReviews
 from pykubelet.server.tls import Authorities, NoAuthorities, OpensslMissing
 from pykubelet.util.tasks import TaskScope
 
@@ -194,7 +195,7 @@ class AuthConfigError(Exception):
 
 
 def make_authenticator(
-    config: KubeletConfiguration, client: ReviewClient | None, scope: TaskScope, metrics: ServerMetrics
+    config: KubeletConfiguration, client: ApiClient | None, scope: TaskScope, metrics: ServerMetrics
 ) -> Authenticator:
     """Return the configured authenticator. Raises AuthConfigError."""
     authentication = config.authentication
@@ -221,7 +222,7 @@ def make_authenticator(
 
 def make_authorizer(
     config: KubeletConfiguration,
-    client: ReviewClient | None,
+    client: ApiClient | None,
     node_name: Callable[[], str],
     scope: TaskScope,
     metrics: ServerMetrics,

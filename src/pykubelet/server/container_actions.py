@@ -20,10 +20,11 @@ from aiohttp import web
 from pykubelet.api.meta import ObjectMeta, to_json
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.client import RuntimeClient
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
-from pykubelet.server.lookup import PodLookup, StreamingRuntime, find_container, runtime_http_error
+from pykubelet.server.lookup import PodLookup, find_container, runtime_http_error
 from pykubelet.server.pods import pod_list_json
 from pykubelet.transport.errors import CriError
 
@@ -106,7 +107,7 @@ class ContainerActions:
         return pod
 
 
-def running_pods_routes(runtime: StreamingRuntime) -> list[web.RouteDef]:
+def running_pods_routes(runtime: RuntimeClient) -> list[web.RouteDef]:
     """Return the route of `/runningpods/`."""
 
     async def respond(_: web.Request) -> web.Response:

@@ -40,9 +40,10 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.logs.mask import MASK
 from pykubelet.logs.setup import set_verbosity
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import plain_text
-from pykubelet.server.pods import PodJournal, PodsView
+from pykubelet.server.pods import PodJournal
 
 log = get_logger(__name__)
 _LONGEST_PROFILE_SECONDS = 300
@@ -81,15 +82,15 @@ def profiling_routes() -> list[web.RouteDef]:
     ]
 
 
-def timeline_routes(view: PodsView) -> list[web.RouteDef]:
+def timeline_routes(engine: PodEngine) -> list[web.RouteDef]:
     """Return the route of a pod's events and timeline."""
 
     async def timeline(request: web.Request) -> web.Response:
         meta = (request.match_info["namespace"], request.match_info["pod"])
-        found = [pod for pod in view.pods() if (pod.metadata.namespace, pod.metadata.name) == meta]
+        found = [pod for pod in engine.pods() if (pod.metadata.namespace, pod.metadata.name) == meta]
         if not found:
             raise HttpError(404, "pod does not exist")
-        events, entries = view.journal(found[0].uid)
+        events, entries = engine.journal(found[0].uid)
         return web.Response(
             body=to_json(PodJournal(events=events, timeline=entries)), content_type="application/json"
         )

@@ -50,10 +50,11 @@ from pykubelet.podconfig.static_pods import (
     plan_handover,
     static_contents,
 )
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.identity import ANONYMOUS
 from pykubelet.server.manifest_schema import Manifest, ManifestErrorResponse, ManifestPod, Manifests
 from pykubelet.server.pipeline import USER
-from pykubelet.server.pods import ErrorResponse, NodePods, PodJournal, PodsView, Restarted
+from pykubelet.server.pods import ErrorResponse, NodePods, PodJournal, Restarted
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -263,18 +264,18 @@ def _manifest_response(document: Any, status: int = 200) -> web.Response:
     return web.Response(body=to_json(document), status=status, content_type="application/json")
 
 
-def control_routes(view: PodsView) -> list[web.RouteDef]:
+def control_routes(engine: PodEngine) -> list[web.RouteDef]:
     """Return the routes of the control socket for the command line."""
 
     def matching_pods(request: web.Request) -> list[Pod]:
         uid = request.match_info["uid"]
-        return [pod for pod in view.pods() if pod.uid == uid]
+        return [pod for pod in engine.pods() if pod.uid == uid]
 
     def respond(pods: list[Pod]) -> web.Response:
-        return _control_response(NodePods(pods=pods, states={pod.uid: view.state(pod.uid) for pod in pods}))
+        return _control_response(NodePods(pods=pods, states={pod.uid: engine.state(pod.uid) for pod in pods}))
 
     async def list_pods(_: web.Request) -> web.Response:
-        return respond(view.pods())
+        return respond(engine.pods())
 
     async def get_pod(request: web.Request) -> web.Response:
         pods = matching_pods(request)
@@ -283,7 +284,7 @@ def control_routes(view: PodsView) -> list[web.RouteDef]:
     async def journal(request: web.Request) -> web.Response:
         if not matching_pods(request):
             return _no_such_pod(request)
-        events, timeline = view.journal(request.match_info["uid"])
+        events, timeline = engine.journal(request.match_info["uid"])
         return _control_response(PodJournal(events=events, timeline=timeline))
 
     async def restart(request: web.Request) -> web.Response:
@@ -292,7 +293,7 @@ def control_routes(view: PodsView) -> list[web.RouteDef]:
             return _no_such_pod(request)
         container = request.query.get("container") or None
         try:
-            names = view.restart(pods[0].uid, container)
+            names = engine.restart(pods[0].uid, container)
         except LookupError as err:
             return _control_response(
                 ErrorResponse(message=str(err.args[0]) if err.args else "no such container"), 404

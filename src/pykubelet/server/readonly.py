@@ -31,18 +31,19 @@ from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.linux.hardware import Hardware, read_hardware
 from pykubelet.logs import get_logger
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.pipeline import plain_text
-from pykubelet.server.pods import PodsView, pod_list_json
+from pykubelet.server.pods import pod_list_json
 
 log = get_logger(__name__)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-def read_only_routes(view: PodsView, *, omit_values: bool = False) -> list[web.RouteDef]:
+def read_only_routes(engine: PodEngine, *, omit_values: bool = False) -> list[web.RouteDef]:
     """Return the route of `/pods`; `omit_values` applies `without_values`."""
 
     async def pods(_: web.Request) -> web.Response:
-        shown = view.pods()
+        shown = engine.pods()
         if omit_values:
             shown = [without_values(pod) for pod in shown]
         return web.Response(body=pod_list_json(shown), content_type="application/json")

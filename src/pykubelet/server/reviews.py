@@ -20,7 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pykubelet.api.meta import to_json
 from pykubelet.api.reviews import (
@@ -32,7 +32,7 @@ from pykubelet.api.reviews import (
     TokenReviewSpec,
     TokenReviewStatus,
 )
-from pykubelet.apiserver.client import HasMetadata, Resource
+from pykubelet.apiserver.client import ApiClient, HasMetadata, Resource
 from pykubelet.apiserver.errors import ApiError, KubeError, ServerError, TooManyRequests
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
@@ -198,18 +198,10 @@ class ReviewUnavailable(Exception):
     """Raised when the API server returns no conclusive review."""
 
 
-class ReviewClient(Protocol):
-    """API client for reviews: an `apiserver.client.ApiClient`."""
-
-    async def create(self, resource: Resource[R], obj: R, namespace: str = "") -> R:
-        """Create an object and return it as the API server has it. Raises KubeError."""
-        ...
-
-
 class _ReviewSender:
     """Sender of reviews that tries at most `_MAX_ATTEMPTS` times on server errors and 429, with back-off."""
 
-    def __init__(self, client: ReviewClient, kind: Review, metrics: ServerMetrics) -> None:
+    def __init__(self, client: ApiClient, kind: Review, metrics: ServerMetrics) -> None:
         self._client = client
         self._kind: Review = kind
         self._metrics = metrics
@@ -250,7 +242,7 @@ class TokenReviews:
     """Bearer token authenticator by TokenReview; `ttl_seconds` is the TTL of any result, valid or not."""
 
     def __init__(
-        self, client: ReviewClient, scope: TaskScope, ttl_seconds: float, metrics: ServerMetrics
+        self, client: ApiClient, scope: TaskScope, ttl_seconds: float, metrics: ServerMetrics
     ) -> None:
         self._sender = _ReviewSender(client, "authn", metrics)
         self._metrics = metrics
@@ -292,7 +284,7 @@ class AccessReviews:
 
     def __init__(
         self,
-        client: ReviewClient,
+        client: ApiClient,
         scope: TaskScope,
         node_name: Callable[[], str],
         metrics: ServerMetrics,

@@ -33,14 +33,12 @@ from typing import Self
 
 from pykubelet.linux.processes import CommandError, run
 from pykubelet.logs import get_logger
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as lock
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone import requirements as needs
 from pykubelet.standalone import seed_images
 from pykubelet.standalone.containerd_config import configure, load_or_create_state
 from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, log_is_long, rotate_log
+from pykubelet.standalone.data_dir import claim, hold_lock, make_directories, save_state
 from pykubelet.standalone.instance import NAMESPACE, EmbeddedError, Instance
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.teardown import erase
 from pykubelet.util.tasks import TaskScope
 
@@ -133,8 +131,8 @@ class PrivateRuntime:
             raise EmbeddedError("root is needed to run containers: use sudo")
         try:
             with ExitStack() as until_failure:
-                claim.claim(self.instance)
-                until_failure.enter_context(lock.hold_lock(self.instance, "up"))
+                claim(self.instance)
+                until_failure.enter_context(hold_lock(self.instance, "up"))
                 tasks = await self._start_or_undo()
                 self._resources.push(until_failure.pop_all())
                 self._resources.push_async_exit(tasks)
@@ -161,9 +159,9 @@ class PrivateRuntime:
             raise
 
     async def _start(self, resources: AsyncExitStack) -> None:
-        host = needs.inspect_host()
+        host = inspect_host()
         seeds = await seed_images.find_seeds(host)
-        claim.make_directories(self.instance)
+        make_directories(self.instance)
         stored = await load_or_create_state(self.instance)
         await configure(
             self.instance, host, stored, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
@@ -179,7 +177,7 @@ class PrivateRuntime:
         ]
         async with await daemon.connect() as cri:
             stored.seeds = await seed_images.import_images(seeds, stored.seeds, cri, importer)
-        state.save_state(self.instance, stored)
+        save_state(self.instance, stored)
         self._daemon = daemon
         tasks = TaskScope()
         await tasks.__aenter__()

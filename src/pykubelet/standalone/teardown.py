@@ -38,13 +38,20 @@ from pykubelet.linux.processes import (
     run,
 )
 from pykubelet.logs import get_logger
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone import requirements as needs
 from pykubelet.standalone.daemon import Daemon, find_daemons, stop_orphans
-from pykubelet.standalone.data_dir import hold_lock, lock_owner
+from pykubelet.standalone.data_dir import (
+    SHARED_DIRECTORIES,
+    State,
+    hold_lock,
+    is_owned,
+    load_state,
+    lock_owner,
+    require_owned,
+    save_state,
+)
 from pykubelet.standalone.instance import NAMESPACE, AlreadyRunning, EmbeddedError, Instance
 from pykubelet.standalone.instance_registry import open_registry
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.transport.errors import CriError, NotFound
 
 log = get_logger(__name__)
@@ -185,8 +192,8 @@ async def down(instance: Instance, report: Report) -> list[str]:
     """
     if os.geteuid() != 0:
         raise EmbeddedError("root is needed to remove containers: use sudo")
-    claim.require_owned(instance)
-    if not claim.is_owned(instance):
+    require_owned(instance)
+    if not is_owned(instance):
         await erase(instance, report)
         return await leftovers(instance)
     await _stop_kubelet(instance, report)
@@ -196,7 +203,7 @@ async def down(instance: Instance, report: Report) -> list[str]:
         await erase(instance, report)
     remaining = await leftovers(instance)
     # Without its marker `leftovers` does not report the directory.
-    if instance.data_dir.is_dir() and not claim.is_owned(instance) and not instance.data_dir.is_mount():
+    if instance.data_dir.is_dir() and not is_owned(instance) and not instance.data_dir.is_mount():
         remaining.append(f"directory {instance.data_dir}")
     return remaining
 
@@ -231,7 +238,7 @@ async def erase(instance: Instance, report: Report = log.info) -> None:
         if shared is not None:
             _remove_outside(shared)
         registry.unregister(instance)
-    if claim.is_owned(instance):
+    if is_owned(instance):
         report(f"Removing {instance.data_dir}")
         with _log_failure("remove the data directory"):
             await asyncio.to_thread(_remove_directory, instance)
@@ -242,7 +249,7 @@ def _record_ids(instance: Instance) -> None:
     stored, ids = _state(instance), find_ids(instance)
     if stored is not None and not ids.issubset(stored.removing):
         stored.removing = sorted(ids | set(stored.removing))
-        state.save_state(instance, stored)
+        save_state(instance, stored)
 
 
 async def _stop_kubelet(instance: Instance, report: Report) -> None:
@@ -274,7 +281,7 @@ async def _remove_pods(instance: Instance, report: Report) -> None:
     if not find_ids(instance) or stored is None or stored.boot_id != boot_id():
         return
     try:
-        daemon = Daemon(instance, needs.inspect_host(), start_timeout=_START_TIMEOUT)
+        daemon = Daemon(instance, inspect_host(), start_timeout=_START_TIMEOUT)
         await daemon.start()
     except (EmbeddedError, OSError) as err:
         report(f"containerd does not start ({err}): removing its pods without it")
@@ -348,13 +355,13 @@ async def _remove_network(
         await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains, sweep=sweep)
 
 
-def _remove_outside(stored: state.State) -> None:
+def _remove_outside(stored: State) -> None:
     """Remove the shared directories that private runtimes created, if they are empty."""
     if str(SHIM_SOCKETS) not in stored.found_paths and SHIM_SOCKETS.is_dir():
         # Sockets of shims that crashed while a kubelet was running.
         for path in dead_sockets(SHIM_SOCKETS.iterdir()):
             path.unlink(missing_ok=True)
-    for directory in state.SHARED_DIRECTORIES:
+    for directory in SHARED_DIRECTORIES:
         if str(directory) not in stored.found_paths:
             with suppress(OSError):
                 directory.rmdir()
@@ -376,9 +383,9 @@ def _remove_directory(instance: Instance) -> None:
         instance.data_dir.rmdir()
 
 
-def _state(instance: Instance) -> state.State | None:
+def _state(instance: Instance) -> State | None:
     try:
-        return state.load_state(instance)
+        return load_state(instance)
     except EmbeddedError:
         # Without the state it is unknown what existed before, so shared objects are kept.
         return None
