@@ -22,7 +22,7 @@ from bench.watched_pods import WatchedPods, watched_pods
 from pykubelet.devcluster.binaries import Binaries, find_programs
 from pykubelet.devcluster.cluster import DevCluster
 from pykubelet.devcluster.layout import NotAvailable
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.standalone.instance import Instance
 
 _SINGLES = 7
@@ -121,7 +121,7 @@ def _compare(programs: Binaries, count: int, hold_seconds: float) -> None:
         print("     there is no reference kubelet to compare with")
         return
     with (
-        reference_traces(),
+        undo_host_changes(),
         data_dir() as path,
         bare_runtime(path) as image,
         control_plane(programs) as plane,

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from pykubelet.devcluster.binaries import ASSETS, cache_place, source_module
+from pykubelet.devcluster.binaries import ASSETS, module_cache_dir, source_module
 from pykubelet.devcluster.layout import NotAvailable
 from pykubelet.linux.iptables import shared_chains_present
 from pykubelet.linux.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
 from pykubelet.standalone import instance_registry as registry
-from pykubelet.standalone.data_dir import OUTSIDE, load
+from pykubelet.standalone.data_dir import SHARED_DIRECTORIES, load_state
 from pykubelet.standalone.instance import EmbeddedError, Instance, MissingPrograms
-from pykubelet.standalone.requirements import inspect_machine
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.teardown import down
 from tests import durations
 
@@ -152,7 +152,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def _plane_is_built() -> bool:
     """Return whether the control plane's binaries are there, or cannot be built here."""
     try:
-        return bool(os.environ.get(ASSETS)) or cache_place(source_module()).is_dir()
+        return bool(os.environ.get(ASSETS)) or module_cache_dir(source_module()).is_dir()
     except NotAvailable:
         return True
 
@@ -190,7 +190,7 @@ def why_no_machine() -> str:
     if os.geteuid() != 0:
         return "root is needed to run containers"
     try:
-        inspect_machine()
+        inspect_host()
     except MissingPrograms as err:
         return str(err)
     return ""
@@ -281,7 +281,7 @@ def _data_dir() -> Iterator[Path]:
 async def _prove_removal(instance: Instance) -> None:
     said: list[str] = []
     try:
-        kept = load(instance)
+        kept = load_state(instance)
     except EmbeddedError:
         kept = None
     assert await down(instance, said.append) == [], f"down left something behind; it said {said}"
@@ -289,7 +289,7 @@ async def _prove_removal(instance: Instance) -> None:
     if kept is not None:
         shared: set[str] = set()
         for _ in range(10):
-            shared = {str(path) for path in OUTSIDE if path.exists()} - set(kept.found_paths)
+            shared = {str(path) for path in SHARED_DIRECTORIES if path.exists()} - set(kept.found_paths)
             shared |= await shared_chains_present() - set(kept.found_chains)
             # Another one on this machine, perhaps of another run of these tests, still needs them.
             if not shared or registry.DIRECTORY.exists():

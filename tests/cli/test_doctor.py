@@ -63,7 +63,7 @@ def meminfo(total_mib: int, free_mib: int) -> str:
 
 
 def disk(free: int, inodes_free: int, inodes: int = 1000) -> list[Finding]:
-    return machine.judge_disk(
+    return machine.evaluate_disk(
         Path("/d"), free=free * GI, size=100 * GI, inodes_free=inodes_free, inodes=inodes
     )
 
@@ -75,98 +75,108 @@ def mounted_at_root(optional: str) -> str:
 @pytest.mark.parametrize(
     ("findings", "statuses", "words"),
     [
-        (machine.judge_capabilities(True, ALL), "ok", "root"),
-        (machine.judge_capabilities(True, ALL - {"CAP_SYS_RESOURCE"}), "warn", "CAP_SYS_RESOURCE"),
-        (machine.judge_capabilities(True, ALL - {"CAP_SYS_ADMIN"}), "fail", "without CAP_SYS_ADMIN"),
-        (machine.judge_capabilities(False, frozenset()), "fail", "not running as root"),
-        (machine.judge_cgroups(Cgroups(CgroupMode.V2, ROOT, V2, {})), "ok", "v2 at /sys/fs/cgroup: cpu,"),
-        (machine.judge_cgroups(Cgroups(CgroupMode.HYBRID, ROOT, V1, {})), "ok warn", "maintenance mode"),
-        (machine.judge_cgroups(Cgroups(CgroupMode.V1, ROOT, {}, {})), "fail warn", "missing: cpu, cpuacct"),
-        (machine.judge_swap([]), "ok", "off"),
-        (machine.judge_swap([SwapArea("/dev/sda2", "partition", 1024, 0, -2)]), "fail", "/dev/sda2"),
-        (machine.judge_kernel(GOOD_KERNEL), "ok", "6.1.0: overlayfs, bridge, veth"),
+        (machine.evaluate_capabilities(True, ALL), "ok", "root"),
+        (machine.evaluate_capabilities(True, ALL - {"CAP_SYS_RESOURCE"}), "warn", "CAP_SYS_RESOURCE"),
+        (machine.evaluate_capabilities(True, ALL - {"CAP_SYS_ADMIN"}), "fail", "without CAP_SYS_ADMIN"),
+        (machine.evaluate_capabilities(False, frozenset()), "fail", "not running as root"),
+        (machine.evaluate_cgroups(Cgroups(CgroupMode.V2, ROOT, V2, {})), "ok", "v2 at /sys/fs/cgroup: cpu,"),
+        (machine.evaluate_cgroups(Cgroups(CgroupMode.HYBRID, ROOT, V1, {})), "ok warn", "maintenance mode"),
         (
-            machine.judge_kernel(KernelFacts("6.1.0", namespaces=NAMESPACES, max_user_namespaces=1)),
+            machine.evaluate_cgroups(Cgroups(CgroupMode.V1, ROOT, {}, {})),
+            "fail warn",
+            "missing: cpu, cpuacct",
+        ),
+        (machine.evaluate_swap([]), "ok", "off"),
+        (machine.evaluate_swap([SwapArea("/dev/sda2", "partition", 1024, 0, -2)]), "fail", "/dev/sda2"),
+        (machine.evaluate_kernel(GOOD_KERNEL), "ok", "6.1.0: overlayfs, bridge, veth"),
+        (
+            machine.evaluate_kernel(KernelFacts("6.1.0", namespaces=NAMESPACES, max_user_namespaces=1)),
             "ok",
             "6.1.0",
         ),
         (
-            machine.judge_kernel(KernelFacts("3.10.0-957", config={})),
+            machine.evaluate_kernel(KernelFacts("3.10.0-957", config={})),
             "ok warn fail warn fail fail warn warn warn",
             "older than 4.19",
         ),
         (
-            machine.judge_kernel(
+            machine.evaluate_kernel(
                 KernelFacts("6.1", MODULES, None, NAMESPACES, max_user_namespaces=1, seccomp=True)
             ),
             "ok warn",
             "modprobe br_netfilter",
         ),
-        (machine.judge_kernel_defaults({}), "ok", "as the kubelet expects"),
+        (machine.evaluate_kernel_defaults({}), "ok", "as the kubelet expects"),
         (
-            machine.judge_kernel_defaults({"vm/overcommit_memory": (1, 0), "kernel/panic": (10, None)}),
+            machine.evaluate_kernel_defaults({"vm/overcommit_memory": (1, 0), "kernel/panic": (10, None)}),
             "warn",
             "sysctl -w vm.overcommit_memory=1 kernel.panic=10",
         ),
-        (machine.judge_clock(ClockState(True, 0.0123)), "ok", "0.0123 s"),
-        (machine.judge_clock(ClockState(False, 16)), "warn", "chrony"),
+        (machine.evaluate_clock(ClockState(True, 0.0123)), "ok", "0.0123 s"),
+        (machine.evaluate_clock(ClockState(False, 16)), "warn", "chrony"),
         (disk(50, 900), "ok", "50.0 GiB (50 %) free at /d"),
         (disk(12, 900), "warn", "images are removed"),
         (disk(9, 900), "fail", "pods are evicted"),
         (disk(50, 40), "ok fail", "40 of 1000 inodes"),
         (disk(50, 0, 0), "ok", "free"),
-        (machine.judge_memory(meminfo(4096, 2048)), "ok", "2.0 of 4.0 GiB"),
-        (machine.judge_memory(meminfo(4096, 300)), "warn", "little room"),
-        (machine.judge_memory(meminfo(4096, 99)), "fail", "100 MiB"),
-        (machine.judge_open_files(1024, True), "ok", "can be raised"),
-        (machine.judge_open_files(1024, False), "warn", "LimitNOFILE"),
-        (machine.judge_open_files(1_000_000, False), "ok", "enough"),
-        (machine.judge_open_files(resource.RLIM_INFINITY, False), "ok", "enough"),
-        (machine.judge_propagation(mounted_at_root("shared:1 ")), "ok", "/ is shared"),
-        (machine.judge_propagation(mounted_at_root("")), "warn", "make-rshared"),
-        (machine.judge_propagation(mounted_at_root("master:1 ")), "warn", "make-rshared"),
-        (around.judge_programs({"runc": "/usr/sbin/runc"}, {"runc": "runc"}), "ok", "runc"),
+        (machine.evaluate_memory(meminfo(4096, 2048)), "ok", "2.0 of 4.0 GiB"),
+        (machine.evaluate_memory(meminfo(4096, 300)), "warn", "little room"),
+        (machine.evaluate_memory(meminfo(4096, 99)), "fail", "100 MiB"),
+        (machine.evaluate_open_files(1024, True), "ok", "can be raised"),
+        (machine.evaluate_open_files(1024, False), "warn", "LimitNOFILE"),
+        (machine.evaluate_open_files(1_000_000, False), "ok", "enough"),
+        (machine.evaluate_open_files(resource.RLIM_INFINITY, False), "ok", "enough"),
+        (machine.evaluate_propagation(mounted_at_root("shared:1 ")), "ok", "/ is shared"),
+        (machine.evaluate_propagation(mounted_at_root("")), "warn", "make-rshared"),
+        (machine.evaluate_propagation(mounted_at_root("master:1 ")), "warn", "make-rshared"),
+        (around.evaluate_programs({"runc": "/usr/sbin/runc"}, {"runc": "runc"}), "ok", "runc"),
         (
-            around.judge_programs({"runc": None, "ctr": None}, {"runc": "runc", "ctr": "containerd"}),
+            around.evaluate_programs({"runc": None, "ctr": None}, {"runc": "runc", "ctr": "containerd"}),
             "fail",
             "apt-get install containerd runc",
         ),
-        (around.judge_runtime("x 1", {"RuntimeReady": "", "NetworkReady": ""}), "ok", "speaks CRI v1"),
-        (around.judge_runtime("x 1", {"RuntimeReady": "broken"}), "fail", "not ready: broken"),
-        (around.judge_runtime("x 1", {"NetworkReady": "no cni"}), "ok warn", "no cni"),
+        (around.evaluate_runtime("x 1", {"RuntimeReady": "", "NetworkReady": ""}), "ok", "speaks CRI v1"),
+        (around.evaluate_runtime("x 1", {"RuntimeReady": "broken"}), "fail", "not ready: broken"),
+        (around.evaluate_runtime("x 1", {"NetworkReady": "no cni"}), "ok warn", "no cni"),
         (
-            around.judge_cni_plugins({Path("/a"): frozenset(), Path("/b"): frozenset({*CNI_PLUGINS, "x"})}),
+            around.evaluate_cni_plugins(
+                {Path("/a"): frozenset(), Path("/b"): frozenset({*CNI_PLUGINS, "x"})}
+            ),
             "ok",
             "in /b",
         ),
         (
-            around.judge_cni_plugins({Path("/a"): frozenset({"bridge", "loopback"})}),
+            around.evaluate_cni_plugins({Path("/a"): frozenset({"bridge", "loopback"})}),
             "fail",
             "missing: host-local, portmap (looked in /a)",
         ),
-        (around.judge_cni_config(Path("/c"), {}), "warn", "none in /c"),
+        (around.evaluate_cni_config(Path("/c"), {}), "warn", "none in /c"),
         (
-            around.judge_cni_config(Path("/c"), {"9.conf": "x", "1.conflist": '{"name": "n"}'}),
+            around.evaluate_cni_config(Path("/c"), {"9.conf": "x", "1.conflist": '{"name": "n"}'}),
             "ok",
             "'n' from /c/1",
         ),
-        (around.judge_cni_config(Path("/c"), {"1.conf": "x"}), "fail", "/c/1.conf is no CNI configuration"),
-        (around.judge_cni_config(Path("/c"), {"1.conf": "[]"}), "fail", "no CNI configuration"),
-        (around.judge_ports({}, None), "ok", "free: 10248, 10250, 10255, 4194"),
         (
-            around.judge_ports({10248: PortOwner(10248, "127.0.0.1", 123, "foo")}, None),
+            around.evaluate_cni_config(Path("/c"), {"1.conf": "x"}),
+            "fail",
+            "/c/1.conf is no CNI configuration",
+        ),
+        (around.evaluate_cni_config(Path("/c"), {"1.conf": "[]"}), "fail", "no CNI configuration"),
+        (around.evaluate_ports({}, None), "ok", "free: 10248, 10250, 10255, 4194"),
+        (
+            around.evaluate_ports({10248: PortOwner(10248, "127.0.0.1", 123, "foo")}, None),
             "ok fail",
             "10248 (health) is taken by pid 123 (foo) on 127.0.0.1",
         ),
-        (around.judge_ports({4194: PortOwner(4194, "::")}, None), "ok warn", "taken by another process"),
+        (around.evaluate_ports({4194: PortOwner(4194, "::")}, None), "ok warn", "taken by another process"),
         (
-            around.judge_ports({port: PortOwner(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
+            around.evaluate_ports({port: PortOwner(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
             "ok ok ok ok",
             "10250 (the API) is this node's",
         ),
-        (around.judge_packet_filter("iptables v1", listing(0)), "ok", "lists the nat table"),
+        (around.evaluate_packet_filter("iptables v1", listing(0)), "ok", "lists the nat table"),
         (
-            around.judge_packet_filter("iptables v1", listing(3, "no\n table")),
+            around.evaluate_packet_filter("iptables v1", listing(3, "no\n table")),
             "fail",
             "iptables v1: no table",
         ),
@@ -380,7 +390,7 @@ def test_a_real_containerd(
     containerd: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It listens before it is ready, which takes longer on a busy machine than a person would wait.
-    monkeypatch.setattr(around, "_PATIENCE", 45.0)
+    monkeypatch.setattr(around, "_TIMEOUT_SECONDS", 45.0)
     _, findings = examined(capsys, tmp_path, containerd)
     answer, network = about(findings, "runtime")
     assert answer["status"] == "ok"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.cli.exec import (
-    MOST_DATA,
+    MAX_DATA_BYTES,
     Data,
     Frame,
     FrameReader,
@@ -69,10 +69,10 @@ def test_frames_may_arrive_in_any_pieces(chosen: list[tuple[bytes, Frame | None]
     assert found == [frame for _, frame in chosen if frame]
 
 
-@given(st.binary(max_size=3 * MOST_DATA), st.booleans())
+@given(st.binary(max_size=3 * MAX_DATA_BYTES), st.booleans())
 def test_data_is_cut_into_frames_and_only_the_last_one_is_the_last(data: bytes, last: bool) -> None:
     frames = list(FrameReader().feed(FrameWriter().data(3, data, last=last)))
-    assert all(isinstance(frame, Data) and len(frame.data) <= MOST_DATA for frame in frames)
+    assert all(isinstance(frame, Data) and len(frame.data) <= MAX_DATA_BYTES for frame in frames)
     assert b"".join(frame.data for frame in frames if isinstance(frame, Data)) == data
     assert [frame.last for frame in frames if isinstance(frame, Data)] == [False] * (len(frames) - 1) + [last]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.logs import LogNotFound, Prospect, find_attempt, log_file, pods_with_logs, prospect
+from pykubelet.cli.logs import LogNotFound, LogOutlook, find_attempt, log_file, log_outlook, pods_with_logs
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import answering, command, environment, pykubelet
 from tests.server.view import ScriptedView, pod_of
@@ -97,9 +97,9 @@ def test_a_container_that_has_not_started_says_why() -> None:
         (made(ENDED, init=True, sidecar=True, policy="Never"), "syncing", "later"),
     ],
 )
-def test_what_is_to_come(pod: Pod | None, state: str, outlook: Prospect) -> None:
+def test_what_is_to_come(pod: Pod | None, state: str, outlook: LogOutlook) -> None:
     containers = [*pod.spec.init_containers, *pod.spec.containers] if pod else made(RUN).spec.containers
-    assert prospect(pod, state, containers[0], 0) == outlook
+    assert log_outlook(pod, state, containers[0], 0) == outlook
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import SelectionError, choose_container, choose_pod, written_name
-from pykubelet.cli.printers import pod_birth, restarts, row, span, status_word
+from pykubelet.cli.client import SelectionError, choose_container, choose_pod, manifest_name
+from pykubelet.cli.printers import format_duration, pod_creation_time, pod_row, restarts, status_text
 from tests.server.view import START, pod_of
 
 RUN = {"running": {"startedAt": "2026-01-02T03:04:06Z"}}
@@ -211,14 +211,14 @@ TABLE = {
 
 @pytest.mark.parametrize(("given_pod", "word", "ready"), TABLE.values(), ids=TABLE.keys())
 def test_a_pod_in_a_word(given_pod: Pod, word: str, ready: str) -> None:
-    shown = row(given_pod, "syncing", START)
+    shown = pod_row(given_pod, "syncing", START)
     assert (shown.status, shown.ready) == (word, ready)
 
 
 def test_a_static_pod_that_is_being_stopped_is_terminating() -> None:
-    assert status_word(pod([status("a", RUN, ready=True)]), "terminating") == "Terminating"
+    assert status_text(pod([status("a", RUN, ready=True)]), "terminating") == "Terminating"
     done = pod([status("a", ended(0, "Completed"))], phase="Succeeded", conditions=INITIALIZED)
-    assert status_word(done, "terminated") == "Completed"
+    assert status_text(done, "terminated") == "Completed"
 
 
 def test_restarts_say_when() -> None:
@@ -239,9 +239,11 @@ def test_restarts_of_init_containers_count_only_while_initializing() -> None:
 
 
 def test_a_row_has_what_the_pod_says() -> None:
-    shown = row(pod_of("web", "u", status={"podIP": "10.1.0.7"}), "syncing", START + timedelta(seconds=90))
+    shown = pod_row(
+        pod_of("web", "u", status={"podIP": "10.1.0.7"}), "syncing", START + timedelta(seconds=90)
+    )
     assert (shown.name, shown.namespace, shown.ip, shown.age) == ("web-node1", "default", "10.1.0.7", "90s")
-    assert row(pod_of("web", "u"), "syncing", START).ip == "<none>"
+    assert pod_row(pod_of("web", "u"), "syncing", START).ip == "<none>"
 
 
 @pytest.mark.parametrize(
@@ -270,12 +272,12 @@ def test_a_row_has_what_the_pod_says() -> None:
     ],
 )
 def test_spans(seconds: float, text: str) -> None:
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @given(st.floats(-1e3, 1e10))
 def test_a_span_is_short(seconds: float) -> None:
-    assert 2 <= len(span(seconds)) <= 9
+    assert 2 <= len(format_duration(seconds)) <= 9
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_a_span_is_short(seconds: float) -> None:
 def test_when_a_pod_was_born(
     metadata: dict[str, Any], status: dict[str, Any], birth: datetime | None
 ) -> None:
-    assert pod_birth(pod_of("a", "u", metadata=metadata, status=status)) == birth
+    assert pod_creation_time(pod_of("a", "u", metadata=metadata, status=status)) == birth
 
 
 PODS = [
@@ -366,7 +368,7 @@ def test_of_a_pod_and_its_successor_the_one_that_stays_is_meant() -> None:
 
 
 def test_names_as_they_were_written() -> None:
-    assert [written_name(one) for one in PODS] == ["web", "web", "db", "deadbeef", "api"]
+    assert [manifest_name(one) for one in PODS] == ["web", "web", "db", "deadbeef", "api"]
 
 
 def test_which_container() -> None:

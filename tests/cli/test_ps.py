@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from pykubelet.cli.client import KubeletNotRunning, NodeClient, NodeError, NotFoundError
 from pykubelet.cli.describe import describe_text
-from pykubelet.cli.printers import Row, columns, visible
-from pykubelet.cli.ps import GONE, changes
+from pykubelet.cli.printers import Row, escape_unprintable, format_columns
+from pykubelet.cli.ps import REMOVED_STATUS, changes
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, environment, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
@@ -105,7 +105,7 @@ def view() -> ScriptedView:
 
 
 def test_columns_are_aligned_and_obey_nobody() -> None:
-    assert columns([("A", "LONGER"), ("xyz", "1"), ("\x1b[2J", "")]) == [
+    assert format_columns([("A", "LONGER"), ("xyz", "1"), ("\x1b[2J", "")]) == [
         "A         LONGER",
         "xyz       1",
         "\\x1b[2J",
@@ -114,8 +114,8 @@ def test_columns_are_aligned_and_obey_nobody() -> None:
 
 @given(st.text())
 def test_what_is_visible_cannot_command_a_terminal(text: str) -> None:
-    assert all(character.isprintable() or character in "\n\t" for character in visible(text))
-    assert visible(text, lines=False).isprintable()
+    assert all(character.isprintable() or character in "\n\t" for character in escape_unprintable(text))
+    assert escape_unprintable(text, lines=False).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_what_is_visible_cannot_command_a_terminal(text: str) -> None:
         ([B], [replace(B, restarts="3 (6s ago)")], []),
         ([B], [replace(B, restarts="4 (0s ago)")], [replace(B, restarts="4 (0s ago)")]),
         ([A], [replace(A, status="Terminating")], [replace(A, status="Terminating")]),
-        ([A, B], [B], [replace(A, status=GONE, ready="-", ip="-")]),
-        ([A], [], [replace(A, status=GONE, ready="-", ip="-")]),
+        ([A, B], [B], [replace(A, status=REMOVED_STATUS, ready="-", ip="-")]),
+        ([A], [], [replace(A, status=REMOVED_STATUS, ready="-", ip="-")]),
     ],
 )
 def test_only_what_changed_is_news(before: list[Row], after: list[Row], news: list[Row]) -> None:
@@ -279,7 +279,10 @@ def test_no_node_is_said_with_the_remedy(instance: Instance) -> None:
 
 
 def test_a_node_that_is_on_its_way_is_not_called_down(instance: Instance) -> None:
-    with lock.hold(instance, "up"), pytest.raises(NodeError, match="still starting, or stopping") as caught:
+    with (
+        hold_lock(instance, "up"),
+        pytest.raises(NodeError, match="still starting, or stopping") as caught,
+    ):
         NodeClient(instance).pods()
     assert not isinstance(caught.value, KubeletNotRunning)
 
@@ -317,7 +320,7 @@ async def test_a_stranger_on_the_socket(instance: Instance, answer: bytes, says:
 
 
 def test_a_node_that_hangs(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pykubelet.cli.client.PATIENCE", 0.1)
+    monkeypatch.setattr("pykubelet.cli.client.REQUEST_TIMEOUT_SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(instance.kubelet_root / SOCKET_NAME))
         deaf.listen()

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import Pod
 from pykubelet.cli.run import (
-    HOPELESS,
+    FAILURE_REASONS,
     ContainerProgress,
     PlainView,
     PodSnapshot,
     RunOutcome,
+    container_progress,
     explain,
-    judge,
-    steps,
+    run_outcome,
 )
 from pykubelet.podconfig.manifests import read_manifest
 from pykubelet.podconfig.pod_history import Event
@@ -34,7 +34,7 @@ from pykubelet.podconfig.static_pods import (
     static_pods,
     write_atomically,
 )
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
@@ -208,7 +208,10 @@ ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"
         (shown(ENDED), "syncing", 0, None),
         (shown(RUN, phase="Failed", reason="Evicted"), "syncing", 0, RunOutcome(False, "Evicted")),
         (shown(RUN, ready=True), "terminating", 9, RunOutcome(False, "Terminating")),
-        *((shown(waits(reason)), "syncing", 0, RunOutcome(False, reason)) for reason in sorted(HOPELESS)),
+        *(
+            (shown(waits(reason)), "syncing", 0, RunOutcome(False, reason))
+            for reason in sorted(FAILURE_REASONS)
+        ),
         (shown(waits("CrashLoopBackOff"), spec={"restartPolicy": "OnFailure"}), "syncing", 0, None),
         (
             shown(waits("ImagePullBackOff"), spec={"restartPolicy": "OnFailure"}),
@@ -228,7 +231,7 @@ ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"
     ],
 )
 def test_when_the_waiting_is_over(pod: Pod, state: str, seconds: float, verdict: RunOutcome | None) -> None:
-    assert judge(pod, state, seconds) == verdict
+    assert run_outcome(pod, state, seconds) == verdict
 
 
 def test_what_containers_do() -> None:
@@ -242,7 +245,7 @@ def test_what_containers_do() -> None:
         },
         initContainerStatuses=[{"name": "i", "state": RUN}, {"name": "s", "state": RUN}],
     )
-    assert steps(pod, START) == [
+    assert container_progress(pod, START) == [
         ContainerProgress("i", "running"),
         ContainerProgress("s", "running, not ready yet"),
         ContainerProgress("main", "running, ready (restart 2)"),
@@ -331,7 +334,7 @@ async def test_objects_are_handed_over_and_not_shown(
 
 async def test_a_running_node_is_given_objects_without_waiting(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "page.yaml").write_text(CONFIG)
-    with lock.hold(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
             ran = await pykubelet(instance, "run", str(tmp_path / "page.yaml"))
     assert (ran.code, ran.err) == (0, "")
@@ -379,7 +382,7 @@ async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> N
 
 async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Path) -> None:
     (tmp_path / "web.yaml").write_text(POD % "web")
-    with lock.hold(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
             assert (await pykubelet(instance, "run", "--detach", str(tmp_path / "web.yaml"))).code == 0
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))
@@ -394,7 +397,7 @@ async def test_progress_on_a_terminal_up_to_the_failure(instance: Instance, tmp_
     (pod,) = static_pods(data, source="file", origin=origin, node_name="node1", now=0)
     pod.status = shown(waits("ContainerCreating"), phase="Pending").status
     view = ScriptedView([pod], events={pod.uid: [Event("Warning", "BackOff", "Back-off \x1b[2J", "", 1, 1)]})
-    with lock.hold(instance, "up"):
+    with hold_lock(instance, "up"):
         async with answering(instance, view):
             terminal = Terminal(command(instance, "run", str(tmp_path / "web.yaml")))
             await terminal.until("Waiting: ContainerCreating")

@@ -216,7 +216,7 @@ def cluster_node(
 ) -> ClusterNode:
     """Make a node of the cluster, configured as a cluster's nodes are; it is not started yet.
 
-    `program` is the reference kubelet instead of ours (have `reference_traces` of `devcluster` around
+    `program` is the reference kubelet instead of ours (have `undo_host_changes` of `devcluster` around
     it), `flags` follow ours on the command line, `settings` are fields of its KubeletConfiguration.
     With `--bootstrap-kubeconfig` in the flags, give the path for the new kubeconfig as `kubeconfig`.
     """

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pykubelet.devcluster import identities
 from pykubelet.devcluster.admin_client import UNREACHABLE, ApiStatusError
-from pykubelet.devcluster.cluster import DevCluster, last_words
+from pykubelet.devcluster.cluster import DevCluster, last_log_error
 from pykubelet.devcluster.identities import Subject
 from pykubelet.devcluster.layout import Component
 
@@ -243,11 +243,11 @@ class Plane:
 
     def stop_server(self) -> None:
         """End the API server politely."""
-        self.cluster.end_component(Component.APISERVER)
+        self.cluster.stop_component(Component.APISERVER)
 
     def kill_server(self) -> None:
         """End the API server as a power cut would."""
-        self.cluster.end_component(Component.APISERVER, grace=0)
+        self.cluster.stop_component(Component.APISERVER, grace=0)
 
     def start_server(self) -> None:
         """Start the API server again and wait until it is ready."""
@@ -270,7 +270,7 @@ class Plane:
     def restart_controllers(self) -> None:
         """Start the controllers and the scheduler anew, after an outage that they were left to wait in."""
         for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
-            self.cluster.end_component(component, grace=0)
+            self.cluster.stop_component(component, grace=0)
             self.cluster.start_component(component)
 
     @contextlib.contextmanager
@@ -287,7 +287,7 @@ class Plane:
         """Fail if a part of the control plane has ended by itself."""
         running = self.cluster.running()
         for component in Component:
-            told = last_words(self.cluster.layout.log(component))
+            told = last_log_error(self.cluster.layout.log(component))
             assert component in running, f"{component} ended by itself: {told}"
 
     # What was asked of it

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane, unique
@@ -35,7 +35,7 @@ def make_node(
         program = plane.reference_kubelet
         if program is None:
             pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
-        stack.enter_context(reference_traces())
+        stack.enter_context(undo_host_changes())
     settings = {"syncFrequency": "10s", **settings}
     made = cluster_node(plane, runtime, program=program, root=root, settings=settings)
     return stack.enter_context(in_cluster(made)), stack

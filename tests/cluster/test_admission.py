@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pykubelet.admission.node_support import apparmor_is_enabled
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane
 from tests.conftest import RunningRuntime
@@ -141,7 +141,7 @@ def node(plane: Plane, runtime: RunningRuntime, request: pytest.FixtureRequest) 
     settings = {"maxPods": 3, "featureGates": dict.fromkeys(off, False)}
     with ExitStack() as stack:
         if program is not None:
-            stack.enter_context(reference_traces())
+            stack.enter_context(undo_host_changes())
         made = cluster_node(plane, runtime, program=program, settings=settings)
         yield stack.enter_context(in_cluster(made))
 

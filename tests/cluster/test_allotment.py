@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import unshare_mounts
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane
@@ -76,7 +76,7 @@ def test_a_cpu_that_is_taken(
     }
     with ExitStack() as stack:
         if program is not None:
-            stack.enter_context(reference_traces())
+            stack.enter_context(undo_host_changes())
         root = stack.enter_context(own_root())
         made = cluster_node(plane, runtime, program=program, root=root, settings=settings)
         node = stack.enter_context(in_cluster(made))

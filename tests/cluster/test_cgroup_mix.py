@@ -16,7 +16,7 @@ import yaml
 
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import read_capacity
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux import process_limits as capabilities
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.process_limits import oom_score
@@ -66,7 +66,7 @@ def node(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
     with ExitStack() as stack:
         stack.callback(plane.delete, "runtimeclass", "heavy")
         if REFERENCE:
-            stack.enter_context(reference_traces())
+            stack.enter_context(undo_host_changes())
         program = plane.reference_kubelet if REFERENCE else None
         yield stack.enter_context(
             in_cluster(cluster_node(plane, runtime, program=program, settings=SETTINGS))

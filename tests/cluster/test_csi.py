@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.csi.names import MIGRATED, attachment_name, unique_name
 from tests.cluster.csi_rig import SECONDS, Rig, attaching, csi_rig, drivers, in_use
@@ -162,7 +162,7 @@ def test_volumes_go_from_ours_to_the_reference_kubelet_and_back(rig: Rig, node: 
         unstaged = {call["volume_id"] for call in rig.driver.calls("NodeUnstageVolume")}
         assert set(made) - {"inline"} <= unstaged
 
-    with reference_traces():
+    with undo_host_changes():
         try:
             ours = pods()
             hand_to(program)

@@ -15,7 +15,7 @@ import pytest
 
 from pykubelet.cm.podresources import pod_resources_pb2
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Document, Plane, unique
 from tests.conftest import RunningRuntime
@@ -386,7 +386,7 @@ def test_claims_go_from_the_reference_kubelet_to_ours_and_back(rig: Rig) -> None
         rig.plane.wait_gone("resourceslice", rig.slice, seconds=SECONDS)
         rig.publish_slice()
 
-    with reference_traces():
+    with undo_host_changes():
         try:
             hand_to(program)
             one = rig.pod(theirs)

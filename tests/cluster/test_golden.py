@@ -25,7 +25,7 @@ import pytest
 
 from pykubelet.cm.capacity import allocatable, node_capacity, read_capacity
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.host_info import read_machine
 from pykubelet.node.status import NOT_IMPLEMENTED
@@ -111,7 +111,7 @@ def replay(plane: Plane, runtime: RunningRuntime) -> Iterator[Replay]:
         socket = instance.data_dir / "proxy.sock"
         recording = stack.enter_context(recorded(runtime.endpoint, socket))
         if REFERENCE:
-            stack.enter_context(reference_traces())
+            stack.enter_context(undo_host_changes())
         made = cluster_node(
             plane,
             runtime,

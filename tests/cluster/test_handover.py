@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import read_mounts
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Document, Plane
@@ -35,7 +35,7 @@ SMALL = {"cpu": "20m", "memory": "32Mi"}
 @pytest.fixture
 def tidy_machine() -> Iterator[None]:
     """Take back what the reference does to the machine, once its pods are gone."""
-    with reference_traces():
+    with undo_host_changes():
         yield
 
 

@@ -302,7 +302,7 @@ async def test_what_the_reference_began_is_finished(plane: Plane, joining: Joini
                 process.kill()
             await process.wait()
 
-    plane.cluster.end_component(Component.CONTROLLER_MANAGER)
+    plane.cluster.stop_component(Component.CONTROLLER_MANAGER)
     try:
         await run_reference("Waiting for client certificate to be issued")
     finally:

@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "search_path", lambda: str(tmp_path / "bin"))
-    monkeypatch.setattr(build, "GO_PLACES", "")
+    monkeypatch.setattr(build, "GO_INSTALL_DIR", "")
     return tmp_path
 
 
@@ -84,8 +84,8 @@ def test_without_go(place: Path) -> None:
 
 def test_a_build_happens_once(place: Path) -> None:
     log, said = go(place, GOOD), list[str]()
-    first = build.built_programs(said.append)
-    assert first == build.built_programs(pytest.fail)
+    first = build.build_control_plane(said.append)
+    assert first == build.build_control_plane(pytest.fail)
     assert log.read_text() == "started\n"
     assert said[0].startswith("Building the control plane, Kubernetes v1.")
     assert all(os.access(path, os.X_OK) for path in first.values())
@@ -94,7 +94,7 @@ def test_a_build_happens_once(place: Path) -> None:
 
 def test_two_builders(place: Path) -> None:
     log = go(place, GOOD)
-    builders = [threading.Thread(target=build.built_programs, args=(lambda _: None,)) for _ in range(3)]
+    builders = [threading.Thread(target=build.build_control_plane, args=(lambda _: None,)) for _ in range(3)]
     for builder in builders:
         builder.start()
     for builder in builders:
@@ -105,7 +105,7 @@ def test_two_builders(place: Path) -> None:
 def test_a_failed_build_leaves_nothing(place: Path) -> None:
     go(place, BAD)
     with pytest.raises(NotAvailable) as caught:
-        build.built_programs(lambda _: None)
+        build.build_control_plane(lambda _: None)
     told = str(caught.value)
     assert "no such host" in told
     assert "downloading" not in told
@@ -113,7 +113,7 @@ def test_a_failed_build_leaves_nothing(place: Path) -> None:
     cache = place / "cache" / "pykubelet" / "controlplane"
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
     go(place, GOOD)
-    assert build.built_programs(lambda _: None)["kubelet"].exists()
+    assert build.build_control_plane(lambda _: None)["kubelet"].exists()
 
 
 def test_another_version_is_built_anew(place: Path) -> None:
@@ -121,9 +121,9 @@ def test_another_version_is_built_anew(place: Path) -> None:
     module.mkdir()
     for path in build.source_module().iterdir():
         (module / path.name).write_bytes(path.read_bytes())
-    before = build.cache_place(module)
+    before = build.module_cache_dir(module)
     (module / "go.sum").write_text("changed")
-    assert build.cache_place(module) != before
+    assert build.module_cache_dir(module) != before
 
 
 def test_built_module_each_program_is_built_with_its_command(place: Path) -> None:
@@ -138,9 +138,9 @@ def test_built_module_each_program_is_built_with_its_command(place: Path) -> Non
         "tool": build.GoBuild("x/tool", env={"CGO_ENABLED": "0"}, links=("alias",)),
     }
     module = build.GoModule(sources, "several", "the suite", "", targets)
-    built = build.built_module(module, lambda _: None)
+    built = build.ensure_built(module, lambda _: None)
     assert sorted(path.name for path in built.iterdir()) == ["alias", "suite", "tool"]
     assert (place / "go.log").read_text().splitlines() == ["test -c cgo=", "build -v cgo=0"]
     (sources / "more").mkdir()
     (sources / "more" / "main.go").write_text("package main\n")
-    assert build.cache_place(sources, "several") != built
+    assert build.module_cache_dir(sources, "several") != built

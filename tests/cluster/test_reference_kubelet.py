@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.cluster.node import ClusterNode, cluster_node, in_cluster
 from tests.cluster.plane import Plane
 from tests.conftest import RunningRuntime
@@ -17,7 +17,7 @@ def node(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
     made = cluster_node(plane, runtime, program=plane.reference_kubelet)
-    with reference_traces(), in_cluster(made) as started:
+    with undo_host_changes(), in_cluster(made) as started:
         yield started
 
 

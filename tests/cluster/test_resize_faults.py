@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane, unique
 from tests.cluster.resizing import (
@@ -161,7 +161,7 @@ def test_the_node_is_handed_over_meanwhile(plane: Plane, namespace: str, own: Cl
     """The reference and ours read each other's books: what was promised, and how far it got."""
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
-    with reference_traces():
+    with undo_host_changes():
         pod = start(own, namespace, SMALL, policy="RestartContainer")
         busy = start(
             own, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL

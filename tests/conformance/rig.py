@@ -30,13 +30,13 @@ from typing import Any
 import yaml
 
 from pykubelet.devcluster.binaries import Binaries as PlanePrograms
-from pykubelet.devcluster.binaries import GoBuild, GoModule, built_module, find_programs
+from pykubelet.devcluster.binaries import GoBuild, GoModule, ensure_built, find_programs
 from pykubelet.devcluster.identities import Authority
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
-from pykubelet.devcluster.reference_kubelet import reference_traces
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux import cgroupfs as cgroup_tree
 from pykubelet.standalone.daemon import find_daemons
-from pykubelet.standalone.requirements import inspect_machine
+from pykubelet.standalone.requirements import inspect_host
 from tests.cluster.conftest import running_plane
 from tests.cluster.node import ClusterNode
 from tests.cluster.plane import Plane
@@ -131,7 +131,7 @@ def suite_module() -> GoModule:
 
 def find_binaries(say: Callable[[str], None]) -> Binaries:
     """Return the rig's binaries, building what the cache lacks. Raises NotAvailable."""
-    return Binaries(find_programs(say), built_module(suite_module(), say))
+    return Binaries(find_programs(say), ensure_built(suite_module(), say))
 
 
 def check_host() -> None:
@@ -141,7 +141,7 @@ def check_host() -> None:
     for program in (REGISTRY_PROGRAM, str(SHELL), "unshare", "mount", "umount", "ipcmk"):
         if shutil.which(program) is None:
             raise RigError(f"{program} is not installed: run scripts/setup --conformance")
-    inspect_machine()
+    inspect_host()
     for port in (_PORT, _HEALTH, _READ_ONLY):
         with socket.socket() as probe:
             try:
@@ -172,7 +172,7 @@ def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> I
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyc-", dir="/tmp")))
         stack.enter_context(_cgroups())
-        stack.enter_context(reference_traces())
+        stack.enter_context(undo_host_changes())
         for path in (_ROOT, *_LOGS):
             stack.enter_context(_bound(scratch / path.name, path))
         say("Starting the control plane")
@@ -182,7 +182,7 @@ def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> I
         registry = stack.enter_context(running_registry(scratch / "registry"))
         layout = plane.cluster.layout
         authority = Authority(layout.certificate("ca"), layout.key("ca"))
-        programs = read_programs(inspect_machine(), binaries.suite, authority)
+        programs = read_programs(inspect_host(), binaries.suite, authority)
         push_images(registry, programs, _listed_images(binaries))
         for host in MIRRORED:
             directory = runtime.instance.registry_hosts / host

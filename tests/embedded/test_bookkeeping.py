@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.standalone.data_dir import LockOwner, State, before_us, claim, hold, holder, load, save
+from pykubelet.standalone.data_dir import (
+    LockOwner,
+    State,
+    claim,
+    hold_lock,
+    load_state,
+    lock_owner,
+    preexisting,
+    save_state,
+)
 from pykubelet.standalone.instance import AlreadyRunning, DirectoryError, EmbeddedError, Instance
 from pykubelet.standalone.instance_registry import open_registry
 
@@ -37,21 +46,21 @@ def a_state(**changes: object) -> State:
 
 
 def test_one_holds_and_others_are_told_who(instance: Instance) -> None:
-    assert holder(instance) is None
-    with hold(instance, "up"):
-        assert holder(instance) == LockOwner(os.getpid(), "up")
+    assert lock_owner(instance) is None
+    with hold_lock(instance, "up"):
+        assert lock_owner(instance) == LockOwner(os.getpid(), "up")
         with pytest.raises(AlreadyRunning, match=f"already running with pid {os.getpid()} on") as caught:
-            with hold(instance, "up"):
+            with hold_lock(instance, "up"):
                 pass
         assert caught.value.pid == os.getpid()
-    assert holder(instance) is None
-    with hold(instance, "down"), pytest.raises(AlreadyRunning, match="is being removed with pid"):
-        with hold(instance, "up"):
+    assert lock_owner(instance) is None
+    with hold_lock(instance, "down"), pytest.raises(AlreadyRunning, match="is being removed with pid"):
+        with hold_lock(instance, "up"):
             pass
 
 
 def _hold_until(path: Path, held: Event, release: Event) -> None:
-    with hold(Instance.at(path), "up"):
+    with hold_lock(Instance.at(path), "up"):
         held.set()
         release.wait(120)
         os._exit(9)  # as if killed
@@ -64,37 +73,37 @@ def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
     process.start()
     try:
         assert held.wait(60)
-        assert holder(instance) == LockOwner(process.pid, "up")
+        assert lock_owner(instance) == LockOwner(process.pid, "up")
     finally:
         release.set()
         process.join()
-    with hold(instance, "up"):
+    with hold_lock(instance, "up"):
         pass
 
 
 def test_a_holder_who_has_not_said_who_it_is(instance: Instance) -> None:
-    with hold(instance, "up"):
+    with hold_lock(instance, "up"):
         instance.lock.write_text("")
-        assert holder(instance) == LockOwner(None, "")
+        assert lock_owner(instance) == LockOwner(None, "")
         with pytest.raises(AlreadyRunning, match="already running on"):
-            with hold(instance, "up"):
+            with hold_lock(instance, "up"):
                 pass
 
 
 def test_a_lock_that_cannot_be_opened(instance: Instance) -> None:
     instance.lock.mkdir()
     with pytest.raises(DirectoryError, match="lock cannot be opened: Is a directory"):
-        with hold(instance, "up"):
+        with hold_lock(instance, "up"):
             pass
-    assert holder(instance) is None
+    assert lock_owner(instance) is None
     instance.lock.rmdir()
 
 
 def test_state_is_kept(instance: Instance) -> None:
-    assert load(instance) is None
+    assert load_state(instance) is None
     kept = a_state(seeds={"image": "source"}, found_paths=["/run/containerd"])
-    save(instance, kept)
-    assert load(instance) == kept
+    save_state(instance, kept)
+    assert load_state(instance) == kept
     assert instance.state.read_text().count("\n") > 5, "people can read it"
 
 
@@ -107,7 +116,7 @@ def test_a_damaged_state_is_said_with_a_remedy(instance: Instance, text: str) ->
     with pytest.raises(
         EmbeddedError, match=r"state\.json is damaged .*: run 'pykubelet down --data-dir"
     ) as caught:
-        load(instance)
+        load_state(instance)
     assert "\n" not in str(caught.value)
 
 
@@ -122,7 +131,7 @@ def test_what_comes_from_one_of_us_was_not_there_before(
     present = set(before)
     answers: list[list[str]] = []
     for things in made:
-        answers.append(before_us(present, answers))
+        answers.append(preexisting(present, answers))
         present |= things
     assert all(answer == sorted(before) for answer in answers)
 
@@ -131,16 +140,16 @@ async def test_everybody_is_known_until_they_leave(instance: Instance, tmp_path:
     directory = tmp_path / "registry"
     other = Instance.at(instance.data_dir.parent / "other")
     async with open_registry(directory) as registry:
-        assert registry.others(instance) == []
-        registry.enter(instance)
-        registry.enter(instance)
-    save(instance, a_state())
+        assert registry.other_states(instance) == []
+        registry.register(instance)
+        registry.register(instance)
+    save_state(instance, a_state())
     async with open_registry(directory) as registry:
-        assert registry.others(instance) == []
-        assert registry.others(other) == [a_state()]
-        registry.leave(instance)
-        registry.leave(instance)
-        assert registry.others(other) == []
+        assert registry.other_states(instance) == []
+        assert registry.other_states(other) == [a_state()]
+        registry.unregister(instance)
+        registry.unregister(instance)
+        assert registry.other_states(other) == []
     assert not directory.exists(), "an empty registry vanishes"
 
 
@@ -151,7 +160,7 @@ async def test_those_who_vanished_are_forgotten(instance: Instance, tmp_path: Pa
     (directory / "pykubelet-evil").symlink_to(instance.data_dir)
     (directory / "file").touch()
     async with open_registry(directory) as registry:
-        assert registry.others(instance) == []
+        assert registry.other_states(instance) == []
     assert not directory.exists()
 
 

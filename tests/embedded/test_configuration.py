@@ -19,7 +19,7 @@ from tests.conftest import why_no_machine
 
 MACHINE = HostRequirements(
     programs={name: Path("/usr/bin") / name for name in PROGRAMS},
-    cni_folder=Path("/usr/lib/cni"),
+    cni_plugin_dir=Path("/usr/lib/cni"),
     apparmor=False,
     may_lower_oom_score=False,
 )

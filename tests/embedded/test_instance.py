@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.standalone.data_dir import claim, is_ours, is_untouched, make_folders, require_ours
+from pykubelet.standalone.data_dir import claim, is_empty, is_owned, make_directories, require_owned
 from pykubelet.standalone.instance import DEFAULT_DATA_DIR, DirectoryError, Instance
 from pykubelet.transport.endpoint import Endpoint
 
@@ -101,16 +101,16 @@ def test_the_longest_path_still_fits_its_sockets() -> None:
 
 def test_claiming(tmp_path: Path, data_dir: Path) -> None:
     instance = Instance.at(data_dir)
-    assert is_untouched(instance)
-    assert not is_ours(instance)
+    assert is_empty(instance)
+    assert not is_owned(instance)
     assert claim(instance) is True
-    assert is_ours(instance)
-    assert not is_untouched(instance)
+    assert is_owned(instance)
+    assert not is_empty(instance)
     assert claim(instance) is False, "it was ours before"
-    make_folders(instance)
-    make_folders(instance)
+    make_directories(instance)
+    make_directories(instance)
     assert instance.manifests.stat().st_mode & 0o777 == 0o755
-    require_ours(instance)
+    require_owned(instance)
 
 
 def test_an_empty_directory_or_a_fresh_file_system_can_be_claimed(data_dir: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_stranger_s_directory_is_refused(data_dir: Path, content: str) -> None
             (data_dir.parent / "y").touch()
             data_dir.symlink_to(data_dir.parent / "y")
     instance = Instance.at(data_dir)
-    for use in (claim, require_ours):
+    for use in (claim, require_owned):
         with pytest.raises(DirectoryError, match="was not made by pykubelet"):
             use(instance)
 
@@ -145,9 +145,9 @@ def test_a_marker_that_somebody_else_planted_is_not_ours(data_dir: Path, which: 
     claim(instance)
     victim = instance.marker if which == "marker" else data_dir
     os.chown(victim, 12345, 12345)
-    assert not is_ours(instance)
+    assert not is_owned(instance)
     with pytest.raises(DirectoryError):
-        require_ours(instance)
+        require_owned(instance)
     os.chown(victim, 0, 0)
 
 
@@ -155,7 +155,7 @@ def test_a_marker_that_is_a_link_is_not_ours(data_dir: Path) -> None:
     data_dir.mkdir()
     instance = Instance.at(data_dir)
     instance.marker.symlink_to("/etc/passwd")
-    assert not is_ours(instance)
+    assert not is_owned(instance)
     with pytest.raises(DirectoryError):
         claim(instance)
     instance.marker.unlink()

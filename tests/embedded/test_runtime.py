@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone import requirements as needs
-from pykubelet.standalone.daemon import Daemon, bound_log, find_daemons, last_words
-from pykubelet.standalone.data_dir import claim
+from pykubelet.standalone.daemon import Daemon, find_daemons, last_log_problems, rotate_log
+from pykubelet.standalone.data_dir import claim, load_state, save_state
 from pykubelet.standalone.instance import AlreadyRunning, EmbeddedError, Instance, RuntimeFailed
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.runtime import PrivateRuntime, restart_delay
 from pykubelet.standalone.teardown import down, leftovers
 from pykubelet.transport.errors import CriError
@@ -32,7 +31,7 @@ async def test_a_pod_runs_with_its_network(private_runtime: RunningRuntime) -> N
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "1000")
         address = (await cri.runtime.pod_sandbox_status(pod.sandbox)).status.network.ip
-        subnet = state.load(private_runtime.instance)
+        subnet = load_state(private_runtime.instance)
         assert subnet is not None
         assert address.startswith(subnet.subnet.rpartition(".")[0])
         assert f"inet addr:{address}" in await shell(cri, pod, "ifconfig eth0")
@@ -105,13 +104,13 @@ async def test_containers_outlive_the_agent_and_are_found_again(data_dir: Path) 
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
         process = await container_pid(cri, pod)
-        kept = state.load(instance)
+        kept = load_state(instance)
     assert find_daemons(instance) == []
     os.kill(process, 0)
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         assert await is_running(cri, pod)
         assert await container_pid(cri, pod) == process
-        assert state.load(instance) == kept
+        assert load_state(instance) == kept
 
 
 async def test_a_second_one_is_refused(private_runtime: RunningRuntime) -> None:
@@ -257,7 +256,7 @@ async def test_a_containerd_without_cri_is_explained(data_dir: Path) -> None:
         )
     )
     with pytest.raises(RuntimeFailed, match="its CRI part does not"):
-        await Daemon(instance, needs.inspect_machine()).start()
+        await Daemon(instance, inspect_host()).start()
     assert find_daemons(instance) == []
 
 
@@ -299,17 +298,17 @@ async def test_a_restarted_machine_forgets_running_containers(data_dir: Path) ->
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance):
         pass
-    kept = state.load(instance)
+    kept = load_state(instance)
     assert kept is not None
     kept.boot_id = "another boot"
-    state.save(instance, kept)
+    save_state(instance, kept)
     stale = instance.containerd_state / "io.containerd.runtime.v2.task" / "k8s.io" / ("0" * 64)
     stale.mkdir(parents=True)
     (instance.cni_leases / instance.name).mkdir(parents=True)
     async with PrivateRuntime(instance):
         assert not stale.exists()
         assert not instance.cni_leases.exists()
-        again = state.load(instance)
+        again = load_state(instance)
     assert again is not None
     assert again.boot_id != "another boot"
     assert again.subnet == kept.subnet
@@ -330,7 +329,7 @@ async def test_it_works_in_a_path_with_spaces_and_quotes(data_dir: Path) -> None
 async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: Path) -> None:
     other = Instance.at(data_dir)
     async with PrivateRuntime(other):
-        mine, theirs = state.load(private_runtime.instance), state.load(other)
+        mine, theirs = load_state(private_runtime.instance), load_state(other)
     assert mine is not None
     assert theirs is not None
     assert mine.subnet != theirs.subnet
@@ -339,12 +338,12 @@ async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: 
 
 def test_the_log_is_bounded(tmp_path: Path) -> None:
     log = tmp_path / "containerd.log"
-    bound_log(log, 100)
+    rotate_log(log, 100)
     with log.open("ab") as writer:
         for number in range(52):
             writer.write(f"line {number:05}\n".encode())
             writer.flush()
-            bound_log(log, 100)
+            rotate_log(log, 100)
         assert log.stat().st_size <= 100
     assert (tmp_path / "containerd.log.1").stat().st_size <= 110
     assert log.read_text().endswith("line 00051\n")
@@ -364,9 +363,9 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
 )
 def test_last_words(tmp_path: Path, text: str, expected: str) -> None:
     log = tmp_path / "log"
-    assert last_words(log) == ""
+    assert last_log_problems(log) == ""
     log.write_text(f"level=error from before\n{text}")
-    assert last_words(log, position=len("level=error from before\n")) == expected
+    assert last_log_problems(log, position=len("level=error from before\n")) == expected
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ import pytest
 
 from pykubelet.linux.host_info import boot_id
 from pykubelet.linux.iptables import chains_of, network_traces
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone.data_dir import claim, hold
+from pykubelet.standalone.data_dir import State, claim, hold_lock, load_state, save_state
 from pykubelet.standalone.instance import DirectoryError, EmbeddedError, Instance
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import (
@@ -122,10 +121,10 @@ async def test_down_without_a_working_containerd(
         case "no state file":
             instance.state.write_text("{")
         case "restarted machine":
-            kept = state.load(instance)
+            kept = load_state(instance)
             assert kept is not None
             kept.boot_id = "another boot"
-            state.save(instance, kept)
+            save_state(instance, kept)
     assert await down(instance, ignore) == []
     assert not data_dir.exists()
     assert [path for path in sockets if path.exists()] == []
@@ -194,7 +193,7 @@ async def test_down_stops_a_running_agent(data_dir: Path) -> None:
 async def test_down_kills_an_agent_that_does_not_stop(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pykubelet.standalone.teardown.AGENT_GRACE", 0.2)
+    monkeypatch.setattr("pykubelet.standalone.teardown.KUBELET_GRACE", 0.2)
     with runtime_process(data_dir) as runtime:
         os.kill(runtime.pid, signal.SIGSTOP)
         assert await down(runtime.instance, ignore) == []
@@ -205,11 +204,11 @@ async def test_down_does_not_disturb_another_down_or_itself(data_dir: Path) -> N
     instance = Instance.at(data_dir)
     claim(instance)
     with (
-        hold(instance, "down"),
+        hold_lock(instance, "down"),
         pytest.raises(EmbeddedError, match=f"already being removed with pid {os.getpid()}"),
     ):
         await down(instance, ignore)
-    with hold(instance, "up"), pytest.raises(EmbeddedError, match="this process itself runs on"):
+    with hold_lock(instance, "up"), pytest.raises(EmbeddedError, match="this process itself runs on"):
         await down(instance, ignore)
 
 
@@ -285,7 +284,7 @@ async def test_down_after_interrupted_down_removes_chains_of_recorded_sandboxes(
     # The other runtime on this host keeps `down` from removing empty chains of unknown sandboxes.
     instance, sandbox = Instance.at(data_dir), "f" * 64
     claim(instance)
-    kept = state.State(
+    kept = State(
         boot_id=boot_id(),
         subnet="10.85.77.0/24",
         snapshotter="native",
@@ -293,7 +292,7 @@ async def test_down_after_interrupted_down_removes_chains_of_recorded_sandboxes(
         found_chains=[],
         removing=[sandbox],
     )
-    state.save(instance, kept)
+    save_state(instance, kept)
     chain = min(chains_of(instance.name, [sandbox]))
     subprocess.run(["iptables", "--wait", "5", "-t", "nat", "-N", chain], check=True)
     assert await down(instance, ignore) == []

@@ -21,13 +21,19 @@ from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.oom_watcher import KmsgError, OomState, follow, parse_record
 from pykubelet.podconfig.static_pods import static_pods
-from pykubelet.server.api import ApiParts, api_routes
+from pykubelet.server.api import (
+    ApiServerDependencies,
+    AuthDependencies,
+    DebugDependencies,
+    PodDependencies,
+    api_routes,
+)
 from pykubelet.server.connections import app_runner, serve_connections
 from pykubelet.server.listeners import listening_socket
 from pykubelet.server.log_files import last_lines, parse_entries
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.pipeline import counted
+from pykubelet.server.pipeline import counting_middleware
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths
 from tests.server.api_node import Runtime
@@ -103,28 +109,27 @@ async def _requests() -> AsyncIterator[Take]:
         metrics = ServerMetrics(registry)
         runtime = Runtime()
         runtime.log = folder / "logs" / "a.log"
-        parts = ApiParts(
+        deps = ApiServerDependencies(
             config=KubeletConfiguration(enable_system_log_query=True, enable_debug_flags_handler=False),
             gates=FeatureGates().with_overrides({"NodeLogQuery": True}),
-            node_name="n",
-            root_dir=folder / "root",
-            view=ScriptedView([pod_of("web", "u1", node="")]),
-            resolve=str,
-            runtime=runtime,
             checks={},
-            configz={},
-            flags=dict,
             registry=registry,
             metrics=metrics,
-            client=None,
-            certificate=lambda: None,
-            started=datetime.now(UTC),
-            now=lambda: datetime.now(UTC),
-            node_logs=folder / "logs",
-            manifests=ManifestFolder(folder / "manifests", "n", clock=lambda: 0),
+            auth=AuthDependencies(node_name="n", review_client=None, serving_certificate=lambda: None),
+            pods=PodDependencies(
+                engine=ScriptedView([pod_of("web", "u1", node="")]),
+                resolve_uid=str,
+                runtime=runtime,
+                root_dir=folder / "root",
+                now=lambda: datetime.now(UTC),
+            ),
+            debug=DebugDependencies(
+                configz={}, flags=dict, started=datetime.now(UTC), node_logs=folder / "logs"
+            ),
+            manifests=ManifestDirectory(folder / "manifests", "n", clock=lambda: 0),
         )
-        app = web.Application(middlewares=[counted(metrics, "readwrite")])
-        app.add_routes(api_routes(parts))
+        app = web.Application(middlewares=[counting_middleware(metrics, "readwrite")])
+        app.add_routes(api_routes(deps))
         with listening_socket("fuzz", "127.0.0.1", 0) as listener:
             port = listener.getsockname()[1]
             async with app_runner(app) as server, serve_connections(server, listener):

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pytest
 
-from pykubelet.standalone.requirements import inspect_machine
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.seed_images import Entry, ImageConfig, image_archive, machine_platform, read_static
 
 PROGRAM = "docker-registry"
@@ -48,7 +48,7 @@ class Registry:
 
     def push_busybox(self, repository: str, tag: str) -> str:
         """Push an image with a shell, which no other repository has; return its digest."""
-        program = read_static(inspect_machine().programs["busybox"])
+        program = read_static(inspect_host().programs["busybox"])
         entries = [Entry("bin/busybox", data=program), Entry("tmp", mode=0o1777)]
         entries += [Entry(f"bin/{applet}", link="busybox") for applet in ("sh", "sleep", "cat", "true")]
         config = ImageConfig(env={"PATH": "/bin"}, labels={"repository": repository})

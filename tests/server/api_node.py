@@ -21,8 +21,14 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.podconfig.pod_history import TimelineEntry
-from pykubelet.server.api import ApiParts, api_server
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.api import (
+    ApiServerDependencies,
+    AuthDependencies,
+    DebugDependencies,
+    PodDependencies,
+    api_server,
+)
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from pykubelet.util.rate_limiter import TokenBucket
@@ -78,7 +84,7 @@ class Node:
     """The API of a node, and ways to ask it."""
 
     port: int
-    parts: ApiParts
+    deps: ApiServerDependencies
     authority: Authority
     runtime: Runtime
     view: ScriptedView
@@ -157,30 +163,36 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
             view = ScriptedView([pod_of("web", "u1", node="")])
             view.notes = {"u1": [TimelineEntry(time=1, component="sync", text="began")]}
             (tmp_path / "logs").mkdir()
-            parts = ApiParts(
+            deps = ApiServerDependencies(
                 config=config,
                 gates=FeatureGates().with_overrides(gates or {}),
-                node_name="n1",
-                root_dir=tmp_path / "root",
-                view=view,
-                resolve=str,
-                runtime=runtime,
                 checks={"ping": lambda: None, "syncloop": lambda: None},
-                configz={"kubeletconfig": {"kind": "KubeletConfiguration"}},
-                flags=lambda: {"v": "2", "config": "/etc/x"},
                 registry=registry,
                 metrics=ServerMetrics(registry),
-                client=ApiClient(transport, TokenBucket(-1, 0), timeout=30),
-                certificate=lambda: (pairs["server"].certificate, pairs["server"].key),
-                started=datetime(2026, 1, 1, tzinfo=UTC),
-                now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
-                node_logs=tmp_path / "logs",
-                manifests=ManifestFolder(tmp_path / "manifests", "n1", clock=lambda: 0),
+                auth=AuthDependencies(
+                    node_name="n1",
+                    review_client=ApiClient(transport, TokenBucket(-1, 0), timeout=30),
+                    serving_certificate=lambda: (pairs["server"].certificate, pairs["server"].key),
+                ),
+                pods=PodDependencies(
+                    engine=view,
+                    resolve_uid=str,
+                    runtime=runtime,
+                    root_dir=tmp_path / "root",
+                    now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
+                ),
+                debug=DebugDependencies(
+                    configz={"kubeletconfig": {"kind": "KubeletConfiguration"}},
+                    flags=lambda: {"v": "2", "config": "/etc/x"},
+                    started=datetime(2026, 1, 1, tzinfo=UTC),
+                    node_logs=tmp_path / "logs",
+                ),
+                manifests=ManifestDirectory(tmp_path / "manifests", "n1", clock=lambda: 0),
             )
             (tmp_path / "manifests").mkdir()
             Counter("prober_probe_total", "Probes.", registry=registry).inc()
-            port = await stack.enter_async_context(api_server(parts))
-            node = Node(port, parts, authority, runtime, view, people, tmp_path)
+            port = await stack.enter_async_context(api_server(deps))
+            node = Node(port, deps, authority, runtime, view, people, tmp_path)
             set_status(node, running())
             node.clients = {
                 "no credentials": {},

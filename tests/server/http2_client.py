@@ -22,7 +22,7 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import Frame
 
-from pykubelet.server.connections import own_scope
+from pykubelet.server.connections import single_error_scope
 
 PATIENCE_SECONDS = 30
 
@@ -189,7 +189,7 @@ async def http2_client(
     reader, writer = await asyncio.open_connection("localhost", port, ssl=context, limit=2**20)
     try:
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
-        async with own_scope() as scope:
+        async with single_error_scope() as scope:
             client = Client(reader, writer, window=window, takes=takes)
             scope.start(client.read(), name="http2-client")
             yield client

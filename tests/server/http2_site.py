@@ -120,7 +120,10 @@ async def site_of(authority: Authority, pairs: dict[str, Pair], *, most: int = 1
     app.add_routes([*ROUTES, web.get("/slow", slow.answer)])
     tls = ServingTls(TlsSettings(), lambda: (pairs["server"].certificate, pairs["server"].key))
     with listening_socket("test", "127.0.0.1", 0) as listener:
-        async with app_runner(app) as server, serve_connections(server, listener, tls.context, most=most):
+        async with (
+            app_runner(app) as server,
+            serve_connections(server, listener, tls.context, max_connections=most),
+        ):
             yield Site(listener.getsockname()[1], authority, slow)
 
 

@@ -150,11 +150,13 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                         TokenReviews(client, scope, 60, metrics),
                         anonymous=anonymous,
                     ),
-                    judge=AlwaysAllow()
+                    authorizer=AlwaysAllow()
                     if open_to_all
-                    else AccessReviews(client, scope, lambda: "n1", metrics, yes_seconds=60, no_seconds=60),
+                    else AccessReviews(
+                        client, scope, lambda: "n1", metrics, allowed_ttl_seconds=60, denied_ttl_seconds=60
+                    ),
                     metrics=metrics,
-                    most_connections=most,
+                    max_connections=most,
                 )
             )
             return node

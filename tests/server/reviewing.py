@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.reviews import SubjectAccessReview, TokenReview, UserInfo
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.util.tasks import TaskScope
@@ -24,7 +25,7 @@ async def scope() -> AsyncIterator[TaskScope]:
 # Reviews.
 
 
-class Api:
+class Api(ApiClient):
     """A client of an API server that answers as told, after a second."""
 
     def __init__(self, **status: Any) -> None:

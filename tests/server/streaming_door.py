@@ -10,6 +10,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.client import RuntimeClient
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.lookup import PodLookup
@@ -25,7 +26,7 @@ Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
-class FakeRuntime:
+class FakeRuntime(RuntimeClient):
     """A runtime that remembers what it was asked, with a streaming server that a test plays."""
 
     url: str = ""
@@ -179,7 +180,7 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
                     streams.routes(),
                     tls=ServingTls(TlsSettings(), lambda: (pair.certificate, pair.key)),
                     authenticator=Authenticator(None, None, anonymous=True),
-                    judge=AlwaysAllow(),
+                    authorizer=AlwaysAllow(),
                     metrics=metrics,
                 )
             )

@@ -15,7 +15,7 @@ from pykubelet.server.auth import (
     Authenticator,
     authorize,
     make_authenticator,
-    make_judge,
+    make_authorizer,
 )
 from pykubelet.server.identity import (
     AuthorizerAttributes,
@@ -25,8 +25,8 @@ from pykubelet.server.identity import (
     User,
     bearer_token,
     certificate_user,
+    required_attributes,
     websocket_token,
-    wishes,
 )
 from pykubelet.server.metrics import path_label
 from pykubelet.server.pipeline import is_plain
@@ -72,12 +72,12 @@ scope = reviewing.scope
     ],
 )
 def test_what_a_path_asks_for(method: str, path: str, verb: str, subresources: list[str]) -> None:
-    assert wishes(method, path) == [AuthorizerAttributes(verb, name) for name in subresources]
+    assert required_attributes(method, path) == [AuthorizerAttributes(verb, name) for name in subresources]
 
 
 @given(st.text(), st.text())
 def test_every_request_asks_for_something(method: str, path: str) -> None:
-    assert wishes(method, path)
+    assert required_attributes(method, path)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ class Rules:
 )
 async def test_any_one_wish_is_enough(rules: Rules, status: int, text: str, asked: list[str]) -> None:
     try:
-        await authorize(rules, User("jane"), wishes("GET", "/pods"))
+        await authorize(rules, User("jane"), required_attributes("GET", "/pods"))
         outcome = (0, "")
     except HttpError as refusal:
         outcome = (refusal.status, refusal.text)
@@ -250,7 +250,7 @@ async def test_any_one_wish_is_enough(rules: Rules, status: int, text: str, aske
 
 
 async def test_always_allow() -> None:
-    await authorize(AlwaysAllow(), User("anybody"), wishes("POST", "/run/a/b/c"))
+    await authorize(AlwaysAllow(), User("anybody"), required_attributes("POST", "/run/a/b/c"))
 
 
 @pytest.mark.looptime
@@ -300,4 +300,4 @@ async def test_configurations_that_cannot_work_are_explained(
         setattr(place, name, value)
     with pytest.raises(AuthConfigError, match=words):
         make_authenticator(config, None, scope, metrics())
-        make_judge(config, None, lambda: "n", scope, metrics())
+        make_authorizer(config, None, lambda: "n", scope, metrics())

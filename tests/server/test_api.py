@@ -11,10 +11,16 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.server.api import ApiParts, api_routes, api_server
+from pykubelet.server.api import (
+    ApiServerDependencies,
+    DebugDependencies,
+    PodDependencies,
+    api_routes,
+    api_server,
+)
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.listeners import PortError
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from tests.kube.certs import Pair
@@ -49,14 +55,19 @@ async def test_every_endpoint_for_everybody(start: Start) -> None:
 
 def test_the_table_above_is_complete(tmp_path: Path) -> None:
     registry = CollectorRegistry()
-    parts: Any = type("Parts", (), {})()
-    for name in ApiParts.__dataclass_fields__:
-        setattr(parts, name, None)
-    parts.config, parts.gates = KubeletConfiguration(), FeatureGates()
-    parts.checks, parts.root_dir, parts.registry = {}, tmp_path, registry
-    parts.manifests = ManifestFolder(tmp_path, "n1", clock=lambda: 0)
-    parts.metrics, parts.started, parts.node_logs = ServerMetrics(registry), datetime.now(UTC), tmp_path
-    roots = {str(getattr(route, "path", "")).split("/")[1] for route in api_routes(parts)}
+    absent: Any = None
+    deps = ApiServerDependencies(
+        config=KubeletConfiguration(),
+        gates=FeatureGates(),
+        checks={},
+        registry=registry,
+        metrics=ServerMetrics(registry),
+        auth=absent,
+        pods=PodDependencies(engine=absent, resolve_uid=str, runtime=absent, root_dir=tmp_path, now=absent),
+        debug=DebugDependencies(configz={}, flags=dict, started=datetime.now(UTC), node_logs=tmp_path),
+        manifests=ManifestDirectory(tmp_path, "n1", clock=lambda: 0),
+    )
+    roots = {str(getattr(route, "path", "")).split("/")[1] for route in api_routes(deps)}
     assert roots == {path.split("/")[1].partition("?")[0] for _, path, _, _ in ENDPOINTS} - {"nonsense", ""}
 
 
@@ -252,9 +263,9 @@ async def test_switches(
 async def test_starting_says_what_is_wrong(start: Start, pairs: dict[str, Pair]) -> None:
     node = await start()
     with pytest.raises(PortError, match="the port is taken"):
-        async with api_server(node.parts):
+        async with api_server(node.deps):
             pytest.fail("must not serve")
-    node.parts.config.tls_cipher_suites = ["TLS_RSA_WITH_RC4_128_SHA"]
+    node.deps.config.tls_cipher_suites = ["TLS_RSA_WITH_RC4_128_SHA"]
     with pytest.raises(AuthConfigError, match="tlsCipherSuites"):
-        async with api_server(node.parts):
+        async with api_server(node.deps):
             pytest.fail("must not serve")

@@ -26,7 +26,7 @@ def loaded(tmp_path: Path) -> LoadedConfig:
 
 
 def _ciphers_are_strong(loaded: LoadedConfig) -> bool:
-    context = server_context(TlsSettings.of(loaded.config, request_certificates=True))
+    context = server_context(TlsSettings.from_config(loaded.config, request_certificates=True))
     ciphers = context.get_ciphers()
     return bool(ciphers) and all(
         cipher["name"].startswith(STRONG) and ("GCM" in cipher["name"] or "POLY1305" in cipher["name"])

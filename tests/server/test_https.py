@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pykubelet.server.identity import NOBODY
+from pykubelet.server.identity import ANONYMOUS_USER
 from pykubelet.server.tls import NoCertificate, ServingTls, TlsProblem, TlsSettings, server_context
 from tests.kube.certs import Authority, Pair, encrypt
 from tests.server import https_node
@@ -83,7 +83,7 @@ async def test_anonymous_is_somebody_who_needs_permission_too(start: Starter, pa
     node = await start(anonymous=True)
     assert (await node.ask("/pods"))[0] == 403
     node.people.rules = {("system:anonymous", "get", "healthz")}
-    assert await node.ask("/healthz") == (200, NOBODY.name)
+    assert await node.ask("/healthz") == (200, ANONYMOUS_USER.name)
     # Whoever shows something false is not taken for nobody.
     assert (await node.ask("/healthz", pairs["foreign"]))[0] == 401
     assert (await node.ask("/healthz", token="made-up"))[0] == 401

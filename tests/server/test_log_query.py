@@ -21,7 +21,7 @@ from pykubelet.server import node_logs
 from pykubelet.server.identity import HttpError
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
-from pykubelet.server.pipeline import counted
+from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.streaming import StreamLimits
 
 Client = TestClient[web.Request, web.Application]
@@ -131,8 +131,8 @@ def logs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def client(logs: Path) -> AsyncIterator[Client]:
-    app = web.Application(middlewares=[counted(ServerMetrics(CollectorRegistry()), "readwrite")])
-    app.add_routes(node_logs.node_log_routes(logs, StreamLimits(most=1)))
+    app = web.Application(middlewares=[counting_middleware(ServerMetrics(CollectorRegistry()), "readwrite")])
+    app.add_routes(node_logs.node_log_routes(logs, StreamLimits(max_streams=1)))
     async with TestClient(TestServer(app)) as made:
         yield made
 

@@ -15,8 +15,8 @@ from yarl import URL
 
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podconfig.static_pods import static_pods
-from pykubelet.server.identity import NOBODY, User
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.identity import ANONYMOUS_USER, User
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.pipeline import USER
 
 MOST = 2000
@@ -46,12 +46,12 @@ async def client(folder: Path) -> AsyncIterator[Client]:
     @web.middleware
     async def known(request: web.Request, handler: Any) -> web.StreamResponse:
         name = request.headers.get("Who", "admin")
-        request[USER] = NOBODY if name == "nobody" else User(name)
+        request[USER] = ANONYMOUS_USER if name == "nobody" else User(name)
         answer: web.StreamResponse = await handler(request)
         return answer
 
     app = web.Application(middlewares=[known])
-    app.add_routes(ManifestFolder(folder, "node1", clock=lambda: 0).routes(most_bytes=MOST))
+    app.add_routes(ManifestDirectory(folder, "node1", clock=lambda: 0).routes(max_bytes=MOST))
     async with TestClient(TestServer(app)) as made:
         yield made
 
@@ -230,7 +230,7 @@ def together(*documents: object) -> dict[str, Any]:
 async def standalone(folder: Path) -> AsyncIterator[Client]:
     """A node whose manifests have to do for an API server."""
     app = web.Application()
-    app.add_routes(ManifestFolder(folder, "node1", served=LOCAL_KINDS, clock=lambda: 0).routes())
+    app.add_routes(ManifestDirectory(folder, "node1", served=LOCAL_KINDS, clock=lambda: 0).routes())
     async with TestClient(TestServer(app)) as made:
         yield made
 

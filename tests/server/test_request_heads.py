@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from pykubelet.server import connections as request_heads
-from pykubelet.server.connections import FREE_BYTES, MOST_BYTES, MOST_HEAD_BYTES
+from pykubelet.server.connections import FREE_BYTES, MAX_HEAD_BYTES, MAX_TOTAL_HEAD_BYTES
 from pykubelet.server.listeners import http_server
 from tests.server import https_node
 from tests.server.https_node import Node, Starter
@@ -153,10 +153,10 @@ def routes(handled: list[str]) -> list[web.RouteDef]:
 
 async def test_server_head_above_limit_431(unused_tcp_port: int, handled: list[str]) -> None:
     async with http_server("test", "127.0.0.1", unused_tcp_port, routes(handled)):
-        data = head(MOST_HEAD_BYTES + 300_000, end=False)
+        data = head(MAX_HEAD_BYTES + 300_000, end=False)
         response = await exchange(unused_tcp_port, data)
         assert response == b"" or response.startswith(b"HTTP/1.1 431 ")
-        whole = head(MOST_HEAD_BYTES - 100_000, end=False) + b"Connection: close\r\n\r\n"
+        whole = head(MAX_HEAD_BYTES - 100_000, end=False) + b"Connection: close\r\n\r\n"
         assert (await exchange(unused_tcp_port, whole)).startswith(b"HTTP/1.1 200 ")
     assert handled == ["+wait", "-wait"]
 
@@ -237,7 +237,7 @@ async def test_api_flood_of_unauthorized_large_heads_evicted(
 
     monkeypatch.setattr("pykubelet.server.reviews.TokenReviews._review", never)
     node: Node = await start(most=100)
-    count = MOST_BYTES // 600_000 + 6
+    count = MAX_TOTAL_HEAD_BYTES // 600_000 + 6
     data = head(600_000, end=False)
     async with asyncio.TaskGroup() as tasks:
         answers = [
@@ -245,7 +245,7 @@ async def test_api_flood_of_unauthorized_large_heads_evicted(
             for number in range(count)
         ]
         # The heads exceed the budget by those of so many clients.
-        surplus = -(-(count * (600_000 - FREE_BYTES) - MOST_BYTES) // (600_000 - FREE_BYTES))
+        surplus = -(-(count * (600_000 - FREE_BYTES) - MAX_TOTAL_HEAD_BYTES) // (600_000 - FREE_BYTES))
         async with asyncio.timeout(25):
             while sum(task.done() for task in answers) < surplus or not waiting:
                 await asyncio.sleep(0.05)

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import Forbidden, InvalidResponse, KubeError, ServerError, TimedOut
 from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
 from pykubelet.server.reviews import (
-    MOST_AT_ONCE,
-    MOST_REMEMBERED,
-    MOST_WAITING,
+    MAX_CACHED_REVIEWS,
+    MAX_CONCURRENT_REVIEWS,
+    MAX_WAITING,
     AccessReviews,
     ReviewCache,
     ReviewUnavailable,
@@ -29,7 +30,7 @@ scope = reviewing.scope
 @pytest.mark.looptime
 async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskScope) -> None:
     asked: list[str] = []
-    cache: ReviewCache[str, str] = ReviewCache(scope, lambda answer: len(answer), most=2, name="test")
+    cache: ReviewCache[str, str] = ReviewCache(scope, lambda answer: len(answer), max_entries=2, name="test")
 
     async def ask(answer: str) -> str:
         asked.append(answer)
@@ -43,17 +44,17 @@ async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskSco
     await asyncio.sleep(0.2)
     assert await cache.get("a", lambda: ask("other")) == "other"
     assert await cache.get("", lambda: ask("")) == ""
-    assert cache.known("") is None
+    assert cache.cached("") is None
     for key in "bcd":
         await cache.get(key, lambda: ask("x" * 60))
     assert len(cache) == 2
-    assert cache.known("b") is None
-    assert cache.known("d") is not None
+    assert cache.cached("b") is None
+    assert cache.cached("d") is not None
 
 
 @pytest.mark.looptime
 async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: TaskScope) -> None:
-    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def ask() -> int:
         await asyncio.sleep(1)
@@ -69,7 +70,7 @@ async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: Task
 
 @pytest.mark.looptime
 async def test_failures_reach_everybody_and_are_not_kept(scope: TaskScope) -> None:
-    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def fail() -> int:
         await asyncio.sleep(1)
@@ -96,7 +97,7 @@ async def test_tokens_are_reviewed_once_in_their_time(scope: TaskScope) -> None:
     await asyncio.sleep(2)
     await reviews.user("secret")
     assert len(api.asked) == 2
-    assert "secret" not in repr(vars(reviews)) + repr(vars(reviews._answers))
+    assert "secret" not in repr(vars(reviews)) + repr(vars(reviews._cache))
 
 
 @pytest.mark.looptime
@@ -126,9 +127,9 @@ async def test_no_ttl_means_no_memory(scope: TaskScope) -> None:
 @pytest.mark.looptime
 async def test_a_flood_of_tokens_costs_bounded_memory(scope: TaskScope) -> None:
     reviews = TokenReviews(Api(), scope, 10**6, metrics())
-    for start in range(0, MOST_REMEMBERED + 200, 20):
+    for start in range(0, MAX_CACHED_REVIEWS + 200, 20):
         await asyncio.gather(*(reviews.user(f"t{start + n}") for n in range(20)), return_exceptions=True)
-    assert len(reviews._answers) == MOST_REMEMBERED
+    assert len(reviews._cache) == MAX_CACHED_REVIEWS
 
 
 class Token(str):
@@ -137,7 +138,7 @@ class Token(str):
     __slots__ = ("__weakref__",)
 
 
-class SilentApi:
+class SilentApi(ApiClient):
     """An API server that never responds to a review, and retains none."""
 
     def __init__(self) -> None:
@@ -165,7 +166,7 @@ async def test_token_reviews_abandoned_review_cancelled_and_token_released(scope
         for number in range(200):
             begin(clients, Token(f"token-{number}"))
         await asyncio.sleep(1)
-        assert api.open == MOST_AT_ONCE
+        assert api.open == MAX_CONCURRENT_REVIEWS
         assert all(one() is not None for one in watched)
     await asyncio.sleep(0.1)
     gc.collect()
@@ -179,11 +180,11 @@ async def test_token_reviews_too_many_waiting_longest_evicted(scope: TaskScope, 
     reviews = TokenReviews(SilentApi(), scope, 60, metrics())
     async with TaskScope() as clients:
         waiting = []
-        for number in range(MOST_WAITING + 40):
+        for number in range(MAX_WAITING + 40):
             user = reviews.user("same" if same else f"token-{number}")
             waiting.append(clients.start(refused(user), name="client"))
         await asyncio.sleep(1)
-        assert [task.done() for task in waiting] == [True] * 40 + [False] * MOST_WAITING
+        assert [task.done() for task in waiting] == [True] * 40 + [False] * MAX_WAITING
 
 
 async def refused(user: Coroutine[Any, Any, User]) -> str:
@@ -194,7 +195,7 @@ async def refused(user: Coroutine[Any, Any, User]) -> str:
 
 @pytest.mark.looptime
 async def test_answer_cache_question_asked_again_after_abandonment_fetched_again(scope: TaskScope) -> None:
-    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, most=9, name="test")
+    cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def fetch() -> int:
         await asyncio.sleep(1)
@@ -209,7 +210,7 @@ async def test_answer_cache_question_asked_again_after_abandonment_fetched_again
 
 
 def access(api: Api, scope: TaskScope, node: str = "n1") -> AccessReviews:
-    return AccessReviews(api, scope, lambda: node, metrics(), yes_seconds=300, no_seconds=30)
+    return AccessReviews(api, scope, lambda: node, metrics(), allowed_ttl_seconds=300, denied_ttl_seconds=30)
 
 
 @pytest.mark.looptime

@@ -16,7 +16,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.identity import HttpError
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.streaming import RemoteCommandOptions, StreamingEndpoints, StreamLimits, ports_of
+from pykubelet.server.streaming import RemoteCommandOptions, StreamingEndpoints, StreamLimits, parse_ports
 from pykubelet.transport.errors import from_status
 from tests.kube.certs import NAMES, Authority, Pair
 from tests.server.streaming_door import UPGRADED, Door, FakeRuntime, doors, on_uvloop, saying
@@ -348,7 +348,7 @@ def test_the_same_on_uvloop(
 
 
 async def test_too_many_streams(opened: Callable[..., Any]) -> None:
-    door = await opened(limits=StreamLimits(most=9, most_of_one=2))
+    door = await opened(limits=StreamLimits(max_streams=9, max_per_user=2))
     async with door.connection(EXEC), door.connection(EXEC) as (head, _, _):
         assert head.startswith("HTTP/1.1 101")
         assert (await door.refusal(EXEC))[0] == 429
@@ -363,13 +363,13 @@ async def _status(door: Door) -> int:
 
 
 def test_limits_of_all_and_of_one() -> None:
-    limits = StreamLimits(most=3, most_of_one=2)
-    with limits.one_more("a"), limits.one_more("a"):
-        with pytest.raises(HttpError), limits.one_more("a"):
+    limits = StreamLimits(max_streams=3, max_per_user=2)
+    with limits.acquire("a"), limits.acquire("a"):
+        with pytest.raises(HttpError), limits.acquire("a"):
             pytest.fail("too many of one")
-        with limits.one_more("b"), pytest.raises(HttpError), limits.one_more("c"):
+        with limits.acquire("b"), pytest.raises(HttpError), limits.acquire("c"):
             pytest.fail("too many")
-    with limits.one_more("a"), limits.one_more("a"):
+    with limits.acquire("a"), limits.acquire("a"):
         pass
 
 
@@ -382,13 +382,13 @@ def test_limits_of_all_and_of_one() -> None:
     ],
 )
 def test_wishes(query: dict[str, str], wish: RemoteCommandOptions) -> None:
-    assert RemoteCommandOptions.of(query) == wish
+    assert RemoteCommandOptions.from_query(query) == wish
 
 
 @given(st.lists(st.text(max_size=8), max_size=3))
 def test_ports_are_ports_or_refused(values: list[str]) -> None:
     try:
-        ports = ports_of(MultiDict(("port", value) for value in values))
+        ports = parse_ports(MultiDict(("port", value) for value in values))
     except HttpError:
         return
     assert ports

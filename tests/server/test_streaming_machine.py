@@ -96,7 +96,7 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
                 routes,
                 tls=ServingTls(TlsSettings(), lambda: (pair.certificate, pair.key)),
                 authenticator=Authenticator(None, None, anonymous=True),
-                judge=AlwaysAllow(),
+                authorizer=AlwaysAllow(),
                 metrics=metrics,
             )
         )

@@ -7,6 +7,7 @@ from typing import Any
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.podworkers.engine import PodEngine
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -29,8 +30,8 @@ def pod_of(name: str, uid: str, *, node: str = "node1", namespace: str = "defaul
 
 
 @dataclass
-class ScriptedView:
-    """A `PodsView` that says what it is told, and remembers what it was asked."""
+class ScriptedView(PodEngine):
+    """A `PodEngine` that says what it is told, and remembers what it was asked."""
 
     listed: list[Pod] = field(default_factory=list)
     events: dict[str, list[Event]] = field(default_factory=dict)

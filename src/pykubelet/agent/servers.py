@@ -24,13 +24,19 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.api import ApiParts, api_server
+from pykubelet.server.api import (
+    ApiServerDependencies,
+    AuthDependencies,
+    DebugDependencies,
+    PodDependencies,
+    api_server,
+)
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
-from pykubelet.server.manifests import ManifestFolder, control_routes
+from pykubelet.server.manifests import ManifestDirectory, control_routes
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
-from pykubelet.server.pipeline import counted
+from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
 from pykubelet.util.tasks import TaskScope
@@ -71,7 +77,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
                 *metrics_routes(parts.registry),
                 *health,
             ]
-            layers = [counted(metrics, "readonly")]
+            layers = [counting_middleware(metrics, "readonly")]
             if standalone:
                 layers.append(own_hosts_only((parts.settings.node_name, socket.gethostname())))
             server = http_server("read-only", config.address, config.read_only_port, routes, layers)
@@ -101,41 +107,47 @@ def _may_have_clients(parts: ServerDependencies) -> bool:
     return False
 
 
-def _manifests(parts: ServerDependencies) -> ManifestFolder | None:
+def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     path = Path(parts.settings.config.static_pod_path)
     # A single file may be configured, too; its owner writes it.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
     served = LOCAL_KINDS if parts.cluster is None else frozenset()
-    return ManifestFolder(path, parts.settings.node_name, served=served, clock=time.time_ns)
+    return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 
 async def _api_parts(
-    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestFolder | None, tasks: TaskScope
-) -> ApiParts:
+    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestDirectory | None, tasks: TaskScope
+) -> ApiServerDependencies:
     settings, cluster = parts.settings, parts.cluster
     try:
         certificate = await serving_certificate(settings, parts.ips, cluster)
     except (KeyGenerationError, StoreError, OSError) as err:
         raise AuthConfigError(f"there is no certificate to serve with: {err}") from err
     tasks.start(certificate.run(), name="serving-certificate")
-    return ApiParts(
+    return ApiServerDependencies(
         config=settings.config,
         gates=settings.gates,
-        node_name=settings.node_name,
-        root_dir=Path(settings.flags.root_dir),
-        view=parts.engine,
-        resolve=parts.engine.store.resolve,
-        runtime=parts.cri.runtime,
         checks=parts.checks,
-        configz=configz_document(settings.config),
-        flags=lambda: parts.flag_values,
         registry=parts.registry,
         metrics=metrics,
-        client=cluster.review_client() if cluster is not None else None,
-        certificate=certificate.current,
-        started=parts.started,
-        now=lambda: datetime.now(UTC),
+        auth=AuthDependencies(
+            node_name=settings.node_name,
+            review_client=cluster.review_client() if cluster is not None else None,
+            serving_certificate=certificate.current,
+        ),
+        pods=PodDependencies(
+            engine=parts.engine,
+            resolve_uid=parts.engine.store.resolve,
+            runtime=parts.cri.runtime,
+            root_dir=Path(settings.flags.root_dir),
+            now=lambda: datetime.now(UTC),
+        ),
+        debug=DebugDependencies(
+            configz=configz_document(settings.config),
+            flags=lambda: parts.flag_values,
+            started=parts.started,
+        ),
         manifests=manifests if cluster is None else None,
     )
 

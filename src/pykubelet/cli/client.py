@@ -7,7 +7,7 @@ A pod is selected by its name in the manifest (`web`), its name on the node (`we
 namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
 candidates: a command must never act on a pod that was not meant.
 
-`guarded` runs a command: an error is one line on standard error; Ctrl-C and a closed output pipe end a
+`run_command` runs a command: an error is one line on standard error; Ctrl-C and a closed output pipe end a
 command without a message, with the exit code that a shell reports for the signal.
 """
 
@@ -25,16 +25,16 @@ from urllib.parse import quote, urlencode
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cli.errors import complain
+from pykubelet.cli.errors import print_error
 from pykubelet.config.errors import ConfigError
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.server.manifest_schema import Manifest
-from pykubelet.server.pods import SOCKET_NAME, NodePods, PodJournal, Refusal, Restarted
-from pykubelet.standalone.data_dir import holder
+from pykubelet.server.pods import SOCKET_NAME, ErrorResponse, NodePods, PodJournal, Restarted
+from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
 
 T = TypeVar("T")
-PATIENCE = 10.0
+REQUEST_TIMEOUT_SECONDS = 10.0
 """Timeout of connecting to the control socket and of each read, in seconds."""
 
 
@@ -63,82 +63,87 @@ class NodeClient:
 
     def pods(self) -> NodePods:
         """Return all pods of the node and the states of their workers."""
-        return self._ask("GET", "/pods", NodePods)
+        return self._request("GET", "/pods", NodePods)
 
     def pod(self, uid: str) -> NodePods:
         """Return one pod. Raises NotFoundError when the node does not have it."""
-        return self._ask("GET", f"/pods/{quote(uid, safe='')}", NodePods)
+        return self._request("GET", f"/pods/{quote(uid, safe='')}", NodePods)
 
     def journal(self, uid: str) -> PodJournal:
         """Return the events and the timeline of a pod."""
-        return self._ask("GET", f"/pods/{quote(uid, safe='')}/journal", PodJournal)
+        return self._request("GET", f"/pods/{quote(uid, safe='')}/journal", PodJournal)
 
     def restart(self, uid: str, container: str | None) -> list[str]:
         """Restart one container of a pod, or all, in place; return the names of the restarted containers."""
         query = "?" + urlencode({"container": container}) if container else ""
-        return self._ask("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
+        return self._request("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
 
     def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
         """Install a manifest under a file name. Raises ManifestRejected when the node rejects it."""
         path = f"/manifests/{quote(name, safe='')}{'?replace=true' if replace else ''}"
-        return self._ask("PUT", path, Manifest, content)
+        return self._request("PUT", path, Manifest, content)
 
-    def _ask(self, method: str, path: str, kind: type[T], content: bytes | None = None) -> T:
+    def _request(self, method: str, path: str, kind: type[T], content: bytes | None = None) -> T:
         connection = _UnixConnection(self._socket)
         try:
             connection.request(method, path, content)
-            answer = connection.getresponse()
-            body = answer.read()
+            response = connection.getresponse()
+            body = response.read()
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as err:
             raise self._unreachable() from err
         except PermissionError as err:
             raise NodeError("only root may ask the node: run it with sudo") from err
         except TimeoutError as err:
             raise NodeError(
-                f"the node does not answer within {PATIENCE:g}s: it is very busy, or hangs; see its log"
+                f"the node does not answer within {REQUEST_TIMEOUT_SECONDS:g}s: "
+                "it is very busy, or hangs; see its log"
             ) from err
         except (OSError, http.client.HTTPException) as err:
             raise NodeError(f"the connection to the node broke ({err}): is it being stopped?") from err
         finally:
             connection.close()
-        return _read(kind, answer.status, body)
+        return _read(kind, response.status, body)
 
     def _unreachable(self) -> NodeError:
-        where = self._instance.data_dir
-        if holder(self._instance) is not None:
-            return NodeError(f"the node on {where} is still starting, or stopping: try again in a moment")
-        option = "" if self._instance.name == "pykubelet" else f" --data-dir {where}"
-        return KubeletNotRunning(f"no node runs on {where}: start it with `pykubelet up{option}`")
+        data_dir = self._instance.data_dir
+        if lock_owner(self._instance) is not None:
+            return NodeError(f"the node on {data_dir} is still starting, or stopping: try again in a moment")
+        option = "" if self._instance.name == "pykubelet" else f" --data-dir {data_dir}"
+        return KubeletNotRunning(f"no node runs on {data_dir}: start it with `pykubelet up{option}`")
 
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=PATIENCE)
+        super().__init__("localhost", timeout=REQUEST_TIMEOUT_SECONDS)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
+        self.sock.settimeout(REQUEST_TIMEOUT_SECONDS)
         self.sock.connect(str(self._path))
 
 
-_REFUSALS: dict[int, type[NodeError]] = {404: NotFoundError, 409: ManifestRejected, 422: ManifestRejected}
+_STATUS_ERRORS: dict[int, type[NodeError]] = {
+    404: NotFoundError,
+    409: ManifestRejected,
+    422: ManifestRejected,
+}
 
 
 def _read(kind: type[T], status: int, body: bytes) -> T:
     try:
         if status in (200, 201):
             return from_json(kind, body)
-        message = from_json(Refusal, body).message
+        message = from_json(ErrorResponse, body).message
     except ValueError as err:
         raise NodeError(
             f"the node's answer (status {status}) cannot be read ({err}): is it of another version?"
         ) from err
-    raise _REFUSALS.get(status, NodeError)(message)
+    raise _STATUS_ERRORS.get(status, NodeError)(message)
 
 
 SHORTEST_UID = 4
-_MOST_SHOWN = 10
+_MAX_LISTED = 10
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
@@ -158,8 +163,8 @@ def choose_pod(pods: Sequence[Pod], text: str, states: Mapping[str, str] | None 
         raise SelectionError(_listing(f"there is no pod {text!r}; there are:", pods))
     # A pod that is being replaced shares its name with its successor until it has terminated.
     if len({pod.full_name for pod in found}) == 1 and len(found) > 1:
-        staying = [pod for pod in found if (states or {}).get(pod.uid, "syncing") == "syncing"]
-        found = staying[-1:] or found[-1:]
+        remaining = [pod for pod in found if (states or {}).get(pod.uid, "syncing") == "syncing"]
+        found = remaining[-1:] or found[-1:]
     if len(found) > 1:
         raise SelectionError(_listing(f"{text!r} may be any of these, say which:", found))
     return found[0]
@@ -192,7 +197,7 @@ def all_containers(pod: Pod) -> list[Container]:
     return [*pod.spec.containers, *pod.spec.init_containers, *pod.spec.ephemeral_containers]
 
 
-def written_name(pod: Pod) -> str:
+def manifest_name(pod: Pod) -> str:
     """Return the pod's name as in its manifest: for static pods without the node name suffix."""
     suffix = f"-{pod.spec.node_name.lower()}"
     if is_static_pod(pod) and pod.spec.node_name:
@@ -203,27 +208,27 @@ def written_name(pod: Pod) -> str:
 def _matching(pods: Iterable[Pod], text: str) -> list[Pod]:
     """Return the best matches: by pod name, else by name in the manifest, else by uid prefix."""
     namespace, slash, name = text.rpartition("/")
-    inside = [pod for pod in pods if not slash or pod.metadata.namespace == namespace]
-    ways = (
-        [pod for pod in inside if pod.metadata.name == name],
-        [pod for pod in inside if written_name(pod) == name],
-        [pod for pod in inside if len(name) >= SHORTEST_UID and pod.uid.startswith(name)],
+    candidates = [pod for pod in pods if not slash or pod.metadata.namespace == namespace]
+    matches = (
+        [pod for pod in candidates if pod.metadata.name == name],
+        [pod for pod in candidates if manifest_name(pod) == name],
+        [pod for pod in candidates if len(name) >= SHORTEST_UID and pod.uid.startswith(name)],
     )
-    return next((found for found in ways if found), [])
+    return next((found for found in matches if found), [])
 
 
 def _listing(heading: str, pods: Sequence[Pod]) -> str:
-    shown = [f"  {pod.full_name} (uid {pod.uid})" for pod in pods[:_MOST_SHOWN]]
-    rest = len(pods) - len(shown)
-    return "\n".join([heading, *shown, *([f"  and {rest} more"] if rest else [])])
+    lines = [f"  {pod.full_name} (uid {pod.uid})" for pod in pods[:_MAX_LISTED]]
+    rest = len(pods) - len(lines)
+    return "\n".join([heading, *lines, *([f"  and {rest} more"] if rest else [])])
 
 
-_USUAL: tuple[type[Exception], ...] = (NodeError, SelectionError, EmbeddedError, ConfigError)
-_BY_SIGNAL = 128
+_EXPECTED_ERRORS: tuple[type[Exception], ...] = (NodeError, SelectionError, EmbeddedError, ConfigError)
+_SIGNAL_EXIT_BASE = 128
 """Base of the exit code of a process ended by a signal; the signal's number is added."""
 
 
-def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
+def run_command(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
     """Run `work` and return its exit code; usual and `expected` exceptions become one line and code 1."""
     try:
         code = work()
@@ -231,14 +236,14 @@ def guarded(program: str, work: Callable[[], int], *expected: type[Exception]) -
     except BrokenPipeError:
         # The reader closed the pipe. Redirect stdout, so that flushing Python's buffer at exit does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BY_SIGNAL + signal.SIGPIPE
-    except _USUAL + expected as err:
-        return complain(program, err)
+        return _SIGNAL_EXIT_BASE + signal.SIGPIPE
+    except _EXPECTED_ERRORS + expected as err:
+        return print_error(program, err)
     except KeyboardInterrupt:
-        return _BY_SIGNAL + signal.SIGINT
+        return _SIGNAL_EXIT_BASE + signal.SIGINT
     return code
 
 
-def end_politely() -> None:
+def exit_on_sigterm() -> None:
     """Exit with unwinding on SIGTERM, so that the terminal's cursor is restored."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_BY_SIGNAL + number))
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))

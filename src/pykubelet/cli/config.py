@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.cli.errors import complain
+from pykubelet.cli.errors import print_error
 from pykubelet.config.codec import to_yaml
 from pykubelet.config.convert import convert_flags
 from pykubelet.config.errors import ConfigError
@@ -19,7 +19,7 @@ def print_effective(argv: Sequence[str]) -> int:
     try:
         loaded = load(argv)
     except ConfigError as err:
-        return complain("pykubelet config print", err)
+        return print_error("pykubelet config print", err)
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(to_yaml(loaded.config), end="")
@@ -33,7 +33,7 @@ def validate_files(files: Sequence[Path]) -> int:
         try:
             load(["--config", str(file)])
         except ConfigError as err:
-            code = complain(str(file), err)
+            code = print_error(str(file), err)
         else:
             print(f"{file}: ok")
     return code
@@ -44,7 +44,7 @@ def convert(argv: Sequence[str]) -> int:
     try:
         document, remaining, notes = convert_flags(argv)
     except ConfigError as err:
-        return complain("pykubelet config convert-flags", err)
+        return print_error("pykubelet config convert-flags", err)
     print(document, end="")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

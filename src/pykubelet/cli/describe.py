@@ -13,30 +13,30 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe, is_sidecar
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.volume import Volume
-from pykubelet.cli.client import NodeClient, choose_pod, guarded
+from pykubelet.cli.client import NodeClient, choose_pod, run_command
 from pykubelet.cli.logs import container_status
 from pykubelet.cli.printers import (
-    columns,
-    ended_word,
-    pod_birth,
+    escape_unprintable,
+    format_age,
+    format_columns,
+    format_duration,
+    pod_creation_time,
     ready_count,
-    since,
-    span,
-    status_word,
-    visible,
+    status_text,
+    termination_reason,
 )
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import PodJournal
 from pykubelet.standalone.instance import Instance
 
 Fields = list[tuple[str, str]]
-_OURS = "kubernetes.io/config."
+_CONFIG_ANNOTATION_PREFIX = "kubernetes.io/config."
 
 
 def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> list[str]:
     """Return the description as lines; `state` is that of the pod worker."""
     sections = [
-        ("", _fields(_about(pod, state, now))),
+        ("", _fields(_pod_fields(pod, state, now))),
         ("Init containers:", _containers(pod, pod.spec.init_containers, now)),
         ("Containers:", _containers(pod, pod.spec.containers, now)),
         ("Ephemeral containers:", _containers(pod, pod.spec.ephemeral_containers, now)),
@@ -56,61 +56,70 @@ def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> l
 def probe_text(probe: Probe) -> str:
     """Return the handler, the periods and the thresholds of a probe as text."""
     if probe.exec is not None:
-        asks = f"exec [{' '.join(probe.exec.command)}]"
+        action = f"exec [{' '.join(probe.exec.command)}]"
     elif probe.http_get is not None:
-        asks = f"http-get {_url(probe.http_get)}"
+        action = f"http-get {_url(probe.http_get)}"
     elif probe.tcp_socket is not None:
-        asks = f"tcp-socket {probe.tcp_socket.host}:{probe.tcp_socket.port}"
+        action = f"tcp-socket {probe.tcp_socket.host}:{probe.tcp_socket.port}"
     elif probe.grpc is not None:
-        asks = f"grpc :{probe.grpc.port} {probe.grpc.service or ''}".rstrip()
+        action = f"grpc :{probe.grpc.port} {probe.grpc.service or ''}".rstrip()
     else:
-        asks = "nothing"
+        action = "nothing"
     seconds = {
         "delay": probe.initial_delay_seconds,
         "timeout": probe.timeout_seconds,
         "period": probe.period_seconds,
     }
     times = " ".join(f"{name}={value}s" for name, value in seconds.items())
-    return f"{asks} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
+    return f"{action} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
 
 
 def state_text(state: ContainerState, now: datetime) -> str:
     """Return the state of a container in one line."""
     if state.running is not None:
-        return f"Running, for {since(state.running.started_at, now)}"
+        return f"Running, for {format_age(state.running.started_at, now)}"
     if state.terminated is not None:
-        ended = state.terminated
-        parts = [f"Terminated: {ended_word(ended)}, exit code {ended.exit_code}"]
-        parts += [f"signal {ended.signal}"] if ended.signal else []
-        if ended.started_at is not None and ended.finished_at is not None:
-            parts.append(f"after {span((ended.finished_at - ended.started_at).total_seconds())}")
-        parts += [f"{since(ended.finished_at, now)} ago"] if ended.finished_at is not None else []
-        return ", ".join(parts) + (f": {ended.message.strip()}" if ended.message else "")
+        terminated = state.terminated
+        parts = [f"Terminated: {termination_reason(terminated)}, exit code {terminated.exit_code}"]
+        parts += [f"signal {terminated.signal}"] if terminated.signal else []
+        if terminated.started_at is not None and terminated.finished_at is not None:
+            parts.append(
+                f"after {format_duration((terminated.finished_at - terminated.started_at).total_seconds())}"
+            )
+        parts += (
+            [f"{format_age(terminated.finished_at, now)} ago"] if terminated.finished_at is not None else []
+        )
+        return ", ".join(parts) + (f": {terminated.message.strip()}" if terminated.message else "")
     if state.waiting is not None and state.waiting.reason:
         message = f": {state.waiting.message}" if state.waiting.message else ""
         return f"Waiting: {state.waiting.reason}{message}"
     return "Waiting"
 
 
-def _about(pod: Pod, state: str, now: datetime) -> Fields:
+def _pod_fields(pod: Pod, state: str, now: datetime) -> Fields:
     meta, spec, status = pod.metadata, pod.spec, pod.status
     ready, total = ready_count(pod)
-    annotations = {key: value for key, value in meta.annotations.items() if not key.startswith(_OURS)}
+    annotations = {
+        key: value for key, value in meta.annotations.items() if not key.startswith(_CONFIG_ANNOTATION_PREFIX)
+    }
     host = f" ({status.host_ip})" if status.host_ip else ""
-    birth = pod_birth(pod)
-    return _given(
+    created_at = pod_creation_time(pod)
+    return _nonempty_fields(
         ("Name", meta.name),
         ("Namespace", meta.namespace),
         ("UID", meta.uid),
-        ("Status", f"{status_word(pod, state)}, {ready} of {total} containers ready"),
+        ("Status", f"{status_text(pod, state)}, {ready} of {total} containers ready"),
         ("Phase", status.phase),
         ("Worker", state),
         ("Reason", status.reason),
         ("Message", status.message),
         ("Node", f"{spec.node_name}{host}"),
         ("IPs", ", ".join(address.ip for address in status.pod_ips) or status.pod_ip),
-        ("Since", f"{birth:%Y-%m-%d %H:%M:%S %Z} ({since(birth, now)} ago)" if birth else ""),
-        ("Source", meta.annotations.get(f"{_OURS}source", "")),
+        (
+            "Since",
+            f"{created_at:%Y-%m-%d %H:%M:%S %Z} ({format_age(created_at, now)} ago)" if created_at else "",
+        ),
+        ("Source", meta.annotations.get(f"{_CONFIG_ANNOTATION_PREFIX}source", "")),
         ("Labels", ", ".join(f"{key}={value}" for key, value in meta.labels.items())),
         ("Annotations", ", ".join(f"{key}={value}" for key, value in annotations.items())),
         ("QoS class", status.qos_class),
@@ -142,7 +151,7 @@ def _container(container: Container, status: ContainerStatus | None, now: dateti
         + (f" at {port.host_ip or '*'}:{port.host_port}" if port.host_port else "")
         for port in container.ports
     )
-    return _given(
+    return _nonempty_fields(
         *_container_state(status, now),
         ("Image", container.image),
         ("Image ID", status.image_id if status is not None else ""),
@@ -207,53 +216,53 @@ def _conditions(pod: Pod, now: datetime) -> list[str]:
         (
             found.type,
             found.status,
-            since(found.last_transition_time, now),
+            format_age(found.last_transition_time, now),
             found.reason or "",
             found.message or "",
         )
         for found in pod.status.conditions
     ]
-    return columns([("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), *rows]) if rows else []
+    return format_columns([("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), *rows]) if rows else []
 
 
 def _events(events: Sequence[Event], now: datetime) -> list[str]:
     rows = []
     for event in sorted(events, key=lambda event: event.last):
-        age = span(now.timestamp() - event.last)
+        age = format_duration(now.timestamp() - event.last)
         if event.count > 1:
-            age += f" (x{event.count} over {span(now.timestamp() - event.first)})"
+            age += f" (x{event.count} over {format_duration(now.timestamp() - event.first)})"
         rows.append((age, event.kind, event.reason, event.where, event.message))
-    return columns([("AGE", "TYPE", "REASON", "WHERE", "MESSAGE"), *rows]) if rows else []
+    return format_columns([("AGE", "TYPE", "REASON", "WHERE", "MESSAGE"), *rows]) if rows else []
 
 
-def _timeline(notes: Sequence[TimelineEntry]) -> list[str]:
+def _timeline(entries: Sequence[TimelineEntry]) -> list[str]:
     """Return each entry of the timeline with its time and the time since the previous one."""
-    rows, before = [], notes[0].time if notes else 0.0
-    for note in notes:
-        moment = datetime.fromtimestamp(note.time, UTC).astimezone()
+    rows, previous_time = [], entries[0].time if entries else 0.0
+    for entry in entries:
+        local_time = datetime.fromtimestamp(entry.time, UTC).astimezone()
         rows.append(
             (
-                f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}",
-                _later(note.time - before),
-                note.component,
-                note.text,
+                f"{local_time:%H:%M:%S}.{local_time.microsecond // 1000:03d}",
+                _elapsed(entry.time - previous_time),
+                entry.component,
+                entry.text,
             )
         )
-        before = note.time
-    return columns([("TIME", "AFTER", "STATION", "DECISION"), *rows]) if rows else []
+        previous_time = entry.time
+    return format_columns([("TIME", "AFTER", "STATION", "DECISION"), *rows]) if rows else []
 
 
-def _later(seconds: float) -> str:
-    return f"+{seconds:.3f}s" if abs(seconds) < 10 else f"+{span(seconds)}"
+def _elapsed(seconds: float) -> str:
+    return f"+{seconds:.3f}s" if abs(seconds) < 10 else f"+{format_duration(seconds)}"
 
 
-def _given(*fields: tuple[str, str]) -> Fields:
+def _nonempty_fields(*fields: tuple[str, str]) -> Fields:
     return [(name, value) for name, value in fields if value]
 
 
 def _fields(fields: Fields) -> list[str]:
     width = max((len(name) for name, _ in fields), default=0) + 1
-    return [f"{name + ':':<{width}} {visible(value, lines=False)}" for name, value in fields]
+    return [f"{name + ':':<{width}} {escape_unprintable(value, lines=False)}" for name, value in fields]
 
 
 def _resources(amounts: Resources) -> str:
@@ -283,4 +292,4 @@ def run_describe(data_dir: Path, name: str) -> int:
         print("\n".join(describe_text(pod, state, journal, datetime.now(UTC))))
         return 0
 
-    return guarded(PROGRAM, work)
+    return run_command(PROGRAM, work)

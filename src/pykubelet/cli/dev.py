@@ -54,8 +54,8 @@ def cluster_up(
     from pykubelet.cli.dev_cluster import run_cluster_up
     from pykubelet.devcluster.lifecycle import UpOptions
 
-    wish = UpOptions(port, signing_duration, audit, verify_kubelets)
-    sys.exit(run_cluster_up(data_dir, wish, node))
+    options = UpOptions(port, signing_duration, audit, verify_kubelets)
+    sys.exit(run_cluster_up(data_dir, options, node))
 
 
 @cluster_app.command("down")

@@ -4,7 +4,7 @@ All checks run, whatever the others report; an exception in one is itself a find
 printed as a table on a terminal, as plain lines into a pipe, or as JSON. Nothing is changed, and no
 traceback is printed.
 
-A check reads a few facts and passes them to a pure `judge_…` function, which contains the thresholds and
+A check reads a few facts and passes them to a pure `evaluate_…` function, which contains the thresholds and
 texts. The embedded runtime (no endpoint set) brings its own containerd and network, so it has more
 requirements of the host. MACHINE_CHECKS cover the kernel and the host, RUNTIME_CHECKS the container
 runtime, executables, pod network, ports and iptables.
@@ -45,13 +45,13 @@ from pykubelet.linux.kernel import (
 from pykubelet.linux.network import host_address, node_name
 from pykubelet.linux.port_owner import PortOwner, find_port_owner
 from pykubelet.linux.processes import search_path
-from pykubelet.standalone.data_dir import holder
+from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
-from pykubelet.standalone.requirements import CNI_FOLDERS, CNI_PLUGINS, PROGRAMS
+from pykubelet.standalone.requirements import CNI_PLUGIN_DIRS, CNI_PLUGINS, PROGRAMS
 
 MI = 1024 * 1024
 GI = 1024 * MI
-WANTED_FILES = 1_000_000
+DEFAULT_MAX_OPEN_FILES = 1_000_000
 OLDEST_KERNEL = (4, 19)
 
 # Without these no container can be set up; a missing CAP_SYS_RESOURCE is only a warning, see below.
@@ -130,10 +130,10 @@ def split_remedy(err: Exception, separator: str) -> tuple[str, str]:
 
 def check_capabilities(_: DoctorContext) -> list[Finding]:
     """Check for root and its capabilities."""
-    return judge_capabilities(capabilities.is_root(), capabilities.effective_capabilities())
+    return evaluate_capabilities(capabilities.is_root(), capabilities.effective_capabilities())
 
 
-def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
+def evaluate_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
     """Evaluate the effective capabilities of this process."""
     area = "capabilities"
     if not root:
@@ -150,10 +150,10 @@ def judge_capabilities(root: bool, effective: frozenset[str]) -> list[Finding]:
 
 def check_cgroups(_: DoctorContext) -> list[Finding]:
     """Check the cgroup controllers and the cgroup version."""
-    return judge_cgroups(detect_cgroups())
+    return evaluate_cgroups(detect_cgroups())
 
 
-def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
+def evaluate_cgroups(cgroups: Cgroups) -> list[Finding]:
     """Evaluate the host's cgroup controllers and version."""
     listed = ", ".join(sorted(cgroups.controllers)) or "none"
     if cgroups.missing:
@@ -173,10 +173,10 @@ def judge_cgroups(cgroups: Cgroups) -> list[Finding]:
 
 def check_swap(_: DoctorContext) -> list[Finding]:
     """Check for swap, with which `failSwapOn` keeps the kubelet from starting."""
-    return judge_swap(swap_areas())
+    return evaluate_swap(swap_areas())
 
 
-def judge_swap(areas: list[SwapArea]) -> list[Finding]:
+def evaluate_swap(areas: list[SwapArea]) -> list[Finding]:
     """Evaluate the swap areas of /proc/swaps."""
     if not areas:
         return [ok("swap", "off")]
@@ -186,10 +186,10 @@ def judge_swap(areas: list[SwapArea]) -> list[Finding]:
 
 def check_kernel(_: DoctorContext) -> list[Finding]:
     """Check the kernel's release, features and namespaces."""
-    return judge_kernel(read_kernel())
+    return evaluate_kernel(read_kernel())
 
 
-def judge_kernel(facts: KernelFacts) -> list[Finding]:
+def evaluate_kernel(facts: KernelFacts) -> list[Finding]:
     """Evaluate the kernel's release, features and namespaces."""
     area, found = "kernel", []
     if parse_release(facts.release)[:2] < OLDEST_KERNEL:
@@ -201,10 +201,10 @@ def judge_kernel(facts: KernelFacts) -> list[Finding]:
     states = {feature: feature_state(feature, facts) for feature in FEATURES}
     for feature, state in states.items():
         if state is False:
-            make = fail if feature.name in NEEDED_FEATURES else warn
+            report = fail if feature.name in NEEDED_FEATURES else warn
             module = f"modprobe {feature.module}, or " if feature.module else ""
             what = f"no {feature.name}, needed for {feature.purpose}"
-            found.append(make(area, what, f"{module}use a kernel with {feature.option}"))
+            found.append(report(area, what, f"{module}use a kernel with {feature.option}"))
     present = [feature.name for feature, state in states.items() if state]
     if not facts.bridge_netfilter_active and "br_netfilter" in present:
         what = "br_netfilter is not loaded: services may not be reachable from pods on the same node"
@@ -215,10 +215,10 @@ def judge_kernel(facts: KernelFacts) -> list[Finding]:
 
 def check_kernel_defaults(_: DoctorContext) -> list[Finding]:
     """Check the sysctls that `protectKernelDefaults` requires."""
-    return judge_kernel_defaults(kernel_default_differences())
+    return evaluate_kernel_defaults(kernel_default_differences())
 
 
-def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> list[Finding]:
+def evaluate_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> list[Finding]:
     """Evaluate the sysctls that differ: name to expected and actual value."""
     area = "kernel settings"
     if not differences:
@@ -234,10 +234,10 @@ def judge_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> lis
 
 def check_clock(_: DoctorContext) -> list[Finding]:
     """Check whether the clock is synchronized."""
-    return judge_clock(clock_state())
+    return evaluate_clock(clock_state())
 
 
-def judge_clock(state: ClockState) -> list[Finding]:
+def evaluate_clock(state: ClockState) -> list[Finding]:
     """Evaluate the kernel's clock state."""
     if state.synchronised:
         return [ok("clock", f"synchronised, at most {state.max_error_seconds:.3g} s wrong")]
@@ -245,14 +245,14 @@ def judge_clock(state: ClockState) -> list[Finding]:
     return [warn("clock", what, "run chrony or systemd-timesyncd (timedatectl set-ntp true)")]
 
 
-def check_disk(patient: DoctorContext) -> list[Finding]:
+def check_disk(context: DoctorContext) -> list[Finding]:
     """Check the free disk space for images, logs and volumes."""
-    place = patient.data_dir.absolute()
-    while not place.exists():
-        place = place.parent
-    facts = os.statvfs(place)
-    return judge_disk(
-        place,
+    path = context.data_dir.absolute()
+    while not path.exists():
+        path = path.parent
+    facts = os.statvfs(path)
+    return evaluate_disk(
+        path,
         free=facts.f_bavail * facts.f_frsize,
         size=facts.f_blocks * facts.f_frsize,
         inodes_free=facts.f_favail,
@@ -260,10 +260,10 @@ def check_disk(patient: DoctorContext) -> list[Finding]:
     )
 
 
-def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: int) -> list[Finding]:
+def evaluate_disk(path: Path, *, free: int, size: int, inodes_free: int, inodes: int) -> list[Finding]:
     """Compare with the default eviction thresholds: 10 % (images: 15 %) of the space, 5 % of the inodes."""
     area, share = "disk", 100 * free / size if size else 0.0
-    what = f"{free / GI:.1f} GiB ({share:.0f} %) free at {place}"
+    what = f"{free / GI:.1f} GiB ({share:.0f} %) free at {path}"
     remedy = "make room there, or give another --data-dir"
     if share < 10:
         found = [fail(area, f"{what}: below 10 % pods are evicted", remedy)]
@@ -281,10 +281,10 @@ def judge_disk(place: Path, *, free: int, size: int, inodes_free: int, inodes: i
 
 def check_memory(_: DoctorContext) -> list[Finding]:
     """Check the available memory."""
-    return judge_memory(Path("/proc/meminfo").read_text())
+    return evaluate_memory(Path("/proc/meminfo").read_text())
 
 
-def judge_memory(meminfo: str) -> list[Finding]:
+def evaluate_memory(meminfo: str) -> list[Finding]:
     """Compare with the default eviction threshold of 100 MiB."""
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.strip()}
     total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
@@ -301,26 +301,30 @@ def judge_memory(meminfo: str) -> list[Finding]:
 def check_open_files(_: DoctorContext) -> list[Finding]:
     """Check the limit on open files, which `maxOpenFiles` raises."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return judge_open_files(hard, capabilities.has_capability("CAP_SYS_RESOURCE"))
+    return evaluate_open_files(hard, capabilities.has_capability("CAP_SYS_RESOURCE"))
 
 
-def judge_open_files(hard: int, may_raise: bool) -> list[Finding]:
+def evaluate_open_files(hard: int, may_raise: bool) -> list[Finding]:
     """Evaluate the hard limit on open files."""
     area = "open files"
     if may_raise:
-        return [ok(area, f"the limit can be raised to {WANTED_FILES}")]
-    if hard == resource.RLIM_INFINITY or hard >= WANTED_FILES:
+        return [ok(area, f"the limit can be raised to {DEFAULT_MAX_OPEN_FILES}")]
+    if hard == resource.RLIM_INFINITY or hard >= DEFAULT_MAX_OPEN_FILES:
         return [ok(area, "enough are allowed")]
-    what = f"at most {hard} instead of {WANTED_FILES}, and without CAP_SYS_RESOURCE it stays so"
-    return [warn(area, what, f"set LimitNOFILE={WANTED_FILES} in the unit, or ulimit -n before the start")]
+    what = f"at most {hard} instead of {DEFAULT_MAX_OPEN_FILES}, and without CAP_SYS_RESOURCE it stays so"
+    return [
+        warn(
+            area, what, f"set LimitNOFILE={DEFAULT_MAX_OPEN_FILES} in the unit, or ulimit -n before the start"
+        )
+    ]
 
 
 def check_propagation(_: DoctorContext) -> list[Finding]:
     """Check whether mounts made in containers propagate to the host."""
-    return judge_propagation(Path("/proc/self/mountinfo").read_text())
+    return evaluate_propagation(Path("/proc/self/mountinfo").read_text())
 
 
-def judge_propagation(mountinfo: str) -> list[Finding]:
+def evaluate_propagation(mountinfo: str) -> list[Finding]:
     """Evaluate the topmost mount at / in the text of /proc/self/mountinfo."""
     area = "mount propagation"
     roots = [fields for line in mountinfo.splitlines() if (fields := line.split())[4:5] == ["/"]]
@@ -333,9 +337,9 @@ def judge_propagation(mountinfo: str) -> list[Finding]:
 def check_identity(_: DoctorContext) -> list[Finding]:
     """Check that the node's name and address can be determined."""
     found = []
-    for area, ask, serious in (("node name", node_name, True), ("node IP", host_address, False)):
+    for area, read, serious in (("node name", node_name, True), ("node IP", host_address, False)):
         try:
-            found.append(ok(area, str(ask())))
+            found.append(ok(area, str(read())))
         except HostError as err:
             found.append((fail if serious else warn)(area, *split_remedy(err, ": ")))
     return found
@@ -367,39 +371,39 @@ PORTS = (
 
 # The other executables belong to the runtime: with --container-runtime-endpoint its installation brings them.
 ALWAYS_NEEDED = frozenset({"iptables", "ip"})
-_PATIENCE = 5.0
+_TIMEOUT_SECONDS = 5.0
 
 
-def check_data_dir(patient: DoctorContext) -> list[Finding]:
+def check_data_dir(context: DoctorContext) -> list[Finding]:
     """Check whether the embedded runtime can use the data directory."""
-    if patient.endpoint is not None:
+    if context.endpoint is not None:
         return []
     area = "data directory"
     try:
-        instance = Instance.at(patient.data_dir)
+        instance = Instance.at(context.data_dir)
     except EmbeddedError as err:
         return [fail(area, *split_remedy(err, ": "))]
-    if busy := holder(instance):
+    if owner := lock_owner(instance):
         return [
-            ok(area, f"{instance.data_dir}, in use by 'pykubelet {busy.purpose}' (pid {busy.pid or '?'})")
+            ok(area, f"{instance.data_dir}, in use by 'pykubelet {owner.purpose}' (pid {owner.pid or '?'})")
         ]
     return [ok(area, f"{instance.data_dir}{'' if instance.data_dir.exists() else ', not made yet'}")]
 
 
-def check_programs(patient: DoctorContext) -> list[Finding]:
+def check_programs(context: DoctorContext) -> list[Finding]:
     """Check that the required executables are installed."""
-    wanted = {
+    packages = {
         name: package
         for name, package in PROGRAMS.items()
-        if patient.endpoint is None or name in ALWAYS_NEEDED
+        if context.endpoint is None or name in ALWAYS_NEEDED
     }
     path = search_path()
-    return judge_programs({name: shutil.which(name, path=path) for name in wanted}, wanted)
+    return evaluate_programs({name: shutil.which(name, path=path) for name in packages}, packages)
 
 
-def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str]) -> list[Finding]:
+def evaluate_programs(found: Mapping[str, str | None], packages: Mapping[str, str]) -> list[Finding]:
     """Evaluate the paths of the executables; `packages` maps each to its Debian package."""
-    missing = sorted(name for name, place in found.items() if place is None)
+    missing = sorted(name for name, path in found.items() if path is None)
     if missing:
         names = " ".join(sorted({packages[name] for name in missing}))
         remedy = f"scripts/setup, or: apt-get install {names}"
@@ -407,16 +411,16 @@ def judge_programs(found: Mapping[str, str | None], packages: Mapping[str, str])
     return [ok("programs", ", ".join(sorted(found)))]
 
 
-def check_runtime(patient: DoctorContext) -> list[Finding]:
+def check_runtime(context: DoctorContext) -> list[Finding]:
     """Check whether the runtime responds; the embedded one need not run yet."""
-    if patient.endpoint is not None:
-        return asyncio.run(_ask_runtime(patient.endpoint))
-    if _running_node(patient) is None:
+    if context.endpoint is not None:
+        return asyncio.run(_query_runtime(context.endpoint))
+    if _running_node(context) is None:
         return [ok("runtime", "embedded: 'pykubelet up' starts a private containerd")]
-    return asyncio.run(_ask_runtime(Instance.at(patient.data_dir).endpoint))
+    return asyncio.run(_query_runtime(Instance.at(context.data_dir).endpoint))
 
 
-async def _ask_runtime(endpoint: str) -> list[Finding]:
+async def _query_runtime(endpoint: str) -> list[Finding]:
     # Imported here: gRPC is slow to load, and the other checks do not need it.
     from prometheus_client import CollectorRegistry
 
@@ -425,39 +429,39 @@ async def _ask_runtime(endpoint: str) -> list[Finding]:
     from pykubelet.cri.connect import connect
     from pykubelet.transport.errors import ConnectError, CriError
 
-    patience, metrics = Duration.from_seconds(_PATIENCE), CriMetrics(CollectorRegistry())
+    timeout, metrics = Duration.from_seconds(_TIMEOUT_SECONDS), CriMetrics(CollectorRegistry())
     try:
-        async with await connect(
-            endpoint, timeout=patience, connect_timeout=patience, metrics=metrics
-        ) as cri:
-            answer = await cri.runtime.status()
+        async with await connect(endpoint, timeout=timeout, connect_timeout=timeout, metrics=metrics) as cri:
+            response = await cri.runtime.status()
             conditions = {
-                one.type: "" if one.status else one.message or one.reason or "no reason given"
-                for one in answer.status.conditions
+                condition.type: ""
+                if condition.status
+                else condition.message or condition.reason or "no reason given"
+                for condition in response.status.conditions
             }
             name = f"{cri.version.runtime_name} {cri.version.runtime_version} at {endpoint}"
     except ConnectError as err:
         return [fail("runtime", *split_remedy(err, "; "))]
     except CriError as err:
         return [fail("runtime", f"{endpoint}: {err}", "see the runtime's log")]
-    return judge_runtime(name, conditions)
+    return evaluate_runtime(name, conditions)
 
 
-def judge_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
+def evaluate_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
     """Evaluate the conditions of a runtime that responded: type to the failure, "" if it is true."""
     found = [ok("runtime", f"{name} speaks CRI v1")]
-    if wrong := conditions.get("RuntimeReady"):
-        found = [fail("runtime", f"{name} is not ready: {wrong}", "see the runtime's log, and restart it")]
-    if wrong := conditions.get("NetworkReady"):
+    if message := conditions.get("RuntimeReady"):
+        found = [fail("runtime", f"{name} is not ready: {message}", "see the runtime's log, and restart it")]
+    if message := conditions.get("NetworkReady"):
         remedy = f"install a pod network: its configuration goes to {CNI_CONFIG}"
-        found.append(warn("runtime", f"the pod network is not ready: {wrong}", remedy))
+        found.append(warn("runtime", f"the pod network is not ready: {message}", remedy))
     return found
 
 
-def check_cni(patient: DoctorContext) -> list[Finding]:
+def check_cni(context: DoctorContext) -> list[Finding]:
     """Check the CNI plugins and the CNI configuration."""
-    found = judge_cni_plugins({folder: _names(folder) for folder in CNI_FOLDERS})
-    if patient.endpoint is None:
+    found = evaluate_cni_plugins({directory: _names(directory) for directory in CNI_PLUGIN_DIRS})
+    if context.endpoint is None:
         return [*found, ok("CNI configuration", "embedded: 'pykubelet up' writes its own")]
     forwarding = read_sysctl("net/ipv4/ip_forward")
     if forwarding == 0:
@@ -465,26 +469,26 @@ def check_cni(patient: DoctorContext) -> list[Finding]:
         found.append(
             warn("pod network", what, "sysctl -w net.ipv4.ip_forward=1, unless your pod network sets it")
         )
-    return [*found, *judge_cni_config(CNI_CONFIG, _texts(CNI_CONFIG))]
+    return [*found, *evaluate_cni_config(CNI_CONFIG, _texts(CNI_CONFIG))]
 
 
-def judge_cni_plugins(folders: Mapping[Path, frozenset[str]]) -> list[Finding]:
+def evaluate_cni_plugins(directories: Mapping[Path, frozenset[str]]) -> list[Finding]:
     """Evaluate the CNI plugins found in each directory."""
     needed = frozenset(CNI_PLUGINS)
-    for folder, names in folders.items():
+    for directory, names in directories.items():
         if needed <= names:
-            return [ok("CNI plugins", f"{len(names)} in {folder}")]
-    best = max(folders.values(), key=lambda names: len(needed & names), default=frozenset[str]())
+            return [ok("CNI plugins", f"{len(names)} in {directory}")]
+    best = max(directories.values(), key=lambda names: len(needed & names), default=frozenset[str]())
     remedy = "scripts/setup, or: apt-get install containernetworking-plugins"
-    what = f"missing: {', '.join(sorted(needed - best))} (looked in {', '.join(map(str, folders))})"
+    what = f"missing: {', '.join(sorted(needed - best))} (looked in {', '.join(map(str, directories))})"
     return [fail("CNI plugins", what, remedy)]
 
 
-def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
+def evaluate_cni_config(directory: Path, texts: Mapping[str, str]) -> list[Finding]:
     """Evaluate the CNI configurations of a directory: file name to text; the first by name is used."""
     area = "CNI configuration"
     if not texts:
-        what = f"none in {folder}: pods stay in ContainerCreating"
+        what = f"none in {directory}: pods stay in ContainerCreating"
         return [warn(area, what, "install a pod network (flannel, Calico, Cilium or the like)")]
     name = min(texts)
     try:
@@ -492,31 +496,31 @@ def judge_cni_config(folder: Path, texts: Mapping[str, str]) -> list[Finding]:
         network = document["name"]
     except (ValueError, KeyError, TypeError):
         return [
-            fail(area, f"{folder / name} is no CNI configuration", "correct or remove it: it comes first")
+            fail(area, f"{directory / name} is no CNI configuration", "correct or remove it: it comes first")
         ]
-    return [ok(area, f"network {network!r} from {folder / name}")]
+    return [ok(area, f"network {network!r} from {directory / name}")]
 
 
-def check_ports(patient: DoctorContext) -> list[Finding]:
+def check_ports(context: DoctorContext) -> list[Finding]:
     """Check the ports that the kubelet listens on."""
-    return judge_ports({port: find_port_owner(port) for port, *_ in PORTS}, _running_node(patient))
+    return evaluate_ports({port: find_port_owner(port) for port, *_ in PORTS}, _running_node(context))
 
 
-def judge_ports(holders: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:
+def evaluate_ports(owners: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:
     """Evaluate the owners of the ports; `own` is the pid of the node already running here, or None."""
     found = []
     for port, purpose, needed in PORTS:
-        taken = holders.get(port)
-        if taken is None:
+        owner = owners.get(port)
+        if owner is None:
             continue
-        what = f"{port} ({purpose}) is taken by {taken} on {taken.address}"
-        if own and taken.pid == own:
+        what = f"{port} ({purpose}) is taken by {owner} on {owner.address}"
+        if own and owner.pid == own:
             found.append(ok("ports", f"{port} ({purpose}) is this node's"))
         elif needed:
             found.append(fail("ports", what, "stop it (another kubelet?), or give the agent another port"))
         else:
             found.append(warn("ports", what, "fine as long as the agent's configuration does not use it"))
-    free = [str(port) for port, _, _ in PORTS if holders.get(port) is None]
+    free = [str(port) for port, _, _ in PORTS if owners.get(port) is None]
     return [*([ok("ports", f"free: {', '.join(free)}")] if free else []), *found]
 
 
@@ -526,45 +530,45 @@ def check_packet_filter(_: DoctorContext) -> list[Finding]:
     if program is None:
         return [fail("packet filter", "iptables is not installed", "apt-get install iptables")]
     version = _run(program, "--version")
-    return judge_packet_filter(version.stdout.strip(), _run(program, "-w", "5", "-t", "nat", "-S"))
+    return evaluate_packet_filter(version.stdout.strip(), _run(program, "-w", "5", "-t", "nat", "-S"))
 
 
-def judge_packet_filter(version: str, listing: subprocess.CompletedProcess[str]) -> list[Finding]:
+def evaluate_packet_filter(version: str, listing: subprocess.CompletedProcess[str]) -> list[Finding]:
     """Evaluate whether the nat table could be listed."""
     area = "packet filter"
     if listing.returncode == 0:
         return [ok(area, f"{version} lists the nat table")]
-    why = " ".join(listing.stderr.split()).removeprefix(f"{version}: ") or f"exit code {listing.returncode}"
+    cause = " ".join(listing.stderr.split()).removeprefix(f"{version}: ") or f"exit code {listing.returncode}"
     remedy = "run as root; load the modules (modprobe ip_tables nf_tables), or switch the backend"
-    return [fail(area, f"{version}: {why}", f"{remedy} (update-alternatives --config iptables)")]
+    return [fail(area, f"{version}: {cause}", f"{remedy} (update-alternatives --config iptables)")]
 
 
-def _running_node(patient: DoctorContext) -> int | None:
+def _running_node(context: DoctorContext) -> int | None:
     """Return the pid of the node that already runs on the data directory, or None."""
-    if patient.endpoint is not None:
+    if context.endpoint is not None:
         return None
     try:
-        busy = holder(Instance.at(patient.data_dir))
+        owner = lock_owner(Instance.at(context.data_dir))
     except EmbeddedError:
         return None  # reported by check_data_dir
-    return busy.pid if busy and busy.purpose == "up" else None
+    return owner.pid if owner and owner.purpose == "up" else None
 
 
 def _run(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, timeout=2 * _PATIENCE, check=False)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=2 * _TIMEOUT_SECONDS, check=False)
 
 
-def _names(folder: Path) -> frozenset[str]:
+def _names(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(entry.name for entry in folder.iterdir())
+        return frozenset(entry.name for entry in directory.iterdir())
     except OSError:
         return frozenset()
 
 
-def _texts(folder: Path) -> dict[str, str]:
+def _texts(directory: Path) -> dict[str, str]:
     return {
-        name: (folder / name).read_text(errors="replace")
-        for name in _names(folder)
+        name: (directory / name).read_text(errors="replace")
+        for name in _names(directory)
         if Path(name).suffix in CNI_SUFFIXES
     }
 
@@ -598,12 +602,12 @@ def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
 
 
-def examine(patient: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
+def examine(context: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
     """Run the checks and return their findings; an exception in a check is a warning."""
     findings: list[Finding] = []
     for check in checks:
         try:
-            findings += check(patient)
+            findings += check(context)
         # The findings of the other checks are still useful.
         except Exception as err:
             area = check.__name__.removeprefix("check_").replace("_", " ")
@@ -619,8 +623,13 @@ def as_document(findings: list[Finding]) -> str:
     counts = Counter(finding.status for finding in findings)
     document = {
         "findings": [
-            {"area": one.area, "status": one.status.value, "what": one.what, "remedy": one.remedy}
-            for one in findings
+            {
+                "area": finding.area,
+                "status": finding.status.value,
+                "what": finding.what,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
         ],
         **{status.value: counts[status] for status in Status},
     }
@@ -661,7 +670,6 @@ def print_table(findings: list[Finding]) -> None:
 def summary(findings: list[Finding]) -> str:
     """Return the number of findings by severity and the conclusion, in one line."""
     counts = Counter(finding.status for finding in findings)
-    verdict = "a node cannot work here yet" if counts[Status.FAIL] else "this machine can be a node"
-    return (
-        f"{counts[Status.OK]} ok, {counts[Status.WARN]} to look at, {counts[Status.FAIL]} failed: {verdict}"
-    )
+    conclusion = "a node cannot work here yet" if counts[Status.FAIL] else "this machine can be a node"
+    numbers = f"{counts[Status.OK]} ok, {counts[Status.WARN]} to look at, {counts[Status.FAIL]} failed"
+    return f"{numbers}: {conclusion}"

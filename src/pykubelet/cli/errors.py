@@ -7,7 +7,7 @@ import sys
 from pykubelet.config.errors import ConfigError
 
 
-def complain(program: str, err: BaseException | str) -> int:
+def print_error(program: str, err: BaseException | str) -> int:
     """Print the error to standard error, each problem of a ConfigError on its own line, and return 1."""
     if isinstance(err, ConfigError) and len(err.problems) > 1:
         print(f"{program}: {len(err.problems)} problems:", file=sys.stderr)

@@ -40,10 +40,10 @@ import msgspec
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import NodeClient, choose_container, choose_pod, guarded
-from pykubelet.cli.errors import complain
+from pykubelet.cli.client import NodeClient, choose_container, choose_pod, run_command
+from pykubelet.cli.errors import print_error
 from pykubelet.cli.logs import container_status
-from pykubelet.cli.printers import ended_word, visible
+from pykubelet.cli.printers import escape_unprintable, termination_reason
 from pykubelet.standalone.instance import Instance
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
@@ -62,7 +62,7 @@ def raw_mode(fd: int) -> Iterator[None]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-async def sizes(fd: int) -> AsyncIterator[bytes]:
+async def terminal_sizes(fd: int) -> AsyncIterator[bytes]:
     """Yield the terminal's size, initially and after each change, as JSON of the remote-command protocol."""
     changed = asyncio.Event()
     changed.set()
@@ -77,7 +77,7 @@ async def sizes(fd: int) -> AsyncIterator[bytes]:
         loop.remove_signal_handler(signal.SIGWINCH)
 
 
-async def input_of(fd: int) -> AsyncIterator[bytes]:
+async def read_input(fd: int) -> AsyncIterator[bytes]:
     """Yield the data read from a terminal, pipe or file, until its end."""
     while True:
         await _readable(fd)
@@ -118,7 +118,7 @@ _FIN = 0x01
 _HEADER = struct.Struct(">II")
 _LENGTH = 0xFFFFFF
 _STREAM_ID = 0x7FFFFFFF
-MOST_DATA = 16 * 1024
+MAX_DATA_BYTES = 16 * 1024
 """Maximum bytes per data frame, so that the streams interleave."""
 
 
@@ -191,7 +191,9 @@ class FrameWriter:
 
     def data(self, stream: int, data: bytes, *, last: bool = False) -> bytes:
         """Return bytes as data frames of a stream; `last` closes the sending half."""
-        pieces = [data[start : start + MOST_DATA] for start in range(0, len(data), MOST_DATA)] or [b""]
+        pieces = [data[start : start + MAX_DATA_BYTES] for start in range(0, len(data), MAX_DATA_BYTES)] or [
+            b""
+        ]
         flags = [0] * (len(pieces) - 1) + [_FIN if last else 0]
         return b"".join(
             _HEADER.pack(stream, flag << 24 | len(piece)) + piece
@@ -227,7 +229,7 @@ def _read(first: int, flags: int, payload: bytes) -> Frame | None:
 PROTOCOL = "v4.channel.k8s.io"
 _ERROR = "error"
 _RECEIVE = 64 * 1024
-_LONGEST_ANSWER = 64 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 
 
 class StreamError(Exception):
@@ -262,16 +264,16 @@ class _Status(msgspec.Struct):
 def read_result(document: bytes) -> Result:
     """Parse the `Status` object that the runtime sends at a command's end."""
     try:
-        said = msgspec.json.decode(document, type=_Status)
+        status = msgspec.json.decode(document, type=_Status)
     except msgspec.MsgspecError:
         return Result(1, document.decode(errors="replace") or "the connection ended before the command did")
-    if said.status == "Success":
+    if status.status == "Success":
         return Result(0)
-    if said.reason == "NonZeroExitCode":
-        for cause in said.details.causes:
+    if status.reason == "NonZeroExitCode":
+        for cause in status.details.causes:
             if cause.reason == "ExitCode" and cause.message.isdigit():
                 return Result(int(cause.message))
-    return Result(_shell_code(said.message), said.message or "the runtime does not say why")
+    return Result(_shell_code(status.message), status.message or "the runtime does not say why")
 
 
 def _shell_code(message: str) -> int:
@@ -347,15 +349,20 @@ async def connect(url: str, streams: Iterable[str]) -> AsyncIterator[RemoteComma
     `streams` are those of the Exec request: `stdin`, `stdout`, `stderr`, and `resize` for a terminal.
     Raises StreamError.
     """
-    where = urlsplit(url)
-    if where.scheme != "http" or where.hostname is None:
+    stream_url = urlsplit(url)
+    if stream_url.scheme != "http" or stream_url.hostname is None:
         raise StreamError(f"the runtime serves commands at {url}: only plain HTTP is supported")
     try:
-        reader, writer = await asyncio.open_connection(where.hostname, where.port or 80)
+        reader, writer = await asyncio.open_connection(stream_url.hostname, stream_url.port or 80)
     except OSError as err:
         raise StreamError(f"the runtime's streaming server at {url} cannot be reached: {err}") from err
     try:
-        await _upgrade(reader, writer, where.path + (f"?{where.query}" if where.query else ""), where.netloc)
+        await _upgrade(
+            reader,
+            writer,
+            stream_url.path + (f"?{stream_url.query}" if stream_url.query else ""),
+            stream_url.netloc,
+        )
         command = RemoteCommand(reader, writer)
         await command.open(streams)
         yield command
@@ -382,14 +389,16 @@ async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, p
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
         raise StreamError("the runtime's streaming server does not answer with HTTP") from err
     status, *headers = head.decode("latin-1").split("\r\n")
-    agreed = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in headers)}
-    if status.split()[1:2] != ["101"] or agreed.get("x-stream-protocol-version") != PROTOCOL:
-        body = (await reader.read(_LONGEST_ANSWER)).decode(errors="replace").strip()
+    response_headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in headers)
+    }
+    if status.split()[1:2] != ["101"] or response_headers.get("x-stream-protocol-version") != PROTOCOL:
+        body = (await reader.read(_MAX_ERROR_BYTES)).decode(errors="replace").strip()
         raise StreamError(f"the runtime refuses the command's streams: {body or status}")
 
 
 PROGRAM = "pykubelet exec"
-_PATIENCE = Duration.from_seconds(30)
+_CALL_TIMEOUT = Duration.from_seconds(30)
 _FILES = {"stdout": 1, "stderr": 2}
 
 
@@ -408,23 +417,23 @@ class ExecOptions:
     tty: bool = False
 
 
-def run_exec(data_dir: Path, wish: ExecOptions) -> int:
+def run_exec(data_dir: Path, options: ExecOptions) -> int:
     """Run the command; return its exit code, or 1 if it could not be requested."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
         node = NodeClient(instance).pods()
-        pod = choose_pod(node.pods, wish.pod, node.states)
-        container, guessed = choose_container(pod, wish.container)
-        if guessed and sys.stderr.isatty():
+        pod = choose_pod(node.pods, options.pod, node.states)
+        container, is_default = choose_container(pod, options.container)
+        if is_default and sys.stderr.isatty():
             print(f"Container {container.name} (choose another with -c)", file=sys.stderr)
-        tty = wish.tty and _can_have_terminal(wish)
+        tty = options.tty and _can_have_terminal(options)
         try:
-            return asyncio.run(_exec(_endpoint(instance), running_id(pod, container.name), wish, tty))
+            return asyncio.run(_exec(_endpoint(instance), running_id(pod, container.name), options, tty))
         except asyncio.CancelledError:
             return 128 + signal.SIGTERM
 
-    return guarded(PROGRAM, work, NotRunning, StreamError, CriError)
+    return run_command(PROGRAM, work, NotRunning, StreamError, CriError)
 
 
 def running_id(pod: Pod, container: str) -> str:
@@ -433,18 +442,18 @@ def running_id(pod: Pod, container: str) -> str:
     if status is not None and status.state.running is not None and status.container_id:
         return status.container_id.partition("://")[2]
     if status is not None and status.state.terminated is not None:
-        how = f"it has ended ({ended_word(status.state.terminated)})"
+        state = f"it has ended ({termination_reason(status.state.terminated)})"
     else:
         waiting = status.state.waiting if status is not None else None
-        how = f"it is waiting ({waiting.reason})" if waiting is not None and waiting.reason else "not yet"
-    raise NotRunning(f"container {container} of pod {pod.metadata.name} does not run: {how}")
+        state = f"it is waiting ({waiting.reason})" if waiting is not None and waiting.reason else "not yet"
+    raise NotRunning(f"container {container} of pod {pod.metadata.name} does not run: {state}")
 
 
-def _can_have_terminal(wish: ExecOptions) -> bool:
-    if wish.stdin and sys.stdin.isatty():
+def _can_have_terminal(options: ExecOptions) -> bool:
+    if options.stdin and sys.stdin.isatty():
         return True
-    why = "the input is not a terminal" if wish.stdin else "a terminal needs -i, too"
-    print(f"{PROGRAM}: going on without a terminal: {why}", file=sys.stderr)
+    reason = "the input is not a terminal" if options.stdin else "a terminal needs -i, too"
+    print(f"{PROGRAM}: going on without a terminal: {reason}", file=sys.stderr)
     return False
 
 
@@ -459,10 +468,10 @@ def _endpoint(instance: Instance) -> str:
         return instance.endpoint
 
 
-async def _exec(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) -> int:
-    streams = ["stdin"] if wish.stdin else []
+async def _exec(endpoint: str, container_id: str, options: ExecOptions, tty: bool) -> int:
+    streams = ["stdin"] if options.stdin else []
     streams += ["stdout", "resize"] if tty else ["stdout", "stderr"]
-    url = await _prepare(endpoint, container_id, wish, tty)
+    url = await _prepare(endpoint, container_id, options, tty)
     with ExitStack() as stack:
         if tty:
             # Ctrl-C goes to the command; other signals must still restore the terminal.
@@ -471,19 +480,19 @@ async def _exec(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) 
         else:
             # There is no state to restore, and a blocked pipe must not delay Ctrl-C.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        result = await _converse(url, streams)
+        result = await _run_streams(url, streams)
     if result.message:
-        complain(PROGRAM, " ".join(visible(result.message).split()))
+        print_error(PROGRAM, " ".join(escape_unprintable(result.message).split()))
     return result.exit_code
 
 
-async def _converse(url: str, streams: Sequence[str]) -> Result:
+async def _run_streams(url: str, streams: Sequence[str]) -> Result:
     try:
-        async with connect(url, streams) as command, TaskScope() as pumps:
+        async with connect(url, streams) as command, TaskScope() as tasks:
             if "stdin" in streams:
-                pumps.start(_send_input(command), name="input")
+                tasks.start(_send_input(command), name="input")
             if "resize" in streams:
-                pumps.start(_send_sizes(command), name="sizes")
+                tasks.start(_send_sizes(command), name="sizes")
             async for stream, data in command.output():
                 if stream in _FILES:
                     await asyncio.to_thread(write_all, _FILES[stream], data)
@@ -492,7 +501,7 @@ async def _converse(url: str, streams: Sequence[str]) -> Result:
     return command.result
 
 
-async def _prepare(endpoint: str, container_id: str, wish: ExecOptions, tty: bool) -> str:
+async def _prepare(endpoint: str, container_id: str, options: ExecOptions, tty: bool) -> str:
     # Imported here: loading gRPC takes longer than most commands run.
     from prometheus_client import CollectorRegistry
 
@@ -501,21 +510,26 @@ async def _prepare(endpoint: str, container_id: str, wish: ExecOptions, tty: boo
     from pykubelet.cri.connect import connect as connect_runtime
 
     request = pb.ExecRequest(
-        container_id=container_id, cmd=wish.command, tty=tty, stdin=wish.stdin, stdout=True, stderr=not tty
+        container_id=container_id,
+        cmd=options.command,
+        tty=tty,
+        stdin=options.stdin,
+        stdout=True,
+        stderr=not tty,
     )
     metrics = CriMetrics(CollectorRegistry())
-    async with await connect_runtime(endpoint, timeout=_PATIENCE, metrics=metrics) as cri:
+    async with await connect_runtime(endpoint, timeout=_CALL_TIMEOUT, metrics=metrics) as cri:
         return await cri.runtime.exec(request)
 
 
 async def _send_input(command: RemoteCommand) -> None:
-    async for data in input_of(0):
+    async for data in read_input(0):
         await command.send("stdin", data)
     await command.send("stdin", b"", last=True)
 
 
 async def _send_sizes(command: RemoteCommand) -> None:
-    async for size in sizes(0):
+    async for size in terminal_sizes(0):
         await command.send("resize", size)
 
 

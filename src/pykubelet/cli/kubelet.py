@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pykubelet.cli.errors import complain
+from pykubelet.cli.errors import print_error
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import load
 
@@ -24,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         loaded = load(argv)
     except ConfigError as err:
-        return complain("kubelet", err)
+        return print_error("kubelet", err)
     if loaded.action == "help":
         print(help_text(min(120, shutil.get_terminal_size((100, 24)).columns)), end="")
         return 0

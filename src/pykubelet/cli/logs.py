@@ -30,9 +30,9 @@ from pykubelet.cli.client import (
     all_containers,
     choose_container,
     choose_pod,
-    guarded,
+    run_command,
 )
-from pykubelet.cli.printers import is_finished, is_leaving
+from pykubelet.cli.printers import is_finished, is_terminating
 from pykubelet.kuberuntime.decide import restarts_after_exit
 from pykubelet.kuberuntime.paths import attempts_in_logs, container_log_path, pod_log_dir
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
@@ -40,7 +40,7 @@ from pykubelet.server.log_files import LineWriter, LogEntry, LogFile, Stream, fo
 from pykubelet.server.pods import NodePods
 from pykubelet.standalone.instance import Instance
 
-Prospect = Literal["writing", "later", "next", "over"]
+LogOutlook = Literal["writing", "later", "next", "over"]
 """Outlook of one run's log: container runs; it may still start; the next run exists; log is complete."""
 
 
@@ -51,8 +51,8 @@ class LogNotFound(Exception):
 def log_file(instance: Instance, pod: Pod, container: str, attempt: int) -> Path:
     """Return the path of the log file of one run of a container."""
     meta = pod.metadata
-    folder = pod_log_dir(str(instance.pod_logs), meta.namespace, meta.name, meta.uid)
-    return Path(folder) / container_log_path(container, attempt)
+    directory = pod_log_dir(str(instance.pod_logs), meta.namespace, meta.name, meta.uid)
+    return Path(directory) / container_log_path(container, attempt)
 
 
 def find_attempt(pod: Pod, container: str, previous: bool, known_runs: int) -> int:
@@ -70,25 +70,28 @@ def find_attempt(pod: Pod, container: str, previous: bool, known_runs: int) -> i
             raise LogNotFound(f"container {container} of pod {pod.metadata.name} did not run before")
         return attempt
     if newest < 0 or (waiting is not None and not _has_run(status) and known_runs <= newest):
-        why = f": {waiting.reason}" if waiting is not None and waiting.reason else ""
-        raise LogNotFound(f"container {container} of pod {pod.metadata.name} has not started yet{why}")
+        reason = f": {waiting.reason}" if waiting is not None and waiting.reason else ""
+        raise LogNotFound(f"container {container} of pod {pod.metadata.name} has not started yet{reason}")
     return newest
 
 
-def prospect(pod: Pod | None, state: str, container: Container, attempt: int) -> Prospect:
-    """Return the prospect of a run's log from the latest state of its pod; None is a pod that was removed."""
+def log_outlook(pod: Pod | None, state: str, container: Container, attempt: int) -> LogOutlook:
+    """Return the outlook of a run's log from the latest state of its pod; None is a pod that was removed."""
     if pod is None:
         return "over"
-    ends = is_finished(pod) or is_leaving(pod, state)
+    is_ending = is_finished(pod) or is_terminating(pod, state)
     status = container_status(pod, container.name)
     if status is None:
-        return "over" if ends else "later"
+        return "over" if is_ending else "later"
     if status.restart_count > attempt:
         return "next"
     if status.state.running is not None:
         return "writing"
     ended = status.state.terminated
-    if ends or (ended is not None and not restarts_after_exit(pod, _as_run(pod, container), ended.exit_code)):
+    if is_ending or (
+        ended is not None
+        and not restarts_after_exit(pod, _with_effective_policy(pod, container), ended.exit_code)
+    ):
         return "over"
     return "later"
 
@@ -110,10 +113,10 @@ def pods_with_logs(instance: Instance) -> list[Pod]:
     """Return the pods that have log directories, with names and containers only, for use without a node."""
     pods = []
     node = socket.gethostname().lower()
-    for folder in _folders(instance.pod_logs):
-        namespace, _, rest = folder.name.partition("_")
+    for directory in _subdirectories(instance.pod_logs):
+        namespace, _, rest = directory.name.partition("_")
         name, _, uid = rest.rpartition("_")
-        containers = [Container(name=inner.name) for inner in _folders(folder)]
+        containers = [Container(name=subdirectory.name) for subdirectory in _subdirectories(directory)]
         if name and uid and containers:
             meta = ObjectMeta(
                 name=name, namespace=namespace, uid=uid, annotations={SOURCE_ANNOTATION: "file"}
@@ -134,15 +137,15 @@ def _has_run(status: ContainerStatus | None) -> bool:
     return status is not None and status.last_state.terminated is not None
 
 
-def _as_run(pod: Pod, container: Container) -> Container:
+def _with_effective_policy(pod: Pod, container: Container) -> Container:
     """Return the container with restart policy OnFailure if it is a plain init container of an Always pod."""
-    initial = any(container.name == other.name for other in pod.spec.init_containers)
-    if initial and container.restart_policy is None and pod.spec.restart_policy == "Always":
+    is_init = any(container.name == other.name for other in pod.spec.init_containers)
+    if is_init and container.restart_policy is None and pod.spec.restart_policy == "Always":
         return Container(name=container.name, restart_policy="OnFailure")
     return container
 
 
-def _folders(path: Path) -> list[Path]:
+def _subdirectories(path: Path) -> list[Path]:
     try:
         return sorted((entry for entry in path.iterdir() if entry.is_dir()), key=_age)
     except OSError:
@@ -157,7 +160,7 @@ def _age(path: Path) -> float:
 
 
 PROGRAM = "pykubelet logs"
-_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,21 +177,21 @@ class LogOptions:
     """Maximum age of a line."""
 
 
-def run_logs(data_dir: Path, wish: LogOptions) -> int:
+def run_logs(data_dir: Path, options: LogOptions) -> int:
     """Print the log; return the exit code."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
-        since = time.time_ns() - wish.since if wish.since is not None else None
-        reader = _Reader(instance, wish, Printer(LineWriter(timestamps=wish.timestamps, since=since)))
-        reader.choose()
-        if wish.follow and not wish.previous:
+        since = time.time_ns() - options.since if options.since is not None else None
+        reader = _Reader(instance, options, Printer(LineWriter(timestamps=options.timestamps, since=since)))
+        reader.select()
+        if options.follow and not options.previous:
             asyncio.run(reader.follow())
         else:
             reader.print()
         return 0
 
-    return guarded(PROGRAM, work, LogNotFound, OSError)
+    return run_command(PROGRAM, work, LogNotFound, OSError)
 
 
 class Printer:
@@ -212,32 +215,32 @@ class Printer:
 
 
 class _Reader:
-    def __init__(self, instance: Instance, wish: LogOptions, printer: Printer) -> None:
+    def __init__(self, instance: Instance, options: LogOptions, printer: Printer) -> None:
         self._instance = instance
         self._client = NodeClient(instance)
-        self._wish = wish
+        self._options = options
         self._printer = printer
         self._pod: Pod
         self._container: Container
 
-    def choose(self) -> None:
+    def select(self) -> None:
         """Select the pod and the container; print the container if it was picked by default."""
         try:
             node = self._client.pods()
         except KubeletNotRunning:
             node = NodePods(pods=pods_with_logs(self._instance))
-            if self._wish.follow or not node.pods:
+            if self._options.follow or not node.pods:
                 raise
-        self._pod = choose_pod(node.pods, self._wish.pod, node.states)
-        self._container, guessed = choose_container(self._pod, self._wish.container)
-        if guessed:
+        self._pod = choose_pod(node.pods, self._options.pod, node.states)
+        self._container, is_default = choose_container(self._pod, self._options.container)
+        if is_default:
             names = ", ".join(container.name for container in all_containers(self._pod))
             print(f"Container {self._container.name} of {names} (choose another with -c)", file=sys.stderr)
 
     def print(self) -> None:
         """Print the current contents of the log."""
         attempt = find_attempt(
-            self._pod, self._container.name, self._wish.previous, known_runs(self._file(0))
+            self._pod, self._container.name, self._options.previous, known_runs(self._file(0))
         )
         try:
             log = LogFile(self._file(attempt))
@@ -245,19 +248,19 @@ class _Reader:
             name = self._container.name
             raise LogNotFound(f"the log of run {attempt} of container {name} was removed") from None
         with closing(log):
-            self._print_present(log, self._wish.tail)
+            self._print_present(log, self._options.tail)
             self._printer.print(log.rest())
             self._printer.flush()
 
     async def follow(self) -> None:
         """Print the log and appended lines, run after run, until the last log is complete."""
-        tail, is_read = self._wish.tail, False
+        tail, is_read = self._options.tail, False
         try:
             attempt = find_attempt(self._pod, self._container.name, False, known_runs(self._file(0)))
         except LogNotFound:
             attempt = 0
         while True:
-            outlook = prospect(*await self._picture(), self._container, attempt)
+            outlook = log_outlook(*await self._observe_pod(), self._container, attempt)
             if not is_read and self._file(attempt).exists():
                 await self._follow_run(attempt, tail)
                 tail, is_read = None, True
@@ -266,16 +269,16 @@ class _Reader:
             elif outlook == "next":
                 attempt, is_read = attempt + 1, False
             else:
-                await asyncio.sleep(_EVERY_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def _follow_run(self, attempt: int, tail: int | None) -> None:
-        async def goes_on() -> bool:
-            return prospect(*await self._picture(), self._container, attempt) == "writing"
+        async def may_grow() -> bool:
+            return log_outlook(*await self._observe_pod(), self._container, attempt) == "writing"
 
         with closing(LogFile(self._file(attempt))) as log:
             self._print_present(log, tail)
             self._printer.flush()
-            async for entries in follow(log, goes_on):
+            async for entries in follow(log, may_grow):
                 self._printer.print(entries)
                 self._printer.flush()
 
@@ -287,7 +290,7 @@ class _Reader:
     def _file(self, attempt: int) -> Path:
         return log_file(self._instance, self._pod, self._container.name, attempt)
 
-    async def _picture(self) -> tuple[Pod | None, str]:
+    async def _observe_pod(self) -> tuple[Pod | None, str]:
         try:
             node = await asyncio.to_thread(self._client.pod, self._pod.uid)
         except NotFoundError:

@@ -21,36 +21,36 @@ from pykubelet.podconfig.static_pods import SEEN_ANNOTATION
 _MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86400, 365 * 86400
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as kubectl does, in at most two units: `45s`, `5m30s`, `3h`, `2d4h`."""
-    whole = int(seconds)
-    if whole < -1:
+    total = int(seconds)
+    if total < -1:
         return "<invalid>"
-    if whole < 2 * _MINUTE:
-        return f"{max(whole, 0)}s"
+    if total < 2 * _MINUTE:
+        return f"{max(total, 0)}s"
     # `alone`: seconds from which only the leading unit is shown; `end`: seconds up to which it leads.
     for unit, name, part, part_name, alone, end in (
         (_MINUTE, "m", 1, "s", 10 * _MINUTE, 3 * _HOUR),
         (_HOUR, "h", _MINUTE, "m", 8 * _HOUR, 2 * _DAY),
         (_DAY, "d", _HOUR, "h", 8 * _DAY, 2 * _YEAR),
     ):
-        if whole < end:
-            return _two(whole, unit, name, part, part_name, alone)
-    return _two(whole, _YEAR, "y", _DAY, "d", 8 * _YEAR)
+        if total < end:
+            return _two_units(total, unit, name, part, part_name, alone)
+    return _two_units(total, _YEAR, "y", _DAY, "d", 8 * _YEAR)
 
 
-def _two(whole: int, unit: int, name: str, part: int, part_name: str, alone: int) -> str:
-    leading, rest = divmod(whole, unit)
+def _two_units(total: int, unit: int, name: str, part: int, part_name: str, alone: int) -> str:
+    leading, rest = divmod(total, unit)
     parts = rest // part
-    return f"{leading}{name}" if whole >= alone or not parts else f"{leading}{name}{parts}{part_name}"
+    return f"{leading}{name}" if total >= alone or not parts else f"{leading}{name}{parts}{part_name}"
 
 
-def since(moment: datetime | None, now: datetime) -> str:
-    """Return the age of a time, formatted by `span`."""
-    return "<unknown>" if moment is None else span((now - moment).total_seconds())
+def format_age(moment: datetime | None, now: datetime) -> str:
+    """Return the age of a time, formatted by `format_duration`."""
+    return "<unknown>" if moment is None else format_duration((now - moment).total_seconds())
 
 
-def pod_birth(pod: Pod) -> datetime | None:
+def pod_creation_time(pod: Pod) -> datetime | None:
     """Return the pod's creationTimestamp, else its startTime, else the time when this node first saw it."""
     if pod.metadata.creation_timestamp is not None:
         return pod.metadata.creation_timestamp
@@ -81,29 +81,29 @@ class Row:
     age: str
 
 
-def row(pod: Pod, state: str, now: datetime) -> Row:
+def pod_row(pod: Pod, state: str, now: datetime) -> Row:
     """Return the table row of a pod; `state` is that of its pod worker."""
     ready, total = ready_count(pod)
     return Row(
         name=pod.metadata.name,
         namespace=pod.metadata.namespace,
         ready=f"{ready}/{total}",
-        status=status_word(pod, state),
+        status=status_text(pod, state),
         restarts=restarts(pod, now),
         ip=pod.status.pod_ip or NONE,
-        age=since(pod_birth(pod), now),
+        age=format_age(pod_creation_time(pod), now),
     )
 
 
-def status_word(pod: Pod, state: str = "syncing") -> str:
+def status_text(pod: Pod, state: str = "syncing") -> str:
     """Return the STATUS column of a pod."""
-    if is_leaving(pod, state) and not is_finished(pod):
+    if is_terminating(pod, state) and not is_finished(pod):
         return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
-    word = _scheduling_word(pod) or pod.status.reason or pod.status.phase or "Unknown"
-    initializing = _init_word(pod)
+    status = _scheduling_status(pod) or pod.status.reason or pod.status.phase or "Unknown"
+    initializing = _init_status(pod)
     if initializing and not has_condition(pod, "Initialized"):
         return initializing
-    return _running_word(pod, initializing or word)
+    return _running_status(pod, initializing or status)
 
 
 def ready_count(pod: Pod) -> tuple[int, int]:
@@ -112,9 +112,9 @@ def ready_count(pod: Pod) -> tuple[int, int]:
     ready = sum(
         status.ready and status.started is True
         for status in pod.status.init_container_statuses
-        if status.name in sidecars and not _ended_well(status)
+        if status.name in sidecars and not _has_succeeded(status)
     )
-    if not _init_word(pod) or has_condition(pod, "Initialized"):
+    if not _init_status(pod) or has_condition(pod, "Initialized"):
         ready += sum(
             status.ready and status.state.running is not None for status in pod.status.container_statuses
         )
@@ -124,17 +124,21 @@ def ready_count(pod: Pod) -> tuple[int, int]:
 def restarts(pod: Pod, now: datetime) -> str:
     """Return the RESTARTS column with the age of the last restart: `3 (5m ago)`."""
     sidecars = _sidecar_names(pod)
-    if _init_word(pod) and not has_condition(pod, "Initialized"):
+    if _init_status(pod) and not has_condition(pod, "Initialized"):
         counted = pod.status.init_container_statuses
     else:
-        lasting = [status for status in pod.status.init_container_statuses if status.name in sidecars]
-        counted = [*lasting, *pod.status.container_statuses]
+        sidecar_statuses = [
+            status for status in pod.status.init_container_statuses if status.name in sidecars
+        ]
+        counted = [*sidecar_statuses, *pod.status.container_statuses]
     count = sum(status.restart_count for status in counted)
-    ends = [ended.finished_at for ended in _last_ends(counted) if ended.finished_at is not None]
-    return f"{count} ({since(max(ends), now)} ago)" if count and ends else str(count)
+    finish_times = [
+        ended.finished_at for ended in _last_terminations(counted) if ended.finished_at is not None
+    ]
+    return f"{count} ({format_age(max(finish_times), now)} ago)" if count and finish_times else str(count)
 
 
-def is_leaving(pod: Pod, state: str) -> bool:
+def is_terminating(pod: Pod, state: str) -> bool:
     """Return whether the pod is terminating or terminated."""
     return pod.metadata.deletion_timestamp is not None or state in ("terminating", "terminated")
 
@@ -149,72 +153,75 @@ def has_condition(pod: Pod, kind: str) -> bool:
     return any(found.type == kind and found.status == "True" for found in pod.status.conditions)
 
 
-def ended_word(ended: ContainerStateTerminated) -> str:
+def termination_reason(ended: ContainerStateTerminated) -> str:
     """Return the reason of a terminated container, else its signal or exit code."""
     if ended.reason:
         return ended.reason
     return f"Signal:{ended.signal}" if ended.signal else f"ExitCode:{ended.exit_code}"
 
 
-def _scheduling_word(pod: Pod) -> str:
+def _scheduling_status(pod: Pod) -> str:
     gated = any(
         found.type == "PodScheduled" and found.reason == "SchedulingGated" for found in pod.status.conditions
     )
     return "SchedulingGated" if gated else ""
 
 
-def _init_word(pod: Pod) -> str:
+def _init_status(pod: Pod) -> str:
     """Return the `Init:…` status of the first init container that has not completed; "" if all have."""
     sidecars = _sidecar_names(pod)
     for index, status in enumerate(pod.status.init_container_statuses):
-        if _ended_well(status) or (status.name in sidecars and status.started is True):
+        if _has_succeeded(status) or (status.name in sidecars and status.started is True):
             continue
         ended, waiting = status.state.terminated, status.state.waiting
         if ended is not None:
-            return f"Init:{ended_word(ended)}"
+            return f"Init:{termination_reason(ended)}"
         if waiting is not None and waiting.reason not in ("", "PodInitializing"):
             return f"Init:{waiting.reason}"
         return f"Init:{index}/{len(pod.spec.init_containers)}"
     return ""
 
 
-def _running_word(pod: Pod, word: str) -> str:
-    """Return the reason of the first container that does not run, else `word`; `Completed` as in kubectl."""
-    words, failures = [], []
+def _running_status(pod: Pod, default: str) -> str:
+    """Return the reason of the first container that does not run, else `default`.
+
+    `Completed` as in kubectl.
+    """
+    reasons, failures = [], []
     for status in pod.status.container_statuses:
         ended, waiting = status.state.terminated, status.state.waiting
         if waiting is not None and waiting.reason:
-            words.append(waiting.reason)
+            reasons.append(waiting.reason)
         elif ended is not None:
-            words.append(ended_word(ended))
-            failures += [ended_word(ended)] if ended.exit_code else []
-    word = words[0] if words else word
-    if word != "Completed":
-        return word
+            reasons.append(termination_reason(ended))
+            failures += [termination_reason(ended)] if ended.exit_code else []
+    text = reasons[0] if reasons else default
+    if text != "Completed":
+        return text
     running = any(s.ready and s.state.running is not None for s in pod.status.container_statuses)
     if running and has_condition(pod, "Ready"):
         return "Running"
-    return failures[0] if failures else "NotReady" if running else word
+    return failures[0] if failures else "NotReady" if running else text
 
 
 def _sidecar_names(pod: Pod) -> set[str]:
     return {container.name for container in pod.spec.init_containers if is_sidecar(container)}
 
 
-def _ended_well(status: ContainerStatus) -> bool:
+def _has_succeeded(status: ContainerStatus) -> bool:
     return status.state.terminated is not None and status.state.terminated.exit_code == 0
 
 
-def _last_ends(statuses: Iterable[ContainerStatus]) -> Iterator[ContainerStateTerminated]:
+def _last_terminations(statuses: Iterable[ContainerStatus]) -> Iterator[ContainerStateTerminated]:
     return (status.last_state.terminated for status in statuses if status.last_state.terminated is not None)
 
 
 _GAP = "   "
 
 
-def columns(rows: Iterable[Sequence[str]]) -> list[str]:
+def format_columns(rows: Iterable[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns; the first row is the heading."""
-    cells = [[visible(cell, lines=False) for cell in row] for row in rows]
+    cells = [[escape_unprintable(cell, lines=False) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         _GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -222,11 +229,11 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def visible(text: str, *, lines: bool = True) -> str:
+def escape_unprintable(text: str, *, lines: bool = True) -> str:
     """Escape characters that are not printable; `lines` keeps line breaks and tabs."""
-    kept = "\n\t" if lines else ""
+    allowed = "\n\t" if lines else ""
     return "".join(
-        character if character.isprintable() or character in kept else _escaped(character)
+        character if character.isprintable() or character in allowed else _escaped(character)
         for character in text
     )
 

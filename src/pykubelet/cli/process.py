@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvloop
 
 from pykubelet.agent.host_setup import StartupError
-from pykubelet.cli.errors import complain
+from pykubelet.cli.errors import print_error
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.load import LoadedConfig
 from pykubelet.linux import HostError
@@ -39,13 +39,13 @@ def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[Non
     try:
         configure(loaded.log_options())
     except OSError as err:
-        return complain(program, f"the log file cannot be opened: {err}; check --log-file and --log-dir")
+        return print_error(program, f"the log file cannot be opened: {err}; check --log-file and --log-dir")
     for warning in loaded.warnings:
         log.warning(warning)
     for name, value in loaded.flag_values.items():
         log.v(1).info(f'FLAG: --{name}="{value}"')
     if not is_root():
-        return complain(program, "root is needed to manage containers: run it with sudo")
+        return print_error(program, "root is needed to manage containers: run it with sudo")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signal(agent))
@@ -57,7 +57,7 @@ def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[Non
         for failure in unexpected:
             log.exception(failure, "Kubelet failed with an unexpected error, please report this bug")
         if not unexpected:
-            complain(program, next(f for f in failures if isinstance(f, EXPECTED)))
+            print_error(program, next(f for f in failures if isinstance(f, EXPECTED)))
         return 1
     return 0
 

@@ -6,7 +6,7 @@ manifest directory, which the node reads when it starts. After Ctrl-C or a timeo
 installed.
 
 A pod is done when it is ready or has succeeded. It has failed when its phase is Failed, when it is
-terminating, or when a container waits for one of the HOPELESS reasons: the next attempt most likely fails
+terminating, or when a container waits for one of the FAILURE_REASONS: the next attempt most likely fails
 in the same way, and the user needs the cause now. With `restartPolicy: OnFailure` CrashLoopBackOff is not a
 failure.
 
@@ -33,12 +33,12 @@ from pykubelet.cli.client import (
     NotFoundError,
     choose_container,
     choose_pod,
-    end_politely,
-    guarded,
+    exit_on_sigterm,
+    run_command,
 )
 from pykubelet.cli.describe import state_text
 from pykubelet.cli.logs import known_runs, log_file
-from pykubelet.cli.printers import has_condition, is_leaving, status_word, visible
+from pykubelet.cli.printers import escape_unprintable, has_condition, is_terminating, status_text
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.linux import HostError
 from pykubelet.linux.network import node_name
@@ -57,12 +57,12 @@ from pykubelet.podconfig.static_pods import (
 )
 from pykubelet.server.log_files import LogFile
 from pykubelet.server.pods import NodePods
-from pykubelet.standalone.data_dir import holder
+from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import Instance
 
 STEADY_SECONDS = 2.0
 """Seconds that a pod without readiness probes must stay ready, because it may crash right after its start."""
-HOPELESS = frozenset(
+FAILURE_REASONS = frozenset(
     {
         "CrashLoopBackOff",
         "ImagePullBackOff",
@@ -78,11 +78,11 @@ class RunOutcome:
     """Result of waiting for a pod."""
 
     good: bool
-    word: str
+    status: str
     """Status text such as `ready`, `succeeded`, `CrashLoopBackOff`."""
 
 
-def judge(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
+def run_outcome(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
     """Return the outcome of a pod, or None to keep waiting.
 
     `ready_seconds` is the time for which the pod has been ready without interruption.
@@ -90,13 +90,13 @@ def judge(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None:
     if pod.status.phase == "Succeeded":
         return RunOutcome(True, "succeeded")
     if pod.status.phase == "Failed":
-        return RunOutcome(False, status_word(pod, state))
-    if is_leaving(pod, state):
+        return RunOutcome(False, status_text(pod, state))
+    if is_terminating(pod, state):
         return RunOutcome(False, "Terminating")
     for status in _statuses(pod):
         reason = status.state.waiting.reason if status.state.waiting is not None else ""
-        may_crash = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
-        if reason in HOPELESS and not may_crash:
+        may_restart = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
+        if reason in FAILURE_REASONS and not may_restart:
             return RunOutcome(False, reason)
     if is_ready(pod) and (_has_readiness_probes(pod) or ready_seconds >= STEADY_SECONDS):
         return RunOutcome(True, "ready")
@@ -113,21 +113,21 @@ class ContainerProgress:
     """Current state of one container, as text."""
 
     container: str
-    doing: str
+    description: str
 
 
-def steps(pod: Pod, now: datetime) -> list[ContainerProgress]:
+def container_progress(pod: Pod, now: datetime) -> list[ContainerProgress]:
     """Return the state of each container that has a status, init containers first."""
-    passing = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
+    init_names = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
     found = []
     for status in _statuses(pod):
         if status.state.running is not None:
-            readiness = "" if status.name in passing else ", ready" if status.ready else ", not ready yet"
-            doing = f"running{readiness}"
+            readiness = "" if status.name in init_names else ", ready" if status.ready else ", not ready yet"
+            description = f"running{readiness}"
         else:
-            doing = state_text(status.state, now)
-        again = f" (restart {status.restart_count})" if status.restart_count else ""
-        found.append(ContainerProgress(status.name, doing + again))
+            description = state_text(status.state, now)
+        restart_note = f" (restart {status.restart_count})" if status.restart_count else ""
+        found.append(ContainerProgress(status.name, description + restart_note))
     return found
 
 
@@ -136,7 +136,7 @@ def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
     lines = []
     if pod.status.reason or pod.status.message:
         lines.append(f"{pod.status.reason}: {pod.status.message}".strip(": "))
-    for status in troubled(pod):
+    for status in failing_statuses(pod):
         lines.append(f"container {status.name}: {state_text(status.state, now)}")
         if status.last_state.terminated is not None:
             lines.append(f"container {status.name} before: {state_text(status.last_state, now)}")
@@ -146,14 +146,14 @@ def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
     return lines
 
 
-def troubled(pod: Pod) -> list[ContainerStatus]:
+def failing_statuses(pod: Pod) -> list[ContainerStatus]:
     """Return the statuses of the containers that failed or are not ready."""
-    return [status for status in _statuses(pod) if not _is_well(pod, status)]
+    return [status for status in _statuses(pod) if not _is_healthy(pod, status)]
 
 
-def _is_well(pod: Pod, status: ContainerStatus) -> bool:
+def _is_healthy(pod: Pod, status: ContainerStatus) -> bool:
     if status.state.running is not None:
-        return status.ready or not any(status.name == one.name for one in pod.spec.containers)
+        return status.ready or not any(status.name == container.name for container in pod.spec.containers)
     if status.state.terminated is not None:
         return status.state.terminated.exit_code == 0
     # A container that waits for others is not the cause.
@@ -161,9 +161,9 @@ def _is_well(pod: Pod, status: ContainerStatus) -> bool:
     return waiting is None or waiting.reason in ("", "PodInitializing", "ContainerCreating")
 
 
-def _last_warnings(events: Iterable[Event], most: int) -> list[Event]:
+def _last_warnings(events: Iterable[Event], limit: int) -> list[Event]:
     warnings = sorted((e for e in events if e.kind == "Warning"), key=lambda event: event.last)
-    return warnings[-most:]
+    return warnings[-limit:]
 
 
 def _has_readiness_probes(pod: Pod) -> bool:
@@ -188,13 +188,13 @@ class PodSnapshot:
     events: Sequence[Event] = ()
 
     @property
-    def word(self) -> str:
+    def status(self) -> str:
         """STATUS column of the pod."""
-        return status_word(self.pod, self.state) if self.pod is not None else "handed over"
+        return status_text(self.pod, self.state) if self.pod is not None else "handed over"
 
     def steps(self) -> list[ContainerProgress]:
         """Return the states of its containers."""
-        return steps(self.pod, datetime.now(UTC)) if self.pod is not None else []
+        return container_progress(self.pod, datetime.now(UTC)) if self.pod is not None else []
 
 
 class PlainView:
@@ -202,8 +202,8 @@ class PlainView:
 
     def __init__(self) -> None:
         self._shown: set[tuple[str, str]] = set()
-        self._words: dict[str, str] = {}
-        self._began = time.monotonic()
+        self._last_status: dict[str, str] = {}
+        self._started_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -211,19 +211,19 @@ class PlainView:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, sights: Sequence[PodSnapshot]) -> None:
+    def show(self, snapshots: Sequence[PodSnapshot]) -> None:
         """Print status changes and new events."""
-        for sight in sights:
-            if self._words.get(sight.name) != sight.word:
-                self._words[sight.name] = sight.word
-                self._print(f"{sight.name}: {sight.word}")
-            for event in sight.events:
-                if (sight.name, line := f"{event.reason}: {event.message}") not in self._shown:
-                    self._shown.add((sight.name, line))
-                    self._print(f"{sight.name}: {visible(line, lines=False)}")
+        for snapshot in snapshots:
+            if self._last_status.get(snapshot.name) != snapshot.status:
+                self._last_status[snapshot.name] = snapshot.status
+                self._print(f"{snapshot.name}: {snapshot.status}")
+            for event in snapshot.events:
+                if (snapshot.name, line := f"{event.reason}: {event.message}") not in self._shown:
+                    self._shown.add((snapshot.name, line))
+                    self._print(f"{snapshot.name}: {escape_unprintable(line, lines=False)}")
 
     def _print(self, line: str) -> None:
-        print(f"{time.monotonic() - self._began:6.1f}s  {line}", flush=True)
+        print(f"{time.monotonic() - self._started_at:6.1f}s  {line}", flush=True)
 
 
 class LiveView:
@@ -237,35 +237,38 @@ class LiveView:
         self._live = Live(console=Console(highlight=False), refresh_per_second=8)
 
     def __enter__(self) -> Self:
-        end_politely()
+        exit_on_sigterm()
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, sights: Sequence[PodSnapshot]) -> None:
+    def show(self, snapshots: Sequence[PodSnapshot]) -> None:
         """Redraw the current state."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         parts: list[Text | Table] = []
-        for sight in sights:
-            parts.append(Text.assemble((sight.name, "bold"), "  ", sight.word))
+        for snapshot in snapshots:
+            parts.append(Text.assemble((snapshot.name, "bold"), "  ", snapshot.status))
             table = Table.grid(padding=(0, 2))
-            for step in sight.steps():
-                table.add_row(Text(f"  {step.container}"), Text(visible(step.doing, lines=False)))
+            for progress in snapshot.steps():
+                table.add_row(
+                    Text(f"  {progress.container}"),
+                    Text(escape_unprintable(progress.description, lines=False)),
+                )
             parts.append(table)
-            for event in list(sight.events)[-_LAST_EVENTS:]:
+            for event in list(snapshot.events)[-_LAST_EVENTS:]:
                 style = "red" if event.kind == "Warning" else "dim"
-                line = visible(f"    {event.reason}: {event.message}", lines=False)
+                line = escape_unprintable(f"    {event.reason}: {event.message}", lines=False)
                 parts.append(Text(line, style=style, no_wrap=True, overflow="ellipsis"))
         self._live.update(Group(*parts))
 
 
 PROGRAM = "pykubelet run"
-_EVERY_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _LOG_LINES = 10
 
 
@@ -280,25 +283,25 @@ class RunOptions:
     """Seconds to wait for the pods."""
 
 
-def run_manifest(data_dir: Path, wish: RunOptions) -> int:
+def run_manifest(data_dir: Path, options: RunOptions) -> int:
     """Validate the manifest, install it and wait for its pods; return the exit code."""
 
     def work() -> int:
         instance = Instance.at(data_dir)
-        content = _read(wish.file)
-        written = _checked(content, str(wish.file))
+        content = _read(options.file)
+        written = _validated(content, str(options.file))
         if not instance.manifests.is_dir():
             raise NodeError(f"there is no node in {data_dir}: start one with `pykubelet up`")
-        target = _hand_over(instance, wish, content, written)
-        if holder(instance) is None:
+        target = _install(instance, options, content, written)
+        if lock_owner(instance) is None:
             what = "the pod starts" if written.pods else "it is used"
             print(f"The node is not running: {what} with the next `pykubelet up`.")
             return 0
-        if wish.detach or not written.pods:
+        if options.detach or not written.pods:
             return 0
-        return _stay(instance, [_Charge(pod, target) for pod in written.pods], wish.timeout)
+        return _wait_for_pods(instance, [_PodWait(pod, target) for pod in written.pods], options.timeout)
 
-    return guarded(PROGRAM, work, ManifestConflict, OSError)
+    return run_command(PROGRAM, work, ManifestConflict, OSError)
 
 
 def _read(file: Path) -> bytes:
@@ -308,36 +311,40 @@ def _read(file: Path) -> bytes:
         raise OSError(f"{file} cannot be read: {err.strerror}") from err
 
 
-def _checked(content: bytes, where: str) -> Contents:
+def _validated(content: bytes, origin: str) -> Contents:
     """Return the contents of a valid manifest, without defaults. Raises ConfigError."""
     try:
         node = node_name()
     except HostError:
         node = "node"  # the kubelet has a --hostname-override; validation does not depend on the name
     static_contents(
-        content, source="file", origin=where, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
+        content, source="file", origin=origin, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
     )
-    written = read_manifest(content, where)
+    written = read_manifest(content, origin)
     if not written.pods and not written.objects:
-        raise ConfigError([Problem(where, "holds no pod")])
+        raise ConfigError([Problem(origin, "holds no pod")])
     return written
 
 
-def _hand_over(instance: Instance, wish: RunOptions, content: bytes, written: Contents) -> Path:
-    target = instance.manifests / wish.file.name
-    if wish.file.resolve().parent != instance.manifests.resolve():
-        target = _give(instance, wish, content) or _put(target, wish, content, written)
+def _install(instance: Instance, options: RunOptions, content: bytes, written: Contents) -> Path:
+    target = instance.manifests / options.file.name
+    if options.file.resolve().parent != instance.manifests.resolve():
+        target = _send_to_node(instance, options, content) or _write_manifest(
+            target, options, content, written
+        )
     for name in (*map(title, written.objects), *(pod.metadata.name for pod in written.pods)):
         print(f"{name}: handed to the node as {target}")
     return target
 
 
-def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
+def _send_to_node(instance: Instance, options: RunOptions, content: bytes) -> Path | None:
     """Send the manifest to the running node and return its path; None if no node can accept it now."""
-    if holder(instance) is None:
+    if lock_owner(instance) is None:
         return None
     try:
-        return Path(NodeClient(instance).put_manifest(wish.file.name, content, replace=wish.replace).path)
+        return Path(
+            NodeClient(instance).put_manifest(options.file.name, content, replace=options.replace).path
+        )
     except ManifestRejected:
         raise
     except NodeError:
@@ -345,9 +352,9 @@ def _give(instance: Instance, wish: RunOptions, content: bytes) -> Path | None:
         return None
 
 
-def _put(target: Path, wish: RunOptions, content: bytes, written: Contents) -> Path:
+def _write_manifest(target: Path, options: RunOptions, content: bytes, written: Contents) -> Path:
     plan = plan_installation(
-        target, names_of(written), read_manifest_dir(target.parent), replace=wish.replace
+        target, names_of(written), read_manifest_dir(target.parent), replace=options.replace
     )
     try:
         install_manifest(plan, content, mode_for(written))
@@ -357,7 +364,7 @@ def _put(target: Path, wish: RunOptions, content: bytes, written: Contents) -> P
 
 
 @dataclass(slots=True)
-class _Charge:
+class _PodWait:
     """A pod to wait for, and its last observed state."""
 
     written: Pod
@@ -366,21 +373,21 @@ class _Charge:
     state: str = "syncing"
     events: list[Event] = field(default_factory=list)
     ready_since: float | None = None
-    verdict: RunOutcome | None = None
+    outcome: RunOutcome | None = None
 
     @property
     def name(self) -> str:
         return self.written.metadata.name
 
     @property
-    def sight(self) -> PodSnapshot:
+    def snapshot(self) -> PodSnapshot:
         return PodSnapshot(self.name, self.pod, self.state, tuple(self.events))
 
-    def look(self, client: NodeClient, node: NodePods, now: float) -> None:
+    def update(self, client: NodeClient, node: NodePods, now: float) -> None:
         """Update the observed state of the pod and the outcome."""
         found = find_running_pod(node.pods, self.written, self.target)
         if found is None:
-            self.verdict = RunOutcome(False, "gone") if self.pod is not None else None
+            self.outcome = RunOutcome(False, "gone") if self.pod is not None else None
             return
         self.pod, self.state = found, node.states.get(found.uid, "syncing")
         try:
@@ -389,52 +396,52 @@ class _Charge:
             return
         self.ready_since = (self.ready_since or now) if is_ready(found) else None
         steady = now - self.ready_since if self.ready_since is not None else 0.0
-        self.verdict = judge(found, self.state, steady)
+        self.outcome = run_outcome(found, self.state, steady)
 
 
-def _stay(instance: Instance, charges: Sequence[_Charge], timeout: float) -> int:
-    client, began = NodeClient(instance), time.monotonic()
+def _wait_for_pods(instance: Instance, pod_waits: Sequence[_PodWait], timeout: float) -> int:
+    client, started_at = NodeClient(instance), time.monotonic()
     try:
         with LiveView() if sys.stdout.isatty() else PlainView() as view:
-            while (now := time.monotonic()) - began < timeout:
+            while (now := time.monotonic()) - started_at < timeout:
                 node = client.pods()
-                for charge in charges:
-                    if charge.verdict is None:
-                        charge.look(client, node, now)
-                view.show([charge.sight for charge in charges])
-                if all(charge.verdict is not None for charge in charges):
+                for pod_wait in pod_waits:
+                    if pod_wait.outcome is None:
+                        pod_wait.update(client, node, now)
+                view.show([pod_wait.snapshot for pod_wait in pod_waits])
+                if all(pod_wait.outcome is not None for pod_wait in pod_waits):
                     break
-                time.sleep(_EVERY_SECONDS)
+                time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         print("\nThe pod stays with the node: `pykubelet ps` shows it.", file=sys.stderr)
         raise
-    results = [_tell(instance, charge, time.monotonic() - began) for charge in charges]
+    results = [_print_result(instance, pod_wait, time.monotonic() - started_at) for pod_wait in pod_waits]
     return 0 if all(results) else 1
 
 
-def _tell(instance: Instance, charge: _Charge, seconds: float) -> bool:
-    verdict = charge.verdict or RunOutcome(False, f"not ready after {seconds:.0f}s")
-    if verdict.good:
-        address = charge.pod.status.pod_ip if charge.pod is not None else ""
-        print(f"{charge.name}: {verdict.word}" + (f", at {address}" if address else ""))
+def _print_result(instance: Instance, pod_wait: _PodWait, seconds: float) -> bool:
+    outcome = pod_wait.outcome or RunOutcome(False, f"not ready after {seconds:.0f}s")
+    if outcome.good:
+        address = pod_wait.pod.status.pod_ip if pod_wait.pod is not None else ""
+        print(f"{pod_wait.name}: {outcome.status}" + (f", at {address}" if address else ""))
         return True
-    print(f"{charge.name}: {verdict.word}", file=sys.stderr)
-    if charge.pod is None:
+    print(f"{pod_wait.name}: {outcome.status}", file=sys.stderr)
+    if pod_wait.pod is None:
         print("  the node has not taken the manifest up: see its log", file=sys.stderr)
         return False
-    for line in explain(charge.pod, charge.events, datetime.now(UTC)):
-        print(f"  {visible(line, lines=False)}", file=sys.stderr)
-    for status in troubled(charge.pod):
-        lines = _last_words(instance, charge.pod, status.name)
+    for line in explain(pod_wait.pod, pod_wait.events, datetime.now(UTC)):
+        print(f"  {escape_unprintable(line, lines=False)}", file=sys.stderr)
+    for status in failing_statuses(pod_wait.pod):
+        lines = _last_log_lines(instance, pod_wait.pod, status.name)
         if lines:
             print(f"  the last lines of container {status.name}:", file=sys.stderr)
         for line in lines:
-            print(f"    {visible(line, lines=False)}", file=sys.stderr)
-    print(f"  more: pykubelet describe {charge.pod.metadata.name}", file=sys.stderr)
+            print(f"    {escape_unprintable(line, lines=False)}", file=sys.stderr)
+    print(f"  more: pykubelet describe {pod_wait.pod.metadata.name}", file=sys.stderr)
     return False
 
 
-def _last_words(instance: Instance, pod: Pod, container: str) -> list[str]:
+def _last_log_lines(instance: Instance, pod: Pod, container: str) -> list[str]:
     newest = known_runs(log_file(instance, pod, container, 0)) - 1
     try:
         with closing(LogFile(log_file(instance, pod, container, max(newest, 0)))) as log:
@@ -460,4 +467,4 @@ def run_restart(data_dir: Path, name: str, container: str | None) -> int:
         print(f"Restarting {', '.join(restarted)} of {pod.metadata.name} in place")
         return 0
 
-    return guarded(RESTART_PROGRAM, work)
+    return run_command(RESTART_PROGRAM, work)

@@ -17,7 +17,7 @@ import yaml
 
 from pykubelet.agent.kubelet import Kubelet
 from pykubelet.apiserver.errors import KubeconfigError
-from pykubelet.cli.errors import complain
+from pykubelet.cli.errors import print_error
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.kubeconfig_file import load_kubeconfig
@@ -26,8 +26,7 @@ from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs.setup import configure_early
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as lock
+from pykubelet.standalone.data_dir import claim, hold_lock, make_directories
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import down
@@ -84,45 +83,45 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     """Run the node until it is stopped; return the exit code."""
     try:
         instance = Instance.at(data_dir)
-        asked = load(flags)
-        if problem := _refusal(asked):
-            return complain(PROGRAM, problem)
-        claim.claim(instance)
-        config = _config(instance, endpoint or instance.endpoint, asked)
+        requested = load(flags)
+        if problem := _start_problem(requested):
+            return print_error(PROGRAM, problem)
+        claim(instance)
+        config = _config(instance, endpoint or instance.endpoint, requested)
         loaded = load(_write_config(instance, config, verbosity, flags))
     except (ConfigError, EmbeddedError, KubeconfigError) as err:
-        return complain(PROGRAM, err)
+        return print_error(PROGRAM, err)
     except OSError as err:
-        return complain(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
-    return launch(PROGRAM, loaded, lambda: _agent(instance, loaded, endpoint))
+        return print_error(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
+    return launch(PROGRAM, loaded, lambda: _run_kubelet(instance, loaded, endpoint))
 
 
-def _refusal(asked: LoadedConfig) -> str | None:
+def _start_problem(requested: LoadedConfig) -> str | None:
     """Return the reason why a start would fail, or None; nothing is created before."""
     if not is_root():
         return "root is needed to manage containers: run it with sudo"
-    if asked.flags.config or asked.flags.config_dir:
+    if requested.flags.config or requested.flags.config_dir:
         return (
             "`up` writes its own configuration: give single flags, or use the `kubelet` program with --config"
         )
-    config = asked.config
+    config = requested.config
     ports = {"API": config.port, "health": config.healthz_port, "read-only": config.read_only_port}
     for name, port in ports.items():
-        if port and (holder := find_port_owner(port)):
-            return (
-                f"port {port} of the {name} server is taken by {holder}: stop that, or give --{FLAGS[name]}"
-            )
+        if port and (owner := find_port_owner(port)):
+            return f"port {port} of the {name} server is taken by {owner}: stop that, or give --{FLAGS[name]}"
     return None
 
 
-def _config(instance: Instance, endpoint: str, asked: LoadedConfig) -> dict[str, Any]:
-    claim.make_folders(instance)
-    flags = asked.flags
+def _config(instance: Instance, endpoint: str, requested: LoadedConfig) -> dict[str, Any]:
+    make_directories(instance)
+    flags = requested.flags
     if flags.standalone:
         return standalone_config(instance, endpoint)
     # The CA of the API server usually signs client certificates, too; a flag can override it.
-    known = [path for path in (flags.kubeconfig, flags.bootstrap_kubeconfig) if path and Path(path).exists()]
-    authority = load_kubeconfig(Path(known[0] if known else flags.kubeconfig)).ca
+    existing = [
+        path for path in (flags.kubeconfig, flags.bootstrap_kubeconfig) if path and Path(path).exists()
+    ]
+    authority = load_kubeconfig(Path(existing[0] if existing else flags.kubeconfig)).ca
     if isinstance(authority, bytes):
         path = instance.kubelet_root / "pki" / "cluster-ca.crt"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,27 +139,27 @@ def _write_config(
         "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
     )
     root = instance.kubelet_root
-    own = [
+    own_flags = [
         f"--config={path}",
         f"--root-dir={root}",
         f"--cert-dir={root / 'pki'}",
         # Another kubelet on this host may use the default device plugin directory.
         f"--device-plugin-dir={root / 'device-plugins'}",
     ]
-    return [*own, *([f"--v={verbosity}"] if verbosity else []), *flags]
+    return [*own_flags, *([f"--v={verbosity}"] if verbosity else []), *flags]
 
 
-async def _agent(instance: Instance, loaded: LoadedConfig, endpoint: str | None) -> None:
-    kubelet = Kubelet(loaded, on_started=lambda: _greet(instance, loaded), tunes_kernel=False)
+async def _run_kubelet(instance: Instance, loaded: LoadedConfig, endpoint: str | None) -> None:
+    kubelet = Kubelet(loaded, on_started=lambda: _print_started(instance, loaded), tunes_kernel=False)
     if endpoint is not None:
-        with lock.hold(instance, "up"):
+        with hold_lock(instance, "up"):
             await kubelet.run()
         return
     async with PrivateRuntime(instance, cgroup_driver=loaded.config.cgroup_driver):
         await kubelet.run()
 
 
-def _greet(instance: Instance, loaded: LoadedConfig) -> None:
+def _print_started(instance: Instance, loaded: LoadedConfig) -> None:
     config = loaded.config
     health = f"http://{config.healthz_bind_address}:{config.healthz_port}/healthz"
     down = (
@@ -180,17 +179,17 @@ DOWN_PROGRAM = "pykubelet down"
 def run_down(data_dir: Path) -> int:
     """Remove everything that `up` created; return the exit code."""
     if not is_root():
-        return complain(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
+        return print_error(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()
     try:
-        left = asyncio.run(down(Instance.at(data_dir), print))
+        remaining = asyncio.run(down(Instance.at(data_dir), print))
     except EmbeddedError as err:
-        return complain(DOWN_PROGRAM, err)
+        return print_error(DOWN_PROGRAM, err)
     except KeyboardInterrupt:
-        return complain(DOWN_PROGRAM, "interrupted: run it again to finish")
-    for line in left:
-        complain(DOWN_PROGRAM, f"could not remove {line}")
-    if left:
+        return print_error(DOWN_PROGRAM, "interrupted: run it again to finish")
+    for line in remaining:
+        print_error(DOWN_PROGRAM, f"could not remove {line}")
+    if remaining:
         return 1
     print("Nothing is left.")
     return 0

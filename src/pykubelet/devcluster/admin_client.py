@@ -54,16 +54,16 @@ class AdminClient:
         try:
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"Content-Type": content_type} if data else {})
-            answer = connection.getresponse()
-            raw = answer.read()
+            response = connection.getresponse()
+            raw = response.read()
         finally:
             connection.close()
-        is_json = answer.headers.get_content_type() == "application/json"
-        told = json.loads(raw) if is_json else raw.decode(errors="replace")
-        if answer.status >= http.client.BAD_REQUEST:
-            message = told.get("message", "") if isinstance(told, dict) else told
-            raise ApiStatusError(answer.status, message)
-        return told
+        is_json = response.headers.get_content_type() == "application/json"
+        content = json.loads(raw) if is_json else raw.decode(errors="replace")
+        if response.status >= http.client.BAD_REQUEST:
+            message = content.get("message", "") if isinstance(content, dict) else content
+            raise ApiStatusError(response.status, message)
+        return content
 
     def ready(self) -> bool:
         """Return whether `/readyz` of the API server returns ok."""
@@ -73,7 +73,7 @@ class AdminClient:
             return False
 
 
-def admin_api(layout: Layout, settings: Settings) -> AdminClient:
+def admin_client(layout: Layout, settings: Settings) -> AdminClient:
     """Return the administrator's client of a cluster. Raises OSError when its certificates do not exist."""
     return AdminClient(settings.port, layout.authority, layout.certificate("admin"), layout.key("admin"))
 
@@ -85,7 +85,7 @@ _RBAC = "rbac.authorization.k8s.io"
 _CSR = "system:certificates.k8s.io:certificatesigningrequests"
 
 
-def first_objects(token: str) -> list[tuple[str, Document]]:
+def bootstrap_objects(token: str) -> list[tuple[str, Document]]:
     """Return the bootstrap objects, each with the path of its collection."""
     roles, bindings = (f"/apis/{_RBAC}/v1/{kind}" for kind in ("clusterroles", "clusterrolebindings"))
     return [
@@ -137,11 +137,11 @@ def _role(name: str, *, verbs: list[str], resources: list[str]) -> Document:
     }
 
 
-def _binding(name: str, role: str, kind: str, whom: str) -> Document:
+def _binding(name: str, role: str, kind: str, subject_name: str) -> Document:
     return {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
         "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": role},
-        "subjects": [{"apiGroup": _RBAC, "kind": kind, "name": whom}],
+        "subjects": [{"apiGroup": _RBAC, "kind": kind, "name": subject_name}],
     }

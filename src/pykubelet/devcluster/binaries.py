@@ -28,12 +28,12 @@ from pykubelet.devcluster.layout import NotAvailable
 from pykubelet.linux.processes import search_path
 
 BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-GO_PLACES = "/usr/local/go/bin"
+GO_INSTALL_DIR = "/usr/local/go/bin"
 """Directory of Go's own installation, which root's PATH often lacks."""
 _PROGRAM = "controlplane"
 _MAIN_SOURCES = ("go.mod", "go.sum", "main.go")
-_SAY_EVERY = 15.0
-_ENOUGH_LINES = 5
+_PROGRESS_SECONDS = 15.0
+_MAX_ERROR_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ class GoModule:
     programs: Mapping[str, GoBuild]
 
 
-def built_programs(say: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
+def build_control_plane(report: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
     """Return the executables of the control plane by name, from the cache or newly built.
 
     Raises NotAvailable with the reason why they cannot be built.
     """
-    place = built_module(control_plane(module or source_module()), say)
-    return {name: place / name for name in BUILT}
+    cache_dir = ensure_built(control_plane(module or source_module()), report)
+    return {name: cache_dir / name for name in BUILT}
 
 
 def control_plane(module: Path) -> GoModule:
@@ -82,23 +82,23 @@ def control_plane(module: Path) -> GoModule:
     )
 
 
-def built_module(module: GoModule, say: Callable[[str], None]) -> Path:
+def ensure_built(module: GoModule, report: Callable[[str], None]) -> Path:
     """Return the cache directory with the module's executables, building them if they are missing.
 
     Raises NotAvailable with the reason why they cannot be built.
     """
-    place = cache_place(module.directory, module.name)
-    if not place.is_dir():
-        go = shutil.which("go", path=f"{search_path()}{os.pathsep}{GO_PLACES}")
+    cache_dir = module_cache_dir(module.directory, module.name)
+    if not cache_dir.is_dir():
+        go = shutil.which("go", path=f"{search_path()}{os.pathsep}{GO_INSTALL_DIR}")
         if go is None:
             raise NotAvailable(
                 f"{module.title} is not built yet and Go is not installed: "
-                f"install Go (https://go.dev/dl){_or(module.remedy)}"
+                f"install Go (https://go.dev/dl){_or_remedy(module.remedy)}"
             )
-        with _one_builder(place):
-            if not place.is_dir():
-                _build(Path(go), module, place, say)
-    return place
+        with _build_lock(cache_dir):
+            if not cache_dir.is_dir():
+                _build(Path(go), module, cache_dir, report)
+    return cache_dir
 
 
 def source_module() -> Path:
@@ -112,21 +112,21 @@ def source_module() -> Path:
     return module
 
 
-def cache_place(module: Path, name: str = _PROGRAM) -> Path:
+def module_cache_dir(module: Path, name: str = _PROGRAM) -> Path:
     """Return the cache directory of the executables built from a module."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     sources = [module / "go.mod", module / "go.sum", *sorted(module.rglob("*.go"))]
-    whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
-    return base / "pykubelet" / name / whole.hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    return base / "pykubelet" / name / digest.hexdigest()[:16]
 
 
-def _build(go: Path, module: GoModule, place: Path, say: Callable[[str], None]) -> None:
+def _build(go: Path, module: GoModule, cache_dir: Path, report: Callable[[str], None]) -> None:
     version = _version(module.directory)
-    say(f"Building {module.title}, Kubernetes {version}: once, and it takes some minutes")
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="build-", dir=place.parent) as folder:
-        made = Path(folder) / "made"
-        made.mkdir(mode=0o755)
+    report(f"Building {module.title}, Kubernetes {version}: once, and it takes some minutes")
+    started_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir.parent) as temporary_dir:
+        output_dir = Path(temporary_dir) / "made"
+        output_dir.mkdir(mode=0o755)
         major, minor = version.removeprefix("v").split(".")[:2]
         stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
         flags = " ".join(
@@ -136,17 +136,17 @@ def _build(go: Path, module: GoModule, place: Path, say: Callable[[str], None]) 
         )
         for program, target in module.programs.items():
             command = [str(go), *target.subcommand, "-v", "-trimpath", "-buildvcs=false"]
-            command += [f"-ldflags=-s -w {flags}", "-o", str(made / program), target.package]
-            _run(command, module, target.env, say)
+            command += [f"-ldflags=-s -w {flags}", "-o", str(output_dir / program), target.package]
+            _run(command, module, target.env, report)
             for name in target.links:
-                (made / name).symlink_to(program)
-        made.rename(place)
-    say(f"Built {module.title} in {time.monotonic() - began:.0f} s")
+                (output_dir / name).symlink_to(program)
+        output_dir.rename(cache_dir)
+    report(f"Built {module.title} in {time.monotonic() - started_at:.0f} s")
 
 
-def _run(command: list[str], module: GoModule, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _run(command: list[str], module: GoModule, env: Mapping[str, str], report: Callable[[str], None]) -> None:
     """Run the compiler; report progress by the packages that it prints."""
-    began = said = time.monotonic()
+    started_at = reported_at = time.monotonic()
     lines: list[str] = []
     packages = 0
     with subprocess.Popen(
@@ -164,19 +164,19 @@ def _run(command: list[str], module: GoModule, env: Mapping[str, str], say: Call
                 packages += 1
             else:
                 lines.append(line.strip())
-            if (now := time.monotonic()) - said > _SAY_EVERY:
-                said = now
-                say(f"  {packages} packages compiled in {now - began:.0f} s")
+            if (now := time.monotonic()) - reported_at > _PROGRESS_SECONDS:
+                reported_at = now
+                report(f"  {packages} packages compiled in {now - started_at:.0f} s")
     if process.returncode:
-        told = [line for line in lines if line and not line.startswith("go: downloading")]
-        why = " | ".join(told[-_ENOUGH_LINES:]) or f"it ended with {process.returncode}"
+        errors = [line for line in lines if line and not line.startswith("go: downloading")]
+        reason = " | ".join(errors[-_MAX_ERROR_LINES:]) or f"it ended with {process.returncode}"
         raise NotAvailable(
-            f"{module.title} could not be built: {why}; `go build` in {module.directory} tells more"
-            f"{_or(module.remedy)}"
+            f"{module.title} could not be built: {reason}; `go build` in {module.directory} tells more"
+            f"{_or_remedy(module.remedy)}"
         )
 
 
-def _or(remedy: str) -> str:
+def _or_remedy(remedy: str) -> str:
     return f", or {remedy}" if remedy else ""
 
 
@@ -190,13 +190,15 @@ def _version(module: Path) -> str:
 
 
 @contextmanager
-def _one_builder(place: Path) -> Iterator[None]:
+def _build_lock(cache_dir: Path) -> Iterator[None]:
     """Hold the lock of a build; concurrent builds of the same module wait."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        cache_dir.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(
+            cache_dir.with_name(f"{cache_dir.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
     except OSError as err:
-        raise NotAvailable(f"the cache {place.parent} cannot be written: {err.strerror}") from err
+        raise NotAvailable(f"the cache {cache_dir.parent} cannot be written: {err.strerror}") from err
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -206,7 +208,7 @@ def _one_builder(place: Path) -> Iterator[None]:
 
 ASSETS = "KUBEBUILDER_ASSETS"
 _REQUIRED = ("etcd", "kube-apiserver")
-_WANTED = ("kube-controller-manager", "kube-scheduler", "kubectl")
+_BUILDABLE = ("kube-controller-manager", "kube-scheduler", "kubectl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +225,17 @@ class Binaries:
 
 
 def find_programs(
-    say: Callable[[str], None], environ: Mapping[str, str] = os.environ, module: Path | None = None
+    report: Callable[[str], None], environ: Mapping[str, str] = os.environ, module: Path | None = None
 ) -> Binaries:
-    """Return the executables, building missing ones; `say` is called with a build's progress.
+    """Return the executables, building missing ones; `report` is called with a build's progress.
 
     Raises NotAvailable with the reason. Only the upstream kubelet may be missing.
     """
     found = _assets(environ)
     if "etcd" not in found:
         found["etcd"] = _etcd()
-    if any(name not in found for name in (*_REQUIRED, *_WANTED)):
-        found = {**built_programs(say, module), **found}
+    if any(name not in found for name in (*_REQUIRED, *_BUILDABLE)):
+        found = {**build_control_plane(report, module), **found}
     return Binaries(
         etcd=found["etcd"],
         apiserver=found["kube-apiserver"],
@@ -244,21 +246,21 @@ def find_programs(
     )
 
 
-def version_of(programs: Binaries) -> str:
+def control_plane_version(programs: Binaries) -> str:
     """Return the version of the control plane, such as v1.36.3; empty if it prints none."""
     done = subprocess.run([programs.apiserver, "--version"], capture_output=True, text=True, check=False)
     return done.stdout.split()[-1] if done.stdout.split() else ""
 
 
 def _assets(environ: Mapping[str, str]) -> dict[str, Path]:
-    folder = environ.get(ASSETS, "")
-    if not folder:
+    directory = environ.get(ASSETS, "")
+    if not directory:
         return {}
     names = ("etcd", *BUILT)
-    found = {name: Path(folder, name) for name in names if os.access(Path(folder, name), os.X_OK)}
+    found = {name: Path(directory, name) for name in names if os.access(Path(directory, name), os.X_OK)}
     if missing := [name for name in _REQUIRED if name not in found]:
         raise NotAvailable(
-            f"{ASSETS}={folder} has no {' and no '.join(missing)}: put it there, or unset the variable"
+            f"{ASSETS}={directory} has no {' and no '.join(missing)}: put it there, or unset the variable"
         )
     return found
 

@@ -29,8 +29,8 @@ from pykubelet.devcluster.admin_client import (
     UNREACHABLE,
     AdminClient,
     ApiStatusError,
-    admin_api,
-    first_objects,
+    admin_client,
+    bootstrap_objects,
 )
 from pykubelet.devcluster.binaries import Binaries
 from pykubelet.devcluster.identities import LOOPBACK, make_identities
@@ -76,7 +76,7 @@ def command(component: Component, programs: Binaries, layout: Layout, settings: 
             return [str(programs.scheduler), *_scheduler(layout)]
 
 
-def mark(component: Component, layout: Layout) -> str:
+def process_marker(component: Component, layout: Layout) -> str:
     """Return the argument that identifies a process as this cluster's."""
     match component:
         case Component.ETCD:
@@ -94,7 +94,7 @@ def _etcd(layout: Layout, settings: Settings) -> list[str]:
     peers = f"https://{LOOPBACK}:{settings.etcd_peer_port}"
     pair, authority = _pair(layout, "etcd"), layout.certificate("etcd-ca")
     return [
-        mark(Component.ETCD, layout),
+        process_marker(Component.ETCD, layout),
         "--name=dev",
         f"--listen-client-urls={clients}",
         f"--advertise-client-urls={clients}",
@@ -132,7 +132,7 @@ def _apiserver(layout: Layout, settings: Settings) -> list[str]:
         else []
     )
     return [
-        mark(Component.APISERVER, layout),
+        process_marker(Component.APISERVER, layout),
         f"--tls-private-key-file={serving[1]}",
         f"--advertise-address={settings.address}",
         f"--secure-port={settings.port}",
@@ -170,7 +170,7 @@ def _apiserver(layout: Layout, settings: Settings) -> list[str]:
 def _controller_manager(layout: Layout, settings: Settings) -> list[str]:
     own = layout.kubeconfig("controller-manager")
     return [
-        mark(Component.CONTROLLER_MANAGER, layout),
+        process_marker(Component.CONTROLLER_MANAGER, layout),
         f"--authentication-kubeconfig={own}",
         f"--authorization-kubeconfig={own}",
         "--secure-port=0",
@@ -197,7 +197,7 @@ def _controller_manager(layout: Layout, settings: Settings) -> list[str]:
 def _scheduler(layout: Layout) -> list[str]:
     own = layout.kubeconfig("scheduler")
     return [
-        mark(Component.SCHEDULER, layout),
+        process_marker(Component.SCHEDULER, layout),
         f"--authentication-kubeconfig={own}",
         f"--authorization-kubeconfig={own}",
         "--secure-port=0",
@@ -215,7 +215,7 @@ _KILL_TIMEOUT = 10.0
 def running(layout: Layout) -> dict[Component, Process]:
     """Return the running components of this cluster."""
     found = {}
-    marks = {component: mark(component, layout) for component in Component}
+    marks = {component: process_marker(component, layout) for component in Component}
     for process in list_processes():
         for component, argument in marks.items():
             if argument in process.argv and Path(process.argv[0]).name == component:
@@ -228,13 +228,13 @@ def spawn(command: Sequence[str], log: Path, *, owned: bool) -> subprocess.Popen
 
     An owned process is killed when the thread that started it ends in any way; others keep running.
     """
-    tied = ["setpriv", "--pdeathsig", "KILL", "--"] if owned else []
+    wrapper = ["setpriv", "--pdeathsig", "KILL", "--"] if owned else []
     # The control plane connects only to itself and to nodes, never through a proxy.
     env = {name: value for name, value in environment().items() if not name.lower().endswith("_proxy")}
     try:
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*tied, *command],
+                [*wrapper, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -246,7 +246,7 @@ def spawn(command: Sequence[str], log: Path, *, owned: bool) -> subprocess.Popen
         raise DevClusterError(f"{Path(command[0]).name} cannot be started: {err.strerror or err}") from err
 
 
-def end(process: Process, *, grace: float) -> bool:
+def stop_process(process: Process, *, grace: float) -> bool:
     """Terminate a process, kill it after `grace` seconds (0: immediately); return whether it has exited."""
     try:
         fd = os.pidfd_open(process.pid)
@@ -263,7 +263,7 @@ def end(process: Process, *, grace: float) -> bool:
         os.close(fd)
 
 
-def last_words(log: Path, limit: int = 500) -> str:
+def last_log_error(log: Path, limit: int = 500) -> str:
     """Return the last error in a component's log, else its last line."""
     try:
         with log.open("rb") as file:
@@ -271,9 +271,11 @@ def last_words(log: Path, limit: int = 500) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return "it said nothing"
-    spoken = [line.strip() for line in lines if line.strip()]
-    complaints = [line for line in spoken if line[0] in "EF" or '"level":"fatal"' in line or "rror:" in line]
-    return (complaints or spoken or ["it said nothing"])[-1][-limit:]
+    nonempty_lines = [line.strip() for line in lines if line.strip()]
+    error_lines = [
+        line for line in nonempty_lines if line[0] in "EF" or '"level":"fatal"' in line or "rror:" in line
+    ]
+    return (error_lines or nonempty_lines or ["it said nothing"])[-1][-limit:]
 
 
 def _signal(fd: int, number: signal.Signals, timeout: float) -> bool:
@@ -289,7 +291,7 @@ def _signal(fd: int, number: signal.Signals, timeout: float) -> bool:
 
 START_TIMEOUT = 120.0
 STOP_GRACE = 15.0
-_LOOK_AGAIN = 0.05
+_POLL_SECONDS = 0.05
 _PORTS = range(20000, 32000)
 """Ports below the kernel's ephemeral range, so that a free port is not taken by an outgoing connection."""
 _USABLE = (
@@ -297,8 +299,8 @@ _USABLE = (
     "/api/v1/namespaces/default/configmaps/kube-root-ca.crt",
     "/api/v1/namespaces/kube-node-lease",
 )
-_THE_OTHERS = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
-_AGAIN = 5
+_DEPENDENT_COMPONENTS = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
+_MAX_RESTARTS = 5
 """Maximum number of restarts: on a slow host these components exit before the API server is ready."""
 
 
@@ -318,7 +320,7 @@ def new_settings(port: int = 0, *, address: str = "") -> Settings:
         port=port or ports[0],
         etcd_port=ports[1],
         etcd_peer_port=ports[2],
-        token=f"{_random_word(6)}.{_random_word(16)}",
+        token=f"{_random_string(6)}.{_random_string(16)}",
     )
 
 
@@ -360,7 +362,7 @@ class DevCluster:
     def api(self) -> AdminClient:
         """Client of the administrator."""
         if self._api is None:
-            self._api = admin_api(self.layout, self.settings)
+            self._api = admin_client(self.layout, self.settings)
         return self._api
 
     def prepare(self) -> None:
@@ -383,8 +385,8 @@ class DevCluster:
             for component in (Component.ETCD, Component.APISERVER):
                 if component not in present:
                     self.start_component(component)
-            self._wait("the API server to answer", self._answers, deadline)
-            for component in _THE_OTHERS:
+            self._wait("the API server to answer", self._is_responding, deadline)
+            for component in _DEPENDENT_COMPONENTS:
                 if component not in present:
                     self.start_component(component)
             self._wait("the API server to be ready", self.is_ready, deadline)
@@ -392,13 +394,13 @@ class DevCluster:
             self._wait("the default namespace to be usable", self._is_usable, deadline)
         except BaseException:
             for component in set(Component) - present:
-                self.end_component(component, grace=0)
+                self.stop_component(component, grace=0)
             raise
 
     def stop(self, grace: float = STOP_GRACE) -> None:
         """Stop all components, in reverse order of their start."""
         for component in reversed(Component):
-            self.end_component(component, grace=grace)
+            self.stop_component(component, grace=grace)
 
     def start_component(self, component: Component) -> None:
         """Start one component."""
@@ -407,18 +409,18 @@ class DevCluster:
             argv.append("--unsafe-no-fsync")
         self._started[component] = spawn(argv, self.layout.log(component), owned=self._owned)
 
-    def end_component(self, component: Component, *, grace: float = STOP_GRACE) -> None:
+    def stop_component(self, component: Component, *, grace: float = STOP_GRACE) -> None:
         """Stop one component if it runs; with a grace of 0 it is killed."""
         process = self.running().get(component)
-        gone = process is None or end(process, grace=grace)
+        has_exited = process is None or stop_process(process, grace=grace)
         if (child := self._started.pop(component, None)) is not None:
             child.poll()  # reap the zombie
-        if not gone:
+        if not has_exited:
             raise DevClusterError(f"{component} does not end: it hangs in the kernel, look at dmesg")
 
     def restart_component(self, component: Component, **changes: object) -> None:
         """Stop one component and start it again, with changed settings if given."""
-        self.end_component(component)
+        self.stop_component(component)
         self.settings = msgspec.structs.replace(self.settings, **changes)
         self.start_component(component)
 
@@ -434,7 +436,7 @@ class DevCluster:
         """Wait until the API server is ready. Raises DevClusterError after `timeout` seconds."""
         self._wait("the API server to be ready", self.is_ready, time.monotonic() + timeout)
 
-    def _answers(self) -> bool:
+    def _is_responding(self) -> bool:
         try:
             self.api.request("GET", "/livez", timeout=5)
         except ApiStatusError:
@@ -444,7 +446,7 @@ class DevCluster:
         return True
 
     def _make_objects(self) -> bool:
-        for path, document in first_objects(self.settings.token):
+        for path, document in bootstrap_objects(self.settings.token):
             try:
                 self.api.request("POST", path, document)
             except ApiStatusError as err:
@@ -462,24 +464,24 @@ class DevCluster:
             return False
         return True
 
-    def _wait(self, what: str, look: Callable[[], bool], deadline: float) -> None:
-        again = _AGAIN
-        while not look():
+    def _wait(self, what: str, is_done: Callable[[], bool], deadline: float) -> None:
+        restarts_left = _MAX_RESTARTS
+        while not is_done():
             for component, child in list(self._started.items()):
                 if find_process(child.pid) is not None:
                     continue
-                if component not in _THE_OTHERS or not again:
-                    told = last_words(self.layout.log(component))
-                    raise DevClusterError(f"{component} ended while waiting for {what}: {told}")
-                again -= 1
+                if component not in _DEPENDENT_COMPONENTS or not restarts_left:
+                    log_error = last_log_error(self.layout.log(component))
+                    raise DevClusterError(f"{component} ended while waiting for {what}: {log_error}")
+                restarts_left -= 1
                 self.start_component(component)
             if time.monotonic() > deadline:
-                told = last_words(self.layout.log(Component.APISERVER))
+                log_error = last_log_error(self.layout.log(Component.APISERVER))
                 raise DevClusterError(
-                    f"waited too long for {what}; kube-apiserver said last: {told}; "
+                    f"waited too long for {what}; kube-apiserver said last: {log_error}; "
                     f"the logs are in {self.layout.directory}"
                 )
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
 
 
 def _can_skip_fsync(programs: Binaries) -> bool:
@@ -488,5 +490,5 @@ def _can_skip_fsync(programs: Binaries) -> bool:
     return "--unsafe-no-fsync" in done.stdout + done.stderr
 
 
-def _random_word(length: int) -> str:
+def _random_string(length: int) -> str:
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(length))

@@ -54,10 +54,10 @@ class Subject:
     """Whether a serving certificate is also valid for clients."""
 
 
-def ensure_authority(place: Authority, name: str) -> Authority:
+def ensure_authority(authority: Authority, name: str) -> Authority:
     """Ensure that a CA exists in these files."""
-    if place.key.exists() and place.certificate.exists():
-        return place
+    if authority.key.exists() and authority.certificate.exists():
+        return authority
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 
@@ -68,9 +68,9 @@ def ensure_authority(place: Authority, name: str) -> Authority:
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
     builder = builder.add_extension(identifier, critical=False)
-    _write_key(place.key, key)
-    _write(place.certificate, _pem(builder.sign(key, hashes.SHA256())), 0o644)
-    return place
+    _write_key(authority.key, key)
+    _write(authority.certificate, _pem(builder.sign(key, hashes.SHA256())), 0o644)
+    return authority
 
 
 def issue(
@@ -117,8 +117,8 @@ def ensure_key_pair(private: Path, public: Path) -> None:
 
     key = _new_key()
     _write_key(private, key)
-    told = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    _write(public, told, 0o644)
+    public_pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    _write(public, public_pem, 0o644)
 
 
 def _builder(
@@ -149,13 +149,13 @@ def _name(subject: Subject) -> x509.Name:
 def _alternatives(names: Sequence[str]) -> x509.SubjectAlternativeName:
     from cryptography import x509
 
-    told: list[x509.GeneralName] = []
+    general_names: list[x509.GeneralName] = []
     for name in names:
         try:
-            told.append(x509.IPAddress(ipaddress.ip_address(name)))
+            general_names.append(x509.IPAddress(ipaddress.ip_address(name)))
         except ValueError:
-            told.append(x509.DNSName(name))
-    return x509.SubjectAlternativeName(told)
+            general_names.append(x509.DNSName(name))
+    return x509.SubjectAlternativeName(general_names)
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:

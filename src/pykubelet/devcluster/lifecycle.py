@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.devcluster import cluster as processes
-from pykubelet.devcluster.admin_client import admin_api
+from pykubelet.devcluster.admin_client import admin_client
 from pykubelet.devcluster.binaries import find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
 from pykubelet.devcluster.layout import DEFAULT_PORT, YEAR, Component, DevClusterError, Layout, Settings
@@ -30,7 +30,7 @@ _MARKER_TEXT = """\
 This directory belongs to a Kubernetes control plane for development, made by pykubelet.
 `pykubelet dev cluster down --data-dir ...` stops it and removes everything in it.
 """
-_NOTHING = frozenset({"lost+found", "lock"})
+_IGNORED_ENTRIES = frozenset({"lost+found", "lock"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,45 +58,45 @@ class State:
         return [component for component in Component if component not in self.running]
 
 
-def bring_up(directory: Path, wish: UpOptions, say: Callable[[str], None]) -> tuple[DevCluster, bool]:
+def bring_up(directory: Path, options: UpOptions, report: Callable[[str], None]) -> tuple[DevCluster, bool]:
     """Ensure that a cluster runs; return it and whether a process had to be started.
 
     Raises DevClusterError.
     """
     layout = Layout.at(directory)
-    _require_ours(layout)
+    _require_owned(layout)
     # Nothing is created if the executables are missing or the port is in use.
-    programs = find_programs(say)
+    programs = find_programs(report)
     found = processes.running(layout)
-    settings = _settings(layout, wish, found)
-    if Component.APISERVER not in found and (holder := find_port_owner(settings.port)):
+    settings = _settings(layout, options, found)
+    if Component.APISERVER not in found and (owner := find_port_owner(settings.port)):
         raise DevClusterError(
-            f"port {settings.port} of the API server is taken by {holder}: stop that, or give another --port"
+            f"port {settings.port} of the API server is taken by {owner}: stop that, or give another --port"
         )
-    _claim(layout)
-    with _held(layout, "up"):
+    _create_marker(layout)
+    with _hold_lock(layout, "up"):
         found = processes.running(layout)
         cluster = DevCluster(layout, settings, programs, owned=False)
         if len(found) < len(Component):
             if Component.APISERVER not in found:
                 cluster.prepare()
             layout.save_settings(settings)
-            say(f"Starting {', '.join(name for name in Component if name not in found)}")
+            report(f"Starting {', '.join(name for name in Component if name not in found)}")
         cluster.start()
     return cluster, len(found) < len(Component)
 
 
-def take_down(directory: Path, say: Callable[[str], None]) -> bool:
+def tear_down(directory: Path, report: Callable[[str], None]) -> bool:
     """Stop a cluster and remove its directory; return whether there was a cluster.
 
     Raises DevClusterError.
     """
     layout = Layout.at(directory)
-    _require_ours(layout)
+    _require_owned(layout)
     if not layout.directory.exists():
-        return _end_all(layout, say)
-    with _held(layout, "down"):
-        found = _end_all(layout, say) or layout.marker.exists()
+        return _stop_all(layout, report)
+    with _hold_lock(layout, "down"):
+        found = _stop_all(layout, report) or layout.marker.exists()
         # The marker is removed last, so that an interrupted `down` can be repeated.
         try:
             for path in layout.directory.iterdir():
@@ -110,39 +110,41 @@ def take_down(directory: Path, say: Callable[[str], None]) -> bool:
     return found
 
 
-def look(directory: Path) -> State:
+def observe(directory: Path) -> State:
     """Return the state of a cluster. Raises DevClusterError for a directory without the marker."""
     layout = Layout.at(directory)
-    _require_ours(layout)
+    _require_owned(layout)
     settings = layout.load_settings()
     found = processes.running(layout)
     ready = False
     if settings is not None and Component.APISERVER in found:
         with suppress(OSError):  # some certificates do not exist
-            ready = admin_api(layout, settings).ready()
+            ready = admin_client(layout, settings).ready()
     return State(settings, found, ready)
 
 
-def _settings(layout: Layout, wish: UpOptions, found: dict[Component, Process]) -> Settings:
+def _settings(layout: Layout, options: UpOptions, found: dict[Component, Process]) -> Settings:
     """Return the stored settings, changed by the options; new ones for a new cluster."""
-    kept = layout.load_settings()
-    if kept is None:
+    stored = layout.load_settings()
+    if stored is None:
         if found:
             raise DevClusterError(
                 f"processes of a cluster in {layout.directory} run without its files: "
                 "end them with `pykubelet dev cluster down`"
             )
-        fresh = new_settings(wish.port or DEFAULT_PORT)
+        fresh = new_settings(options.port or DEFAULT_PORT)
         return msgspec.structs.replace(
             fresh,
-            signing_duration=wish.signing_duration or YEAR,
-            audit=bool(wish.audit),
-            verify_kubelets=bool(wish.verify_kubelets),
+            signing_duration=options.signing_duration or YEAR,
+            audit=bool(options.audit),
+            verify_kubelets=bool(options.verify_kubelets),
         )
-    wanted = {name: value for name in UpOptions.__slots__ if (value := getattr(wish, name)) is not None}
-    changed = msgspec.structs.replace(kept, **wanted)
-    if found and changed != kept:
-        names = " ".join(f"--{name.replace('_', '-')}" for name in wanted if _differs(kept, changed, name))
+    overrides = {name: value for name in UpOptions.__slots__ if (value := getattr(options, name)) is not None}
+    changed = msgspec.structs.replace(stored, **overrides)
+    if found and changed != stored:
+        names = " ".join(
+            f"--{name.replace('_', '-')}" for name in overrides if _differs(stored, changed, name)
+        )
         raise DevClusterError(
             f"a cluster already runs in {layout.directory} with another {names}: "
             "remove it first with `pykubelet dev cluster down`"
@@ -159,27 +161,27 @@ def _settings(layout: Layout, wish: UpOptions, found: dict[Component, Process]) 
     return changed
 
 
-def _differs(one: Settings, other: Settings, name: str) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
+def _differs(old: Settings, new: Settings, name: str) -> bool:
+    return bool(getattr(old, name) != getattr(new, name))
 
 
-def _end_all(layout: Layout, say: Callable[[str], None]) -> bool:
+def _stop_all(layout: Layout, report: Callable[[str], None]) -> bool:
     found = processes.running(layout)
     for component in reversed(Component):
         if component in found:
-            say(f"Stopping {component}")
+            report(f"Stopping {component}")
             # No grace period: the data is about to be removed.
-            if not processes.end(found[component], grace=0):
+            if not processes.stop_process(found[component], grace=0):
                 raise DevClusterError(f"{component} (pid {found[component].pid}) does not end: see dmesg")
     return bool(found)
 
 
-def _require_ours(layout: Layout) -> None:
+def _require_owned(layout: Layout) -> None:
     directory = layout.directory
     if not os.path.lexists(directory) or layout.marker.is_file():
         return
     try:
-        empty = {path.name for path in directory.iterdir()} <= _NOTHING
+        empty = {path.name for path in directory.iterdir()} <= _IGNORED_ENTRIES
     except OSError as err:
         raise DevClusterError(f"data directory {directory} cannot be used: {err.strerror}") from err
     if not empty:
@@ -189,7 +191,7 @@ def _require_ours(layout: Layout) -> None:
         )
 
 
-def _claim(layout: Layout) -> None:
+def _create_marker(layout: Layout) -> None:
     directory = layout.directory
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -207,7 +209,7 @@ def _claim(layout: Layout) -> None:
 
 
 @contextmanager
-def _held(layout: Layout, purpose: str) -> Iterator[None]:
+def _hold_lock(layout: Layout, purpose: str) -> Iterator[None]:
     """Hold the lock, so that no other process starts or removes the cluster."""
     fd = _lock(layout)
     try:
@@ -224,15 +226,15 @@ def _lock(layout: Layout) -> int:
         try:
             fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as err:
-            why = "no permission: run it with sudo" if err.errno == errno.EACCES else err.strerror
-            raise DevClusterError(f"{layout.lock} cannot be opened: {why}") from err
+            reason = "no permission: run it with sudo" if err.errno == errno.EACCES else err.strerror
+            raise DevClusterError(f"{layout.lock} cannot be opened: {reason}") from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            told = os.pread(fd, 64, 0).decode(errors="replace") or "another command"
+            owner = os.pread(fd, 64, 0).decode(errors="replace") or "another command"
             os.close(fd)
             raise DevClusterError(
-                f"`pykubelet dev cluster {told}` is at work on {layout.directory}: wait until it is done"
+                f"`pykubelet dev cluster {owner}` is at work on {layout.directory}: wait until it is done"
             ) from None
         # A `down` may have removed the file between open and flock.
         with suppress(FileNotFoundError):

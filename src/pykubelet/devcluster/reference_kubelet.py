@@ -16,7 +16,7 @@ _LINKS = Path("/var/log/containers")
 
 
 @contextlib.contextmanager
-def reference_traces() -> Iterator[None]:
+def undo_host_changes() -> Iterator[None]:
     """Undo the changes that an upstream kubelet makes to the host during the block."""
     before, links = _ROOT.exists(), set(_LINKS.glob("*"))
     settings = {path: path.read_text() for path in _SYSCTLS if path.exists()}
@@ -31,6 +31,6 @@ def reference_traces() -> Iterator[None]:
                 link.unlink(missing_ok=True)
         if not before:
             (_ROOT / "device-plugins/kubelet.sock").unlink(missing_ok=True)
-            for folder in (_ROOT / "device-plugins", _ROOT):
+            for directory in (_ROOT / "device-plugins", _ROOT):
                 with contextlib.suppress(OSError):  # another process uses it
-                    folder.rmdir()
+                    directory.rmdir()

@@ -6,7 +6,7 @@
   and SubjectAccessReviews with their cache.
 - `tls.py`: TLS settings, serving certificate, verification of client certificates.
 - `connections.py`, `listeners.py`, `http2/`: limits on connections and request heads; sockets; HTTP/2.
-- `pods.py`: `PodsView`, the interface to the pod engine; pod and container lookup; response documents.
+- `lookup.py`, `pods.py`: pod and container lookup; response documents.
 - `container_logs.py`, `log_files.py`: `/containerLogs`; reader of CRI log files.
 - `streaming.py`, `container_actions.py`: `/exec`, `/attach`, `/portForward`; `/run`, `/checkpoint`,
   `/runningpods`.

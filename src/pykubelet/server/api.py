@@ -1,10 +1,10 @@
 """The kubelet API on port 10250: its routes, as configuration enables them, and its HTTPS server.
 
-    async with api_server(parts) as port:
+    async with api_server(deps) as port:
         ...
 
-`ApiParts` holds all dependencies; pods and runtime are accessed through the protocols of `pods.py`. Every
-route is behind TLS, authentication and authorization.
+`ApiServerDependencies` holds all dependencies, grouped by the routes that use them. Every route is behind
+TLS, authentication and authorization.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import to_json
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri.client import RuntimeClient
 from pykubelet.logs import get_logger
-from pykubelet.server.auth import AuthConfigError, Authenticator, Authorizer, make_authenticator, make_judge
-from pykubelet.server.connections import MOST_CONNECTIONS, app_runner, own_scope, serve_connections
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.server.auth import (
+    AuthConfigError,
+    Authenticator,
+    Authorizer,
+    make_authenticator,
+    make_authorizer,
+)
+from pykubelet.server.connections import MAX_CONNECTIONS, app_runner, serve_connections, single_error_scope
 from pykubelet.server.container_actions import ContainerActions, running_pods_routes
 from pykubelet.server.container_logs import ContainerLogs
 from pykubelet.server.debug import (
@@ -35,19 +44,17 @@ from pykubelet.server.debug import (
     verbosity_routes,
 )
 from pykubelet.server.listeners import listening_socket
-from pykubelet.server.lookup import PodLookup, StreamingRuntime
-from pykubelet.server.manifests import ManifestFolder
+from pykubelet.server.lookup import PodLookup
+from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
-from pykubelet.server.pipeline import counted, guarded, plain_text
-from pykubelet.server.pods import PodsView
+from pykubelet.server.pipeline import auth_middleware, counting_middleware, plain_text
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
-from pykubelet.server.reviews import ReviewClient
 from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
 
 log = get_logger(__name__)
-MOST_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 
 
 @asynccontextmanager
@@ -58,126 +65,150 @@ async def https_server(
     *,
     tls: ServingTls,
     authenticator: Authenticator,
-    judge: Authorizer,
+    authorizer: Authorizer,
     metrics: ServerMetrics,
-    most_connections: int = MOST_CONNECTIONS,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[int]:
     """Serve the routes over TLS while the context is open, and yield the port. Raises PortError."""
     app = web.Application(
-        client_max_size=MOST_BODY_BYTES,
-        middlewares=[counted(metrics, "readwrite"), guarded(authenticator, judge)],
+        client_max_size=MAX_BODY_BYTES,
+        middlewares=[counting_middleware(metrics, "readwrite"), auth_middleware(authenticator, authorizer)],
     )
     app.add_routes(routes)
     with listening_socket("API", address, port) as listener:
         async with (
             app_runner(app) as server,
-            serve_connections(server, listener, tls.context, most=most_connections),
+            serve_connections(server, listener, tls.context, max_connections=max_connections),
         ):
-            opened: int = listener.getsockname()[1]
-            log.info("Listening", server="API", address=address, port=opened)
-            yield opened
+            bound_port: int = listener.getsockname()[1]
+            log.info("Listening", server="API", address=address, port=bound_port)
+            yield bound_port
 
 
-_FOREVER = 10.0 * 365 * 86400
+_NO_IDLE_TIMEOUT_SECONDS = 10.0 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiParts:
-    """Dependencies of the API."""
+class AuthDependencies:
+    """Dependencies of authentication, authorization and TLS."""
+
+    node_name: str
+    review_client: ApiClient | None
+    """API client for reviews, which needs a rate limit of its own; None standalone."""
+    serving_certificate: Callable[[], Files | None]
+    """Returns the current files of the serving certificate and its key; None while they do not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodDependencies:
+    """Dependencies of the endpoints for pods and containers: lists, logs, streaming, checkpoints."""
+
+    engine: PodEngine
+    resolve_uid: Callable[[str], str]
+    """Translates the UID of a mirror pod to that of its static pod (`PodStore.resolve`)."""
+    runtime: RuntimeClient
+    root_dir: Path
+    """Root directory of the kubelet, in which checkpoints are written."""
+    now: Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DebugDependencies:
+    """Dependencies of `/configz`, `/flagz`, `/statusz` and `/logs/`."""
+
+    configz: Mapping[str, Any]
+    flags: Callable[[], Mapping[str, str]]
+    started: datetime
+    node_logs: Path = NODE_LOGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiServerDependencies:
+    """Dependencies of the API server."""
 
     config: KubeletConfiguration
     gates: FeatureGates
-    node_name: str
-    root_dir: Path
-    view: PodsView
-    resolve: Callable[[str], str]
-    """Translates the UID of a mirror pod to that of its static pod (`PodStore.resolve`)."""
-    runtime: StreamingRuntime
     checks: Mapping[str, Check]
-    configz: Mapping[str, Any]
-    flags: Callable[[], Mapping[str, str]]
     registry: CollectorRegistry
     metrics: ServerMetrics
     """Shared by all servers of the process."""
-    client: ReviewClient | None
-    """API client for reviews, which needs a rate limit of its own; None standalone."""
-    certificate: Callable[[], Files | None]
-    """Returns the current files of the serving certificate and its key; None while they do not exist."""
-    started: datetime
-    now: Callable[[], datetime]
-    node_logs: Path = NODE_LOGS
-    manifests: ManifestFolder | None = None
+    auth: AuthDependencies
+    pods: PodDependencies
+    debug: DebugDependencies
+    manifests: ManifestDirectory | None = None
     """Static pod directory that clients may write to; None in a cluster."""
 
 
 @asynccontextmanager
-async def api_server(parts: ApiParts) -> AsyncIterator[int]:
+async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
     """Serve the API while the context is open, and yield its port.
 
     Raises AuthConfigError or PortError, whose messages are one line with cause and remedy.
     """
-    config = parts.config
-    async with own_scope() as scope:
-        authenticator = make_authenticator(config, parts.client, scope, parts.metrics)
-        judge = make_judge(config, parts.client, lambda: parts.node_name, scope, parts.metrics)
-        settings = TlsSettings.of(config, request_certificates=authenticator.wants_certificates)
+    config = deps.config
+    async with single_error_scope() as scope:
+        authenticator = make_authenticator(config, deps.auth.review_client, scope, deps.metrics)
+        authorizer = make_authorizer(
+            config, deps.auth.review_client, lambda: deps.auth.node_name, scope, deps.metrics
+        )
+        settings = TlsSettings.from_config(config, request_certificates=authenticator.requests_certificates)
         try:
-            tls = ServingTls(settings, parts.certificate)
+            tls = ServingTls(settings, deps.auth.serving_certificate)
         except (TlsProblem, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
         async with https_server(
             config.address,
             config.port,
-            api_routes(parts),
+            api_routes(deps),
             tls=tls,
             authenticator=authenticator,
-            judge=judge,
-            metrics=parts.metrics,
+            authorizer=authorizer,
+            metrics=deps.metrics,
         ) as port:
             yield port
 
 
-def api_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
+def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
     """Return the routes of the API that the configuration enables."""
     routes: list[web.AbstractRouteDef] = [
-        *health_routes(parts.checks),
-        *read_only_routes(parts.view),
-        *metrics_routes(parts.registry),
+        *health_routes(deps.checks),
+        *read_only_routes(deps.pods.engine),
+        *metrics_routes(deps.registry),
     ]
-    if not parts.config.enable_debugging_handlers:
-        routes += _disabled(_DEBUGGING, "Debug endpoints are disabled.\n")
+    if not deps.config.enable_debugging_handlers:
+        routes += _disabled(_DEBUGGING_PATHS, "Debug endpoints are disabled.\n")
         return routes
-    routes += _debugging_routes(parts)
-    if parts.gates.enabled("ComponentFlagz"):
-        routes += flagz_routes(parts.flags)
-    if parts.gates.enabled("ComponentStatusz"):
+    routes += _debugging_routes(deps)
+    if deps.gates.enabled("ComponentFlagz"):
+        routes += flagz_routes(deps.debug.flags)
+    if deps.gates.enabled("ComponentStatusz"):
         listed = [route.path for route in routes if isinstance(route, web.RouteDef) and "{" not in route.path]
-        routes += statusz_routes(listed, parts.started)
+        routes += statusz_routes(listed, deps.debug.started)
     return routes
 
 
-def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
-    config = parts.config
-    lookup = PodLookup(parts.view, parts.runtime, parts.resolve)
+def _debugging_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
+    config = deps.config
+    lookup = PodLookup(deps.pods.engine, deps.pods.runtime, deps.pods.resolve_uid)
     limits = StreamLimits()
-    idle = config.streaming_connection_idle_timeout.seconds or _FOREVER
-    actions = ContainerActions(lookup, parts.root_dir / "checkpoints", parts.now)
-    split = parts.gates.enabled("PodLogsQuerySplitStreams")
+    idle_seconds = config.streaming_connection_idle_timeout.seconds or _NO_IDLE_TIMEOUT_SECONDS
+    actions = ContainerActions(lookup, deps.pods.root_dir / "checkpoints", deps.pods.now)
+    split_streams = deps.gates.enabled("PodLogsQuerySplitStreams")
     routes: list[web.AbstractRouteDef] = [
-        *StreamingEndpoints(lookup, limits, parts.metrics, idle_seconds=idle).routes(),
-        *ContainerLogs(lookup, limits, split_streams=split, idle_seconds=idle).routes(),
+        *StreamingEndpoints(lookup, limits, deps.metrics, idle_seconds=idle_seconds).routes(),
+        *ContainerLogs(lookup, limits, split_streams=split_streams, idle_seconds=idle_seconds).routes(),
         *actions.run_routes(),
-        *running_pods_routes(parts.runtime),
-        web.get("/configz", _configz(parts.configz)),
-        *timeline_routes(parts.view),
+        *running_pods_routes(deps.pods.runtime),
+        web.get("/configz", _configz(deps.debug.configz)),
+        *timeline_routes(deps.pods.engine),
     ]
-    if parts.manifests is not None:
-        routes += parts.manifests.routes(most_bytes=MOST_BODY_BYTES)
-    if parts.gates.enabled("ContainerCheckpoint"):
+    if deps.manifests is not None:
+        routes += deps.manifests.routes(max_bytes=MAX_BODY_BYTES)
+    if deps.gates.enabled("ContainerCheckpoint"):
         routes += actions.checkpoint_routes()
     if config.enable_system_log_handler:
-        may_query = config.enable_system_log_query and parts.gates.enabled("NodeLogQuery")
-        routes += node_log_routes(parts.node_logs, limits if may_query else None)
+        may_query = config.enable_system_log_query and deps.gates.enabled("NodeLogQuery")
+        routes += node_log_routes(deps.debug.node_logs, limits if may_query else None)
     else:
         routes += _disabled(["/logs/"], "logs endpoint is disabled.\n")
     if config.enable_profiling_handler:
@@ -191,23 +222,23 @@ def _debugging_routes(parts: ApiParts) -> list[web.AbstractRouteDef]:
     return routes
 
 
-_DEBUGGING = (
+_DEBUGGING_PATHS = (
     *("/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/runningpods/", "/debug/pprof/"),
     "/logs/",
 )
 
 
 def _disabled(roots: Iterable[str], text: str) -> list[web.RouteDef]:
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         return plain_text(405, text)
 
-    return [web.route("*", root + "{rest:.*}", answer) for root in roots]
+    return [web.route("*", root + "{rest:.*}", respond) for root in roots]
 
 
 def _configz(document: Mapping[str, Any]) -> Callable[[web.Request], Any]:
     body = to_json(document)
 
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
 
-    return answer
+    return respond

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Protocol
 
 from pykubelet.apiserver.certificates.x509 import lifetime
+from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.tls import WatchedFile
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import (
     ANONYMOUS,
+    ANONYMOUS_USER,
     AUTHENTICATED,
-    NOBODY,
     UNAUTHENTICATED,
     AuthorizerAttributes,
     BadCredentials,
@@ -40,7 +41,7 @@ from pykubelet.server.identity import (
     websocket_token,
 )
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.reviews import AccessReviews, ReviewClient, ReviewUnavailable, TokenReviews
+from pykubelet.server.reviews import AccessReviews, ReviewUnavailable, TokenReviews
 from pykubelet.server.tls import Authorities, NoAuthorities, OpensslMissing
 from pykubelet.util.tasks import TaskScope
 
@@ -50,7 +51,7 @@ log = get_logger(__name__)
 class Authorizer(Protocol):
     """Authorizer of one set of attributes, such as `reviews.AccessReviews`."""
 
-    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
+    async def allowed(self, user: User, attributes: AuthorizerAttributes) -> bool:
         """Return whether the user is allowed. Raises ReviewUnavailable if that cannot be determined."""
         ...
 
@@ -58,28 +59,28 @@ class Authorizer(Protocol):
 class AlwaysAllow:
     """Authorizer of mode AlwaysAllow."""
 
-    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
+    async def allowed(self, user: User, attributes: AuthorizerAttributes) -> bool:
         """Return True."""
         return True
 
 
-async def authorize(judge: Authorizer, user: User, wanted: Iterable[AuthorizerAttributes]) -> None:
+async def authorize(authorizer: Authorizer, user: User, alternatives: Iterable[AuthorizerAttributes]) -> None:
     """Check that the user is allowed one of the attributes. Raises HttpError (403 or 500) otherwise."""
-    asked: list[AuthorizerAttributes] = []
-    for wish in wanted:
-        asked.append(wish)
+    checked: list[AuthorizerAttributes] = []
+    for attributes in alternatives:
+        checked.append(attributes)
         try:
-            if await judge.allowed(user, wish):
+            if await authorizer.allowed(user, attributes):
                 return
         except ReviewUnavailable as err:
-            log.v(2).info("Authorization error", user=user.name, subresource=wish.subresource, err=err)
+            log.v(2).info("Authorization error", user=user.name, subresource=attributes.subresource, err=err)
             raise HttpError(
                 500,
-                f"Authorization error (user={user.name}, verb={wish.verb}, resource=nodes, "
-                f"subresource={wish.subresource})",
+                f"Authorization error (user={user.name}, verb={attributes.verb}, resource=nodes, "
+                f"subresource={attributes.subresource})",
             ) from None
-    names = " ".join(wish.subresource for wish in asked)
-    verb = asked[0].verb
+    names = " ".join(attributes.subresource for attributes in checked)
+    verb = checked[0].verb
     log.v(2).info("Forbidden", user=user.name, verb=verb, resource="nodes", subresources=names)
     raise HttpError(
         403, f"Forbidden (user={user.name}, verb={verb}, resource=nodes, subresource(s)=[{names}])\n"
@@ -105,17 +106,17 @@ class ClientCertificates:
                 f"clientCAFile {path} cannot be used: {getattr(err, 'strerror', None) or err}"
             ) from None
 
-    def user(self, shown: RequestCredentials) -> User | None:
+    def user(self, credentials: RequestCredentials) -> User | None:
         """Return the certificate's user; None without a certificate or user name. Raises BadCredentials."""
-        if not shown.chain:
+        if not credentials.chain:
             return None
-        self._metrics.certificate_shown(_seconds_left(shown.chain[0]))
-        fingerprint = hashlib.sha256(shown.chain[0]).hexdigest()
-        if problem := self._current().problem(shown.chain):
+        self._metrics.observe_client_certificate(_seconds_left(credentials.chain[0]))
+        fingerprint = hashlib.sha256(credentials.chain[0]).hexdigest()
+        if problem := self._current_authorities().problem(credentials.chain):
             raise BadCredentials(f"the client's certificate {fingerprint[:16]} is not accepted: {problem}")
-        return certificate_user(shown.subject, fingerprint)
+        return certificate_user(credentials.subject, fingerprint)
 
-    def _current(self) -> Authorities:
+    def _current_authorities(self) -> Authorities:
         contents = self._file.contents(time.monotonic())
         if contents != self._contents:
             # Stored even if invalid, so that it is not parsed again until it changes.
@@ -148,41 +149,41 @@ class Authenticator:
         self._anonymous = anonymous
 
     @property
-    def wants_certificates(self) -> bool:
+    def requests_certificates(self) -> bool:
         """Whether the TLS handshake should request a client certificate."""
         return self._certificates is not None
 
-    async def user(self, shown: RequestCredentials) -> User | None:
+    async def user(self, credentials: RequestCredentials) -> User | None:
         """Return the user; None if the request must be rejected. The reasons are only logged."""
         problems: list[Exception] = []
-        for way in (self._by_certificate, self._by_bearer, self._by_websocket):
+        for authenticate in (self._by_certificate, self._by_bearer, self._by_websocket):
             try:
-                user = await way(shown)
+                user = await authenticate(credentials)
             except (BadCredentials, ReviewUnavailable) as err:
                 problems.append(err)
                 continue
             if user is not None:
-                return _with_standing(user)
+                return _with_authenticated_group(user)
         if problems:
             log.v(2).info("Unable to authenticate the request", errors=[str(problem) for problem in problems])
             return None
-        return NOBODY if self._anonymous else None
+        return ANONYMOUS_USER if self._anonymous else None
 
-    async def _by_certificate(self, shown: RequestCredentials) -> User | None:
-        return self._certificates.user(shown) if self._certificates is not None else None
+    async def _by_certificate(self, credentials: RequestCredentials) -> User | None:
+        return self._certificates.user(credentials) if self._certificates is not None else None
 
-    async def _by_bearer(self, shown: RequestCredentials) -> User | None:
-        token = bearer_token(shown.authorization)
+    async def _by_bearer(self, credentials: RequestCredentials) -> User | None:
+        token = bearer_token(credentials.authorization)
         return await self._tokens.user(token) if token and self._tokens is not None else None
 
-    async def _by_websocket(self, shown: RequestCredentials) -> User | None:
-        if shown.protocols is None or self._tokens is None:
+    async def _by_websocket(self, credentials: RequestCredentials) -> User | None:
+        if credentials.protocols is None or self._tokens is None:
             return None
-        token = websocket_token(shown.protocols)
+        token = websocket_token(credentials.protocols)
         return await self._tokens.user(token) if token else None
 
 
-def _with_standing(user: User) -> User:
+def _with_authenticated_group(user: User) -> User:
     """Return the user with the group system:authenticated added, unless anonymous or unauthenticated."""
     if user.name == ANONYMOUS or AUTHENTICATED in user.groups or UNAUTHENTICATED in user.groups:
         return user
@@ -194,41 +195,41 @@ class AuthConfigError(Exception):
 
 
 def make_authenticator(
-    config: KubeletConfiguration, client: ReviewClient | None, scope: TaskScope, metrics: ServerMetrics
+    config: KubeletConfiguration, client: ApiClient | None, scope: TaskScope, metrics: ServerMetrics
 ) -> Authenticator:
     """Return the configured authenticator. Raises AuthConfigError."""
-    wanted = config.authentication
+    authentication = config.authentication
     certificates, tokens = None, None
-    if wanted.x509.client_ca_file:
+    if authentication.x509.client_ca_file:
         try:
-            certificates = ClientCertificates(Path(wanted.x509.client_ca_file), metrics)
+            certificates = ClientCertificates(Path(authentication.x509.client_ca_file), metrics)
         except (BadAuthorities, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
-    if wanted.webhook.enabled:
+    if authentication.webhook.enabled:
         if client is None:
             raise AuthConfigError(
                 "authentication.webhook needs an API server: set authentication.webhook.enabled to false "
                 "to run standalone"
             )
-        tokens = TokenReviews(client, scope, wanted.webhook.cache_ttl.seconds, metrics)
-    if certificates is None and tokens is None and not wanted.anonymous.enabled:
+        tokens = TokenReviews(client, scope, authentication.webhook.cache_ttl.seconds, metrics)
+    if certificates is None and tokens is None and not authentication.anonymous.enabled:
         raise AuthConfigError(
             "nobody could use the API: enable authentication.x509 (clientCAFile), authentication.webhook or "
             "authentication.anonymous, or set enableServer to false"
         )
-    return Authenticator(certificates, tokens, anonymous=wanted.anonymous.enabled)
+    return Authenticator(certificates, tokens, anonymous=authentication.anonymous.enabled)
 
 
-def make_judge(
+def make_authorizer(
     config: KubeletConfiguration,
-    client: ReviewClient | None,
+    client: ApiClient | None,
     node_name: Callable[[], str],
     scope: TaskScope,
     metrics: ServerMetrics,
 ) -> Authorizer:
     """Return the configured authorizer. Raises AuthConfigError."""
-    wanted = config.authorization
-    if wanted.mode == "AlwaysAllow":
+    authorization = config.authorization
+    if authorization.mode == "AlwaysAllow":
         return AlwaysAllow()
     if client is None:
         raise AuthConfigError(
@@ -240,6 +241,6 @@ def make_judge(
         scope,
         node_name,
         metrics,
-        yes_seconds=wanted.webhook.cache_authorized_ttl.seconds,
-        no_seconds=wanted.webhook.cache_unauthorized_ttl.seconds,
+        allowed_ttl_seconds=authorization.webhook.cache_authorized_ttl.seconds,
+        denied_ttl_seconds=authorization.webhook.cache_unauthorized_ttl.seconds,
     )

@@ -14,7 +14,7 @@ kilobytes that a client pipelines after it are buffered, unparsed; and all conne
 Above the budget, the connection with the largest charge among those without an authorized request is closed.
 HTTP/2 has its own limits (`http2.connection`).
 
-Responses have no `Server` header, as upstream (`nameless`).
+Responses have no `Server` header, as upstream (`remove_server_header`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from pykubelet.server.http2.connection import Http2
 
 log = get_logger(__name__)
-MOST_HEAD_BYTES = 1024 * 1024
-MOST_BYTES = 8 * 1024 * 1024
+MAX_HEAD_BYTES = 1024 * 1024
+MAX_TOTAL_HEAD_BYTES = 8 * 1024 * 1024
 """Maximum bytes of heads of all connections together, without `FREE_BYTES` each."""
 FREE_BYTES = 16 * 1024
 """Bytes of a head that are not charged to the budget."""
-_MOST_HELD_BYTES = 16 * 1024
+_MAX_PIPELINED_BYTES = 16 * 1024
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Connection: close\r\n\r\n431 Request Header Fields Too Large"
@@ -61,9 +61,9 @@ MayEvict = Callable[[web.BaseRequest | None], bool]
 class HeadBudget:
     """Bytes of request heads that the connections of a server hold."""
 
-    def __init__(self, may_evict: MayEvict, most: int = MOST_BYTES) -> None:
+    def __init__(self, may_evict: MayEvict, max_bytes: int = MAX_TOTAL_HEAD_BYTES) -> None:
         self._may_evict = may_evict
-        self._most = most
+        self._max_bytes = max_bytes
         self._charged: dict[RequestHandler, int] = {}
         self._total = 0
 
@@ -78,8 +78,8 @@ class HeadBudget:
         if head_bytes > FREE_BYTES:
             self._charged[handler] = head_bytes - FREE_BYTES
             self._total += head_bytes - FREE_BYTES
-        while self._total > self._most:
-            evictable = [one for one in self._charged if self._may_evict(one.request)]
+        while self._total > self._max_bytes:
+            evictable = [connection for connection in self._charged if self._may_evict(connection.request)]
             largest = max(evictable, key=self._charged.__getitem__, default=handler)
             log.v(2).info("Closing connection, request heads exceed the budget", client=largest.peername)
             self.release(largest)
@@ -93,7 +93,7 @@ class HeadBudget:
 class RequestHandler(web.RequestHandler):
     """aiohttp's handler of a connection, with limits on the heads of its requests."""
 
-    __slots__ = ("_budget", "_busy", "_head_bytes", "_held", "_payload")
+    __slots__ = ("_budget", "_busy", "_head_bytes", "_payload", "_pipelined")
 
     def __init__(self, server: web.Server, budget: HeadBudget, **options: Any) -> None:
         super().__init__(server, **options)
@@ -115,7 +115,7 @@ class RequestHandler(web.RequestHandler):
         self._payload: StreamReader | None = None
         """Body of the last request that was read."""
         self._head_bytes = 0
-        self._held = bytearray()
+        self._pipelined = bytearray()
         """Bytes received after the request that is being handled."""
 
     @property
@@ -126,7 +126,7 @@ class RequestHandler(web.RequestHandler):
     def abort(self) -> None:
         """Close the connection without waiting for the client."""
         transport = self.transport
-        self._held.clear()
+        self._pipelined.clear()
         self.force_close()
         if transport is not None:
             transport.abort()
@@ -138,14 +138,14 @@ class RequestHandler(web.RequestHandler):
         if self._upgraded or self._payload_parser is not None or self._reads_body():
             super().data_received(data)
         elif self._busy:
-            self._hold(data)
+            self._hold_pipelined(data)
         else:
             self._read_head(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Release the connection's buffer and charge."""
         self._budget.release(self)
-        self._held.clear()
+        self._pipelined.clear()
         super().connection_lost(exc)
 
     async def _handle_request(self, *arguments: Any) -> Any:
@@ -156,7 +156,7 @@ class RequestHandler(web.RequestHandler):
             self._budget.release(self)
             self._busy = bool(self._messages)
             # The next request is read when this response is complete and its body is read or skipped.
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._read_next_request)
 
     def _reads_body(self) -> bool:
         return self._payload is not None and not self._payload.is_eof()
@@ -168,31 +168,31 @@ class RequestHandler(web.RequestHandler):
         if self._request_count > before:
             self._busy = True
             self._payload = self._messages[-1][1] if self._messages else None
-        elif self._head_bytes > MOST_HEAD_BYTES and self.transport is not None:
+        elif self._head_bytes > MAX_HEAD_BYTES and self.transport is not None:
             self.transport.write(_TOO_LARGE)
             self.force_close()
             return
         if self._head_bytes > FREE_BYTES:
             self._budget.charge(self, self._head_bytes)
 
-    def _hold(self, data: bytes) -> None:
-        self._held += data
-        self._budget.charge(self, self._head_bytes + len(self._held))
-        if len(self._held) > _MOST_HELD_BYTES and not self._buffer_paused:
+    def _hold_pipelined(self, data: bytes) -> None:
+        self._pipelined += data
+        self._budget.charge(self, self._head_bytes + len(self._pipelined))
+        if len(self._pipelined) > _MAX_PIPELINED_BYTES and not self._buffer_paused:
             self._pause_reading_for_buffer()
 
-    def _go_on(self) -> None:
+    def _read_next_request(self) -> None:
         if self._busy or self.transport is None or self._force_close or self._close:
             return
-        held, self._held = bytes(self._held), bytearray()
-        self.data_received(held)
+        pipelined, self._pipelined = bytes(self._pipelined), bytearray()
+        self.data_received(pipelined)
         if self._buffer_paused and not self._busy:
             self._resume_reading_for_buffer()
 
 
-def nameless(server: web.Server) -> None:
+def remove_server_header(server: web.Server) -> None:
     """Remove the `Server` header from all responses, also from those to malformed requests."""
-    make = server.request_factory
+    create_request = server.request_factory
 
     def request(
         message: RawRequestMessage,
@@ -203,18 +203,18 @@ def nameless(server: web.Server) -> None:
     ) -> web.BaseRequest:
         if type(writer) is StreamWriter:
             # aiohttp adds the header after all response hooks; only the writer's hook runs later.
-            writer._on_headers_sent = _without_name
-        return make(message, payload, protocol, writer, task)
+            writer._on_headers_sent = _drop_server_header
+        return create_request(message, payload, protocol, writer, task)
 
     server.request_factory = request
 
 
-async def _without_name(headers: CIMultiDict[str]) -> None:
+async def _drop_server_header(headers: CIMultiDict[str]) -> None:
     headers.popall(hdrs.SERVER, None)
 
 
 @asynccontextmanager
-async def own_scope() -> AsyncIterator[TaskScope]:
+async def single_error_scope() -> AsyncIterator[TaskScope]:
     """Yield a TaskScope; a single error is raised as it is, not wrapped in an exception group."""
     try:
         async with TaskScope() as scope:
@@ -225,16 +225,16 @@ async def own_scope() -> AsyncIterator[TaskScope]:
         raise group.exceptions[0] from None
 
 
-MOST_CONNECTIONS = 1000
+MAX_CONNECTIONS = 1000
 IDLE_SECONDS = 90.0
 """Seconds after which a connection without a complete request is closed."""
 HANDSHAKE_SECONDS = 10.0
-MOST_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 1024 * 1024
 """Maximum bytes of the request line, which contains the command of exec requests."""
-MOST_HEADER_BYTES = 32 * 1024
-MOST_HEADERS = 100
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_SECONDS = 0.1
+MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADERS = 100
+_RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_RETRY_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
 
 # Seconds for responses in flight: the kubelet must stop within five.
@@ -257,7 +257,7 @@ async def app_runner(app: web.Application) -> AsyncIterator[web.Server]:
     )
     await runner.setup()
     assert runner.server is not None
-    nameless(runner.server)
+    remove_server_header(runner.server)
     try:
         yield runner.server
     finally:
@@ -270,9 +270,9 @@ def _handler_options() -> dict[str, Any]:
         "access_log": None,
         # Client errors are only returned to the client; handler errors are logged by the middleware.
         "logger": logging.Logger("silent", logging.CRITICAL + 1),
-        "max_line_size": MOST_LINE_BYTES,
-        "max_field_size": MOST_HEADER_BYTES,
-        "max_headers": MOST_HEADERS,
+        "max_line_size": MAX_LINE_BYTES,
+        "max_field_size": MAX_HEADER_BYTES,
+        "max_headers": MAX_HEADERS,
     }
 
 
@@ -282,33 +282,33 @@ async def serve_connections(
     listener: socket.socket,
     context: Context | None = None,
     *,
-    most: int = MOST_CONNECTIONS,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> AsyncIterator[None]:
     """Accept connections on a listening socket while the context is open, with TLS if `context` is given."""
-    async with own_scope() as scope:
-        scope.start(_Door(server, listener, context, scope, most).run(), name="accept")
+    async with single_error_scope() as scope:
+        scope.start(_Acceptor(server, listener, context, scope, max_connections).run(), name="accept")
         yield
 
 
-class _Door:
+class _Acceptor:
     def __init__(
         self,
         server: web.Server,
         listener: socket.socket,
         context: Context | None,
         scope: TaskScope,
-        most: int,
+        max_connections: int,
     ) -> None:
         self._server = server
         self._listener = listener
         self._context = context
         self._scope = scope
-        self._most = most
-        self._greeting: dict[asyncio.Task[None], None] = {}
-        self._made_http2: Http2 | None = None
-        secured = context is not None
-        self._heads = HeadBudget(
-            lambda request: request is None or (secured and _is_unauthorized(request)),
+        self._max_connections = max_connections
+        self._handshaking: dict[asyncio.Task[None], None] = {}
+        self._http2_factory: Http2 | None = None
+        uses_tls = context is not None
+        self._head_budget = HeadBudget(
+            lambda request: request is None or (uses_tls and _is_unauthorized(request)),
         )
 
     async def run(self) -> None:
@@ -317,25 +317,25 @@ class _Door:
             try:
                 client, _ = await loop.sock_accept(self._listener)
             except OSError as err:
-                if err.errno in _OUT_OF_FILES:
+                if err.errno in _RESOURCE_ERRNOS:
                     log.error(err, "Failed to accept a connection")
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                 continue
-            if not self._make_room():
+            if not self._ensure_capacity():
                 client.close()
                 continue
-            task = self._scope.start(self._greet(client), name="greet")
-            self._greeting[task] = None
-            task.add_done_callback(lambda done: self._greeting.pop(done, None))
+            task = self._scope.start(self._establish(client), name="greet")
+            self._handshaking[task] = None
+            task.add_done_callback(lambda done: self._handshaking.pop(done, None))
 
-    def _make_room(self) -> bool:
+    def _ensure_capacity(self) -> bool:
         connections = self._server.connections
-        if len(connections) + len(self._greeting) < self._most:
+        if len(connections) + len(self._handshaking) < self._max_connections:
             return True
         # aiohttp has no public attribute for "no request is being handled".
         if self._evict(lambda connection: connection._current_request is None):
             return True
-        oldest = next(iter(self._greeting), None)
+        oldest = next(iter(self._handshaking), None)
         if oldest is not None:
             oldest.cancel()
             return True
@@ -354,7 +354,7 @@ class _Door:
                 return True
         return False
 
-    async def _greet(self, client: socket.socket) -> None:
+    async def _establish(self, client: socket.socket) -> None:
         try:
             tls = self._context() if self._context is not None else None
             options = (
@@ -362,7 +362,7 @@ class _Door:
                 if tls
                 else {}
             )
-            protocol = (lambda: _Choice(self)) if tls else self._http1
+            protocol = (lambda: _AlpnNegotiation(self)) if tls else self._http1
             await asyncio.get_running_loop().connect_accepted_socket(protocol, client, ssl=tls, **options)
         except (NoCertificate, ssl.SSLError, OSError) as err:
             log.v(4).info("Failed to establish client connection", err=err)
@@ -371,21 +371,21 @@ class _Door:
             client.close()
             raise
 
-    def protocol_for(self, spoken: str | None) -> asyncio.Protocol:
+    def protocol_for(self, alpn_protocol: str | None) -> asyncio.Protocol:
         """Return the protocol for the result of the ALPN negotiation."""
-        return self._http2() if spoken == HTTP2 else self._http1()
+        return self._http2() if alpn_protocol == HTTP2 else self._http1()
 
     def _http1(self) -> asyncio.Protocol:
         server = self._server
-        return RequestHandler(server, self._heads, loop=asyncio.get_running_loop(), **server._kwargs)
+        return RequestHandler(server, self._head_budget, loop=asyncio.get_running_loop(), **server._kwargs)
 
     def _http2(self) -> asyncio.Protocol:
-        if self._made_http2 is None:
+        if self._http2_factory is None:
             # Imported lazily to save memory: many nodes never have an HTTP/2 client.
             from pykubelet.server.http2.connection import Http2
 
-            self._made_http2 = Http2(self._server, idle_seconds=IDLE_SECONDS, **_handler_options())
-        return self._made_http2()
+            self._http2_factory = Http2(self._server, idle_seconds=IDLE_SECONDS, **_handler_options())
+        return self._http2_factory()
 
 
 def _is_unauthorized(request: object) -> bool:
@@ -393,15 +393,15 @@ def _is_unauthorized(request: object) -> bool:
     return isinstance(request, web.BaseRequest) and USER not in request
 
 
-class _Choice(asyncio.Protocol):
+class _AlpnNegotiation(asyncio.Protocol):
     """Protocol during the TLS handshake, replaced by the one that ALPN selects."""
 
-    def __init__(self, door: _Door) -> None:
-        self._door = door
+    def __init__(self, acceptor: _Acceptor) -> None:
+        self._acceptor = acceptor
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        log.v(4).info("Client connected", protocol=spoken, client=transport.get_extra_info("peername"))
-        protocol = self._door.protocol_for(spoken)
+        alpn_protocol = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        log.v(4).info("Client connected", protocol=alpn_protocol, client=transport.get_extra_info("peername"))
+        protocol = self._acceptor.protocol_for(alpn_protocol)
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

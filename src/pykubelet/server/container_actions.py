@@ -20,10 +20,11 @@ from aiohttp import web
 from pykubelet.api.meta import ObjectMeta, to_json
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.client import RuntimeClient
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
-from pykubelet.server.lookup import PodLookup, StreamingRuntime, container_of, runtime_refusal
+from pykubelet.server.lookup import PodLookup, find_container, runtime_http_error
 from pykubelet.server.pods import pod_list_json
 from pykubelet.transport.errors import CriError
 
@@ -38,7 +39,7 @@ class ContainerActions:
         self._lookup = lookup
         self._checkpoints = checkpoints
         self._now = now
-        self._one_checkpoint = asyncio.Lock()
+        self._checkpoint_lock = asyncio.Lock()
 
     def run_routes(self) -> list[web.RouteDef]:
         """Return the routes of `/run`."""
@@ -56,44 +57,44 @@ class ContainerActions:
         command = request.query.get("cmd", "").split(" ")
         try:
             container = None
-            if self._lookup.is_meant(pod, request.match_info.get("uid", "")):
+            if self._lookup.matches_uid(pod, request.match_info.get("uid", "")):
                 container = await self._lookup.running_container(pod, name)
             if container is None:
                 raise HttpError(500, f'container not found ("{name}")')
-            answer = await self._lookup.runtime.exec_sync(container, command)
+            result = await self._lookup.runtime.exec_sync(container, command)
         except CriError as err:
             raise HttpError(500, err.rpc_text) from err
-        if answer.exit_code:
-            said = answer.stderr.decode(errors="replace")
-            raise HttpError(500, f"command '{' '.join(command)}' exited with {answer.exit_code}: {said}")
-        return web.Response(body=answer.stdout + answer.stderr, content_type="application/json")
+        if result.exit_code:
+            stderr = result.stderr.decode(errors="replace")
+            raise HttpError(500, f"command '{' '.join(command)}' exited with {result.exit_code}: {stderr}")
+        return web.Response(body=result.stdout + result.stderr, content_type="application/json")
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
         pod, name = self._pod(request), request.match_info["container"]
-        if container_of(pod, name) is None:
+        if find_container(pod, name) is None:
             raise HttpError(404, f"container {name} does not exist")
         timeout = (request.query.getall("timeout", None) or ["0"])[-1]
         if _NUMBER.fullmatch(timeout) is None:
             raise HttpError(404, "cannot parse value of timeout parameter")
-        where = f"{pod.metadata.namespace}/{pod.metadata.name}/{name}"
+        target = f"{pod.metadata.namespace}/{pod.metadata.name}/{name}"
         try:
             location = await self._make_checkpoint(pod, name, max(0, int(timeout)))
         except CriError as err:
-            raise HttpError(500, f"checkpointing of {where} failed ({err.rpc_text})") from err
+            raise HttpError(500, f"checkpointing of {target} failed ({err.rpc_text})") from err
         except OSError as err:
-            raise HttpError(500, f"checkpointing of {where} failed ({err.strerror or err})") from err
+            raise HttpError(500, f"checkpointing of {target} failed ({err.strerror or err})") from err
         if location is None:
-            raise HttpError(500, f"checkpointing of {where} failed (container {name} not found)")
+            raise HttpError(500, f"checkpointing of {target} failed (container {name} not found)")
         return web.Response(body=to_json({"items": [str(location)]}), content_type="application/json")
 
     async def _make_checkpoint(self, pod: Pod, name: str, timeout_seconds: int) -> Path | None:
-        async with self._one_checkpoint:
+        async with self._checkpoint_lock:
             container = await self._lookup.running_container(pod, name)
             if container is None:
                 return None
             self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
-            moment = self._now().astimezone().isoformat(timespec="seconds")
-            stem = f"checkpoint-{pod.metadata.name}_{pod.metadata.namespace}-{name}-{moment}"
+            timestamp = self._now().astimezone().isoformat(timespec="seconds")
+            stem = f"checkpoint-{pod.metadata.name}_{pod.metadata.namespace}-{name}-{timestamp}"
             location = self._checkpoints / f"{stem}.tar"
             log.info("Checkpointing container", pod=pod.full_name, containerName=name, path=str(location))
             await self._lookup.runtime.checkpoint_container(container, str(location), timeout_seconds)
@@ -106,28 +107,28 @@ class ContainerActions:
         return pod
 
 
-def running_pods_routes(runtime: StreamingRuntime) -> list[web.RouteDef]:
+def running_pods_routes(runtime: RuntimeClient) -> list[web.RouteDef]:
     """Return the route of `/runningpods/`."""
 
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         running = pb.ContainerFilter(state=pb.ContainerStateValue(state=pb.CONTAINER_RUNNING))
         ready = pb.PodSandboxFilter(state=pb.PodSandboxStateValue(state=pb.SANDBOX_READY))
         try:
             containers = await runtime.list_containers(running)
             sandboxes = await runtime.list_pod_sandbox(ready)
         except CriError as err:
-            raise runtime_refusal(err) from err
-        body = pod_list_json(pods_that_run(sandboxes, containers))
+            raise runtime_http_error(err) from err
+        body = pod_list_json(running_pods(sandboxes, containers))
         return web.Response(body=body, content_type="application/json")
 
-    return [web.get("/runningpods/", answer, allow_head=False)]
+    return [web.get("/runningpods/", respond, allow_head=False)]
 
 
-def pods_that_run(sandboxes: list[pb.PodSandbox], containers: list[pb.Container]) -> list[Pod]:
+def running_pods(sandboxes: list[pb.PodSandbox], containers: list[pb.Container]) -> list[Pod]:
     """Build pods from the runtime's sandboxes and containers; only names, UIDs and images are known."""
     pods: dict[str, Pod] = {}
 
-    def pod_of(labels: Mapping[str, str]) -> Pod | None:
+    def pod_for(labels: Mapping[str, str]) -> Pod | None:
         uid = labels.get(POD_UID, "")
         if uid and uid not in pods:
             name, namespace = labels.get(POD_NAME, ""), labels.get(POD_NAMESPACE, "")
@@ -136,9 +137,9 @@ def pods_that_run(sandboxes: list[pb.PodSandbox], containers: list[pb.Container]
         return pods.get(uid)
 
     for sandbox in sandboxes:
-        pod_of(sandbox.labels)
+        pod_for(sandbox.labels)
     for container in containers:
-        if (pod := pod_of(container.labels)) is not None:
+        if (pod := pod_for(container.labels)) is not None:
             image = container.image.user_specified_image or container.image.image
             pod.spec.containers.append(Container(name=container.labels.get(CONTAINER_NAME, ""), image=image))
     return list(pods.values())

@@ -31,7 +31,7 @@ from pykubelet.server.log_files import (
     present_blocks,
     seek_last_lines,
 )
-from pykubelet.server.lookup import PodLookup, container_of
+from pykubelet.server.lookup import PodLookup, find_container
 from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.transport.errors import CriError
@@ -65,17 +65,17 @@ class PodLogOptions:
     streams: tuple[Stream, ...] = _STREAMS["All"]
 
 
-def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) -> PodLogOptions:
+def parse_log_options(query: Mapping[str, str], now: int, *, split_streams: bool) -> PodLogOptions:
     """Parse a query; `now` is in nanoseconds since the Unix epoch. Raises HttpError."""
     tail_text = query.get("tail") or query.get("tailLines")
     tail = None if tail_text == "all" else _number(tail_text)
     limit, seconds = _number(query.get("limitBytes")), _number(query.get("sinceSeconds"))
-    moment = _time(query.get("sinceTime"))
+    since_time = _time(query.get("sinceTime"))
     stream = query.get("stream", "All")
     invalid = (
         (tail is not None and tail < 0)
         or (limit is not None and limit < 1)
-        or (seconds is not None and (seconds < 1 or moment is not None))
+        or (seconds is not None and (seconds < 1 or since_time is not None))
         or stream not in _STREAMS
         or (stream != "All" and tail is not None)
     )
@@ -93,12 +93,12 @@ def read_log_wish(query: Mapping[str, str], now: int, *, split_streams: bool) ->
         timestamps=_flag(query.get("timestamps")),
         tail=tail,
         limit=limit,
-        since=now - seconds * _NANOS if seconds is not None else moment,
+        since=now - seconds * _NANOS if seconds is not None else since_time,
         streams=_STREAMS[stream],
     )
 
 
-def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
+def choose_container_id(pod: Pod, container: str, *, previous: bool) -> str:
     """Return the ID (`containerd://…`) of the container whose log is requested. Raises HttpError."""
     name = pod.metadata.name
     status = _status(pod, container)
@@ -114,33 +114,37 @@ def choose_run(pod: Pod, container: str, *, previous: bool) -> str:
     if state.running is not None:
         return str(status.container_id or "")
     if state.terminated is not None or last is not None:
-        ended = state.terminated.container_id if state.terminated is not None else ""
-        if found := ended or last_id:
+        terminated_id = state.terminated.container_id if state.terminated is not None else ""
+        if found := terminated_id or last_id:
             return found
         raise HttpError(400, f'container "{container}" in pod "{name}" is terminated')
     if state.waiting is not None:
         reason = state.waiting.reason or ""
-        why = _WAITING.get(reason, reason)
-        raise HttpError(400, f'container "{container}" in pod "{name}" is waiting to start: {why}')
+        message = _WAITING_MESSAGES.get(reason, reason)
+        raise HttpError(400, f'container "{container}" in pod "{name}" is waiting to start: {message}')
     raise HttpError(400, f'container "{container}" in pod "{name}" is waiting to start - no logs yet')
 
 
-def is_running(pod: Pod | None, container: str, run: str) -> bool:
-    """Return whether the container with ID `run` is running according to the pod status."""
+def is_running(pod: Pod | None, container: str, container_id: str) -> bool:
+    """Return whether the container with ID `container_id` is running according to the pod status."""
     status = _status(pod, container) if pod is not None else None
-    return status is not None and status.state.running is not None and status.container_id == run
+    return status is not None and status.state.running is not None and status.container_id == container_id
 
 
-_WAITING = {
+_WAITING_MESSAGES = {
     "ErrImagePull": "image can't be pulled",
     "ImagePullBackOff": "trying and failing to pull image",
 }
 
 
 def _status(pod: Pod, container: str) -> ContainerStatus | None:
-    said = pod.status
-    every = (*said.container_statuses, *said.init_container_statuses, *said.ephemeral_container_statuses)
-    return next((status for status in every if status.name == container), None)
+    pod_status = pod.status
+    statuses = (
+        *pod_status.container_statuses,
+        *pod_status.init_container_statuses,
+        *pod_status.ephemeral_container_statuses,
+    )
+    return next((status for status in statuses if status.name == container), None)
 
 
 def _flag(text: str | None) -> bool:
@@ -186,72 +190,78 @@ class ContainerLogs:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
-        return [web.get("/containerLogs/{namespace}/{pod}/{container}", self._answer, allow_head=False)]
+        return [web.get("/containerLogs/{namespace}/{pod}/{container}", self._handle, allow_head=False)]
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        wish = read_log_wish(request.query, time.time_ns(), split_streams=self._split_streams)
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        options = parse_log_options(request.query, time.time_ns(), split_streams=self._split_streams)
         name, container = request.match_info["pod"], request.match_info["container"]
         pod = self._lookup.pod(request.match_info["namespace"], name)
         if pod is None:
             raise HttpError(404, f'pod "{name}" does not exist')
-        if container_of(pod, container) is None:
+        if find_container(pod, container) is None:
             raise HttpError(404, f'container "{container}" not found in pod "{name}"')
-        run = choose_run(pod, container, previous=wish.previous)
-        with self._limits.one_more(user_name(request)):
-            async with _opened(await self._path(run)) as file:
-                return await self._respond(request, file, wish, pod, container, run)
+        container_id = choose_container_id(pod, container, previous=options.previous)
+        with self._limits.acquire(user_name(request)):
+            async with _open_log(await self._path(container_id)) as file:
+                return await self._respond(request, file, options, pod, container, container_id)
 
     async def _respond(
-        self, request: web.Request, file: LogFile, wish: PodLogOptions, pod: Pod, container: str, run: str
+        self,
+        request: web.Request,
+        file: LogFile,
+        options: PodLogOptions,
+        pod: Pod,
+        container: str,
+        container_id: str,
     ) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"Content-Type": "text/plain"})
-        answer.enable_chunked_encoding()
-        await answer.prepare(request)
-        await self._send(answer, file, wish, pod, container, run)
-        return answer
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await self._send(response, file, options, pod, container, container_id)
+        return response
 
-    async def _path(self, run: str) -> Path:
+    async def _path(self, container_id: str) -> Path:
         try:
-            status = await self._lookup.runtime.container_status(run.partition("://")[2])
+            status = await self._lookup.runtime.container_status(container_id.partition("://")[2])
         except CriError as err:
-            log.v(4).info("Failed to get container status", containerID=run, err=err)
-            raise HttpError(400, f"unable to retrieve container logs for {run}") from err
+            log.v(4).info("Failed to get container status", containerID=container_id, err=err)
+            raise HttpError(400, f"unable to retrieve container logs for {container_id}") from err
         return Path(status.status.log_path)
 
     async def _send(
         self,
-        answer: web.StreamResponse,
+        response: web.StreamResponse,
         file: LogFile,
-        wish: PodLogOptions,
+        options: PodLogOptions,
         pod: Pod,
         container: str,
-        run: str,
+        container_id: str,
     ) -> None:
-        async def goes_on() -> bool:
-            return is_running(self._lookup.recent(pod.uid), container, run)
+        async def may_grow() -> bool:
+            return is_running(self._lookup.recent_pod(pod.uid), container, container_id)
 
-        if wish.tail is not None:
-            await seek_last_lines(file, wish.tail)
-        writer = LineWriter(timestamps=wish.timestamps, since=wish.since)
-        blocks = follow_blocks(file, goes_on) if wish.follow else present_blocks(file)
-        left = wish.limit
+        if options.tail is not None:
+            await seek_last_lines(file, options.tail)
+        writer = LineWriter(timestamps=options.timestamps, since=options.since)
+        blocks = follow_blocks(file, may_grow) if options.follow else present_blocks(file)
+        remaining = options.limit
         # The response status is already sent: an error can only end the response.
         with suppress(OSError, TimeoutError):
             async with aclosing(blocks):
                 async for block in blocks:
-                    for text in writer.texts(block, wish.streams):
-                        piece = text[:left]
+                    for text in writer.texts(block, options.streams):
+                        piece = text[:remaining]
                         if piece:
                             async with asyncio.timeout(self._idle_seconds):
-                                await answer.write(piece)
-                        if left is not None and not (left := left - len(piece)):
+                                await response.write(piece)
+                        if remaining is not None and not (remaining := remaining - len(piece)):
                             return
                         # Writing to a fast client never blocks; yield to other tasks.
                         await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def _opened(path: Path) -> AsyncIterator[LogFile]:
+async def _open_log(path: Path) -> AsyncIterator[LogFile]:
     try:
         file = await asyncio.to_thread(LogFile, path)
     except OSError as err:

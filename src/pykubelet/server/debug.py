@@ -40,9 +40,10 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.logs.mask import MASK
 from pykubelet.logs.setup import set_verbosity
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import plain_text
-from pykubelet.server.pods import PodJournal, PodsView
+from pykubelet.server.pods import PodJournal
 
 log = get_logger(__name__)
 _LONGEST_PROFILE_SECONDS = 300
@@ -52,7 +53,7 @@ _INDEX = "/debug/pprof/\n\nProfiles:\n  profile?seconds=30\n  goroutine\n  cmdli
 
 def profiling_routes() -> list[web.RouteDef]:
     """Return the routes of `/debug/pprof/` and `/debug/tasks`."""
-    one_at_a_time = asyncio.Lock()
+    profile_lock = asyncio.Lock()
 
     async def index(_: web.Request) -> web.Response:
         return plain_text(200, _INDEX)
@@ -61,9 +62,9 @@ def profiling_routes() -> list[web.RouteDef]:
         text = request.query.get("seconds", "30")
         if _NUMBER.fullmatch(text) is None or not 0 < int(text) <= _LONGEST_PROFILE_SECONDS:
             raise HttpError(400, f"seconds must be a number from 1 to {_LONGEST_PROFILE_SECONDS}\n")
-        if one_at_a_time.locked():
+        if profile_lock.locked():
             raise HttpError(429, "a profile is being made\n", {"Retry-After": "30"})
-        async with one_at_a_time:
+        async with profile_lock:
             return plain_text(200, await _profile(int(text)))
 
     async def tasks(_: web.Request) -> web.Response:
@@ -81,17 +82,17 @@ def profiling_routes() -> list[web.RouteDef]:
     ]
 
 
-def timeline_routes(view: PodsView) -> list[web.RouteDef]:
+def timeline_routes(engine: PodEngine) -> list[web.RouteDef]:
     """Return the route of a pod's events and timeline."""
 
     async def timeline(request: web.Request) -> web.Response:
         meta = (request.match_info["namespace"], request.match_info["pod"])
-        found = [pod for pod in view.pods() if (pod.metadata.namespace, pod.metadata.name) == meta]
+        found = [pod for pod in engine.pods() if (pod.metadata.namespace, pod.metadata.name) == meta]
         if not found:
             raise HttpError(404, "pod does not exist")
-        events, notes = view.journal(found[0].uid)
+        events, entries = engine.journal(found[0].uid)
         return web.Response(
-            body=to_json(PodJournal(events=events, timeline=notes)), content_type="application/json"
+            body=to_json(PodJournal(events=events, timeline=entries)), content_type="application/json"
         )
 
     return [web.get("/debug/pods/{namespace}/{pod}", timeline)]
@@ -135,8 +136,8 @@ def _tasks() -> str:
     lines = []
     for task in sorted(asyncio.all_tasks(), key=lambda task: task.get_name()):
         stack = task.get_stack(limit=8)
-        where = [f"    {frame.f_code.co_qualname}, line {frame.f_lineno}" for frame in stack]
-        lines += [task.get_name(), *where]
+        frames = [f"    {frame.f_code.co_qualname}, line {frame.f_lineno}" for frame in stack]
+        lines += [task.get_name(), *frames]
     return "\n".join([f"{len(asyncio.all_tasks())} tasks", *lines, ""])
 
 
@@ -150,53 +151,55 @@ _WARNING = (
 def flagz_routes(flags: Callable[[], Mapping[str, str]]) -> list[web.RouteDef]:
     """Return the route of `/flagz`, with the flags sorted by name."""
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         found = dict(sorted(flags().items()))
         text = "".join(f"{name}={value}\n" for name, value in found.items())
-        return _negotiated(request, "Flagz", text, {"flags": found})
+        return _negotiated_response(request, "Flagz", text, {"flags": found})
 
-    return [web.get("/flagz", answer)]
+    return [web.get("/flagz", respond)]
 
 
 def statusz_routes(paths: Iterable[str], started: datetime) -> list[web.RouteDef]:
     """Return the route of `/statusz`; `paths` are the paths that it lists."""
     listed = sorted(set(paths))
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         seconds = max(0, int(time.time() - started.timestamp()))
-        moment = started.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        runs_on = f"Python {platform.python_version()}"
+        start_time = started.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        python_version = f"Python {platform.python_version()}"
         version = KUBERNETES_VERSION.removeprefix("v")
         text = (
-            f"\nStarted: {moment}\nUp: {_uptime(seconds)}\nGo version: {runs_on}\n"
+            f"\nStarted: {start_time}\nUp: {_uptime(seconds)}\nGo version: {python_version}\n"
             f"Binary version: {version}\n\nPaths: {' '.join(listed)}\n"
         )
         document = {
-            "startTime": moment,
+            "startTime": start_time,
             "uptimeSeconds": seconds,
-            "goVersion": runs_on,
+            "goVersion": python_version,
             "binaryVersion": version,
             "paths": listed,
         }
-        return _negotiated(request, "Statusz", text, document)
+        return _negotiated_response(request, "Statusz", text, document)
 
-    return [web.get("/statusz", answer)]
+    return [web.get("/statusz", respond)]
 
 
-def _negotiated(request: web.Request, kind: str, text: str, document: dict[str, Any]) -> web.Response:
+def _negotiated_response(
+    request: web.Request, kind: str, text: str, document: dict[str, Any]
+) -> web.Response:
     accepted = request.headers.get(hdrs.ACCEPT, "").strip()
-    for wish in accepted.split(",") if accepted else ["text/plain"]:
-        if not wish.isascii():
+    for media_range in accepted.split(",") if accepted else ["text/plain"]:
+        if not media_range.isascii():
             # Not a valid media type, and the email parser below does not accept it.
             continue
-        asked = Message()
-        asked["Content-Type"] = wish.strip()
-        media = asked.get_content_type()
-        if media == "text/plain" or wish.strip().startswith("*/*"):
+        header = Message()
+        header["Content-Type"] = media_range.strip()
+        media = header.get_content_type()
+        if media == "text/plain" or media_range.strip().startswith("*/*"):
             return web.Response(text=_WARNING.format(kind.lower()) + text)
-        version = asked.get_param("v")
-        is_ours = asked.get_param("g") == _GROUP and asked.get_param("as") == kind
-        if media == "application/json" and is_ours and version in ("v1alpha1", "v1beta1"):
+        version = header.get_param("v")
+        matches = header.get_param("g") == _GROUP and header.get_param("as") == kind
+        if media == "application/json" and matches and version in ("v1alpha1", "v1beta1"):
             body = {"kind": kind, "apiVersion": f"{_GROUP}/{version}", "metadata": {"name": "kubelet"}}
             return web.Response(body=to_json(body | document), content_type="application/json")
     return web.Response(

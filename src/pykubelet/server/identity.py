@@ -53,7 +53,7 @@ class User:
         return User(self.name, self.uid, (*self.groups, group), self.extra)
 
 
-NOBODY = User(ANONYMOUS, groups=(UNAUTHENTICATED,))
+ANONYMOUS_USER = User(ANONYMOUS, groups=(UNAUTHENTICATED,))
 """User of requests without credentials, where anonymous requests are allowed."""
 
 
@@ -125,8 +125,13 @@ def without_tokens(protocols: Iterable[str]) -> list[str]:
 
 
 _VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-_FINE = (("/pods", "pods"), ("/healthz", "healthz"), ("/configz", "configz"), ("/runningpods", "pods"))
-_ONLY = (
+_FINE_GRAINED = (
+    ("/pods", "pods"),
+    ("/healthz", "healthz"),
+    ("/configz", "configz"),
+    ("/runningpods", "pods"),
+)
+_WITHOUT_PROXY = (
     ("/stats", "stats"),
     ("/metrics", "metrics"),
     ("/logs", "log"),
@@ -144,12 +149,12 @@ class AuthorizerAttributes:
     subresource: str
 
 
-def wishes(method: str, path: str) -> list[AuthorizerAttributes]:
+def required_attributes(method: str, path: str) -> list[AuthorizerAttributes]:
     """Return the attributes, any of which allows the request; `path` is decoded, without the query."""
     verb = _VERBS.get(method, "")
-    fine = _subresource(_FINE, path)
-    only = _subresource(_ONLY, path)
-    return [AuthorizerAttributes(verb, name) for name in (fine, only or "proxy") if name]
+    fine_grained = _subresource(_FINE_GRAINED, path)
+    without_proxy = _subresource(_WITHOUT_PROXY, path)
+    return [AuthorizerAttributes(verb, name) for name in (fine_grained, without_proxy or "proxy") if name]
 
 
 def _subresource(table: tuple[tuple[str, str], ...], path: str) -> str:

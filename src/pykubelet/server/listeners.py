@@ -24,7 +24,7 @@ from aiohttp.typedefs import Middleware
 
 from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.logs import get_logger
-from pykubelet.server.connections import app_runner, nameless, serve_connections
+from pykubelet.server.connections import app_runner, remove_server_header, serve_connections
 from pykubelet.transport.endpoint import MAX_PATH_BYTES
 
 log = get_logger(__name__)
@@ -41,31 +41,33 @@ def listening_socket(name: str, address: str, port: int) -> socket.socket:
     The unspecified address of either family listens on both families.
     """
     try:
-        where = ipaddress.ip_address(address)
+        ip = ipaddress.ip_address(address)
     except ValueError:
         raise PortError(
             f"the {name} server cannot listen on {address!r}: that is not an IP address"
         ) from None
     try:
-        if where.is_unspecified:
+        if ip.is_unspecified:
             try:
-                return _listen(socket.AF_INET6, "::", port, both=True)
+                return _listen(socket.AF_INET6, "::", port, dual_stack=True)
             except OSError as err:
                 # IPv6 is not compiled in or is disabled.
                 if err.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                     raise
                 return _listen(socket.AF_INET, "0.0.0.0", port)
-        return _listen(socket.AF_INET6 if where.version == 6 else socket.AF_INET, str(where), port)
+        return _listen(socket.AF_INET6 if ip.version == 6 else socket.AF_INET, str(ip), port)
     except OSError as err:
-        raise PortError(_why(name, address, port, err)) from err
+        raise PortError(_listen_error(name, address, port, err)) from err
 
 
-def _listen(family: socket.AddressFamily, address: str, port: int, *, both: bool = False) -> socket.socket:
+def _listen(
+    family: socket.AddressFamily, address: str, port: int, *, dual_stack: bool = False
+) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if both else 1)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
         listener.bind((address, port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)
@@ -75,15 +77,15 @@ def _listen(family: socket.AddressFamily, address: str, port: int, *, both: bool
     return listener
 
 
-def _why(name: str, address: str, port: int, err: OSError) -> str:
-    where = f"the {name} server cannot listen on {address}:{port}"
+def _listen_error(name: str, address: str, port: int, err: OSError) -> str:
+    prefix = f"the {name} server cannot listen on {address}:{port}"
     if err.errno == errno.EADDRINUSE:
-        holder = find_port_owner(port)
-        by = f" by {holder}" if holder else ""
-        return f"{where}: the port is taken{by}; stop that program or choose another port"
+        owner = find_port_owner(port)
+        owner_text = f" by {owner}" if owner else ""
+        return f"{prefix}: the port is taken{owner_text}; stop that program or choose another port"
     if err.errno == errno.EADDRNOTAVAIL:
-        return f"{where}: this machine has no such address; choose one that `ip address` shows"
-    return f"{where}: {err.strerror or err}"
+        return f"{prefix}: this machine has no such address; choose one that `ip address` shows"
+    return f"{prefix}: {err.strerror or err}"
 
 
 __all__ = ["PortError", "http_server"]
@@ -123,7 +125,7 @@ async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> Asy
     )
     await runner.setup()
     assert runner.server is not None
-    nameless(runner.server)
+    remove_server_header(runner.server)
     try:
         listener = _listen_unix(path)
         identity = path.lstat()
@@ -142,31 +144,31 @@ async def unix_server(path: Path, routes: Iterable[web.AbstractRouteDef]) -> Asy
 
 
 def _listen_unix(path: Path) -> socket.socket:
-    aside = path.with_name(f".{path.name}")
-    if len(os.fsencode(aside)) > MAX_PATH_BYTES:
+    temporary_path = path.with_name(f".{path.name}")
+    if len(os.fsencode(temporary_path)) > MAX_PATH_BYTES:
         allowed = MAX_PATH_BYTES - 1
         raise PortError(
             f"the path of the control socket {path} is too long (at most {allowed} bytes): "
             "choose a shorter --root-dir or --data-dir"
         )
-    _refuse_if_taken(path)
+    _require_free(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(listener.fileno(), _MODE)
-        aside.unlink(missing_ok=True)
-        listener.bind(str(aside))
+        temporary_path.unlink(missing_ok=True)
+        listener.bind(str(temporary_path))
         listener.listen(128)
         listener.setblocking(False)
-        aside.replace(path)
+        temporary_path.replace(path)
     except OSError as err:
         listener.close()
         with suppress(OSError):
-            aside.unlink()
+            temporary_path.unlink()
         raise PortError(f"the control socket {path} cannot be made: {err.strerror or err}") from err
     return listener
 
 
-def _refuse_if_taken(path: Path) -> None:
+def _require_free(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError:

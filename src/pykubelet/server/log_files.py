@@ -47,15 +47,15 @@ _ENTRY = re.compile(
 
 # The columns before the text of a full entry; the same with the preceding line break; and several of these
 # with the texts in between, because the cost per match is significant for a million lines.
-_FRONT = re.compile(_SHAPE + rb" std(?:out|err) F ")
-_NEXT_FRONT = re.compile(rb"\n" + _FRONT.pattern)
-_AT_ONCE = 8
-_FRONTS = re.compile(rb"(.*+)".join([_NEXT_FRONT.pattern] * _AT_ONCE))
+_PREFIX = re.compile(_SHAPE + rb" std(?:out|err) F ")
+_NEXT_PREFIX = re.compile(rb"\n" + _PREFIX.pattern)
+_PREFIXES_PER_MATCH = 8
+_PREFIXES = re.compile(rb"(.*+)".join([_NEXT_PREFIX.pattern] * _PREFIXES_PER_MATCH))
 _STAMP = re.compile(r"(?P<seconds>.{19})(?:\.(?P<fraction>[0-9]+))?(?P<zone>.*)", re.ASCII)
 _NANOS = 1_000_000_000
 
 # Maximum bytes of lines that are parsed entry by entry in one piece.
-_FEW = 16 * 1024
+_SMALL_BATCH_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +115,22 @@ def last_lines(backwards: Iterable[bytes], count: int) -> list[LogEntry]:
     `backwards` yields the lines of the file, last one first; no more than needed are consumed. An
     unfinished line counts as one.
     """
-    chosen: list[LogEntry] = []
+    selected: list[LogEntry] = []
     # Per stream: whether preceding partial entries belong to a selected line.
-    wanted: dict[Stream, bool] = {}
+    is_selected: dict[Stream, bool] = {}
     lines = 0
     for line in backwards if count > 0 else ():
         if (entry := parse_entry(line)) is None:
             continue
-        ends_a_line = not entry.partial or entry.stream not in wanted
+        ends_a_line = not entry.partial or entry.stream not in is_selected
         if ends_a_line:
-            wanted[entry.stream] = lines < count
-            lines += wanted[entry.stream]
-        if wanted[entry.stream]:
-            chosen.append(entry)
-        elif lines == count and not any(wanted.values()):
+            is_selected[entry.stream] = lines < count
+            lines += is_selected[entry.stream]
+        if is_selected[entry.stream]:
+            selected.append(entry)
+        elif lines == count and not any(is_selected.values()):
             break
-    return chosen[::-1]
+    return selected[::-1]
 
 
 class LineWriter:
@@ -148,27 +148,33 @@ class LineWriter:
     def write(self, entries: Iterable[LogEntry]) -> Iterator[tuple[Stream, bytes]]:
         """Yield the output bytes and their stream, in order."""
         for entry in entries:
-            begun = entry.stream in self._unfinished
-            shown = self._unfinished.get(entry.stream) if begun else self._is_new(entry)
+            is_continued = entry.stream in self._unfinished
+            shown = self._unfinished.get(entry.stream) if is_continued else self._is_new(entry)
             if entry.partial:
                 self._unfinished[entry.stream] = bool(shown)
             else:
                 self._unfinished.pop(entry.stream, None)
             if shown:
-                front = f"{entry.fixed_stamp} ".encode("latin-1") if self._timestamps and not begun else b""
-                yield entry.stream, front + entry.text + (b"" if entry.partial else b"\n")
+                prefix = (
+                    f"{entry.fixed_stamp} ".encode("latin-1")
+                    if self._timestamps and not is_continued
+                    else b""
+                )
+                yield entry.stream, prefix + entry.text + (b"" if entry.partial else b"\n")
 
     def texts(self, lines: bytes, streams: Container[Stream] = _BOTH) -> Iterator[bytes]:
         """Yield the output of many lines of a log file for the selected streams.
 
         Each piece takes little time to compute, so that the caller can run other tasks in between.
         """
-        everything = not self._timestamps and self._since is None and all(one in streams for one in _BOTH)
-        if everything and (text := _whole_lines(lines)) is not None:
+        is_unfiltered = (
+            not self._timestamps and self._since is None and all(stream in streams for stream in _BOTH)
+        )
+        if is_unfiltered and (text := _full_entry_texts(lines)) is not None:
             yield text
             return
         middle = lines.find(b"\n", len(lines) // 2) + 1
-        if len(lines) > _FEW and 0 < middle < len(lines):
+        if len(lines) > _SMALL_BATCH_BYTES and 0 < middle < len(lines):
             yield from self.texts(lines[:middle], streams)
             yield from self.texts(lines[middle:], streams)
         else:
@@ -179,19 +185,19 @@ class LineWriter:
         return self._since is None or entry.nanoseconds >= self._since
 
 
-def _whole_lines(lines: bytes) -> bytes | None:
+def _full_entry_texts(lines: bytes) -> bytes | None:
     """Return the texts of lines that are all full entries, of both streams; None if one is not."""
-    front = _FRONT.match(lines)
-    if front is None or not lines.endswith(b"\n"):
+    prefix = _PREFIX.match(lines)
+    if prefix is None or not lines.endswith(b"\n"):
         return None
-    texts: list[bytes] = _FRONTS.split(lines)
-    last = _NEXT_FRONT.split(texts.pop())
+    texts: list[bytes] = _PREFIXES.split(lines)
+    last = _NEXT_PREFIX.split(texts.pop())
     # A line that is not a full entry remains in the text between two matches, with its line break.
-    between = b"".join((*texts[::_AT_ONCE], *last))
+    between = b"".join((*texts[::_PREFIXES_PER_MATCH], *last))
     if between.find(b"\n") < len(between) - 1:
         return None
     texts += last
-    texts[0] = texts[0][front.end() :]
+    texts[0] = texts[0][prefix.end() :]
     return b"\n".join(texts)
 
 
@@ -203,10 +209,10 @@ _TICK_SECONDS = 1.0
 _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE
 
 # inotify reports each write; this delay batches the writes of a busy container.
-_GULP_SECONDS = 0.02
-_LETTING_GO_SECONDS = 0.1
+_BATCH_DELAY_SECONDS = 0.02
+_ROTATION_GRACE_SECONDS = 0.1
 _Item = TypeVar("_Item")
-GoesOn = Callable[[], Awaitable[bool]]
+MayGrow = Callable[[], Awaitable[bool]]
 """Returns whether a log may still grow; called about once a second while nothing is written."""
 
 
@@ -237,27 +243,27 @@ class LogFile:
 
         Memory use does not depend on the number of lines.
         """
-        for _ in self.seeking_last(count):
+        for _ in self.iter_seek_last(count):
             pass
 
-    def seeking_last(self, count: int) -> Iterator[None]:
+    def iter_seek_last(self, count: int) -> Iterator[None]:
         """Perform `seek_last` as an iterator, one block of the file per step."""
         end = self._file.seek(0, os.SEEK_END)
         if count <= 0 or end == 0:
             return
         # The final byte is skipped: the line break of the last line does not separate two lines.
-        wanted, place = count, end - 1
-        while place > 0:
-            start = max(0, place - _BLOCK)
+        remaining, end_offset = count, end - 1
+        while end_offset > 0:
+            start = max(0, end_offset - _BLOCK)
             self._file.seek(start)
-            block = self._file.read(place - start)
+            block = self._file.read(end_offset - start)
             breaks = block.count(b"\n")
-            if breaks < wanted:
-                wanted, place = wanted - breaks, start
+            if breaks < remaining:
+                remaining, end_offset = remaining - breaks, start
                 yield
                 continue
             position = len(block)
-            for _ in range(wanted):
+            for _ in range(remaining):
                 position = block.rindex(b"\n", 0, position)
             self._file.seek(start + position + 1)
             return
@@ -281,9 +287,9 @@ class LogFile:
                 # Lets the caller stop: a sparse file may have terabytes without a line break.
                 yield b""
                 continue
-            whole = b"".join((self._rest, memoryview(block)[:end]))
+            complete = b"".join((self._rest, memoryview(block)[:end]))
             self._rest = block[end:]
-            yield whole
+            yield complete
 
     def entries(self) -> Iterator[LogEntry]:
         """Yield the entries from the read position to the current end; may be called again later."""
@@ -301,12 +307,12 @@ class LogFile:
 
     def is_replaced(self) -> bool:
         """Return whether the path names another file now, or this file was truncated."""
-        mine = os.fstat(self._file.fileno())
+        opened = os.fstat(self._file.fileno())
         try:
-            there = self.path.stat()
+            current = self.path.stat()
         except OSError:
             return False
-        return not os.path.samestat(mine, there) or mine.st_size < self._file.tell()
+        return not os.path.samestat(opened, current) or opened.st_size < self._file.tell()
 
     def renew(self) -> None:
         """Reopen the path and read from its start; unread bytes of the old file are dropped."""
@@ -316,18 +322,18 @@ class LogFile:
             self._file, self._rest = successor, b""
 
 
-async def follow(log: LogFile, goes_on: GoesOn) -> AsyncIterator[list[LogEntry]]:
-    """Yield entries as they are written, until `goes_on` returns False. Raises like `follow_blocks`."""
-    async with aclosing(follow_blocks(log, goes_on)) as blocks:
+async def follow(log: LogFile, may_grow: MayGrow) -> AsyncIterator[list[LogEntry]]:
+    """Yield entries as they are written, until `may_grow` returns False. Raises like `follow_blocks`."""
+    async with aclosing(follow_blocks(log, may_grow)) as blocks:
         async for block in blocks:
             yield list(parse_entries(block))
 
 
-async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, None]:
-    """Yield batches of complete lines as they are written, until `goes_on` returns False.
+async def follow_blocks(log: LogFile, may_grow: MayGrow) -> AsyncGenerator[bytes, None]:
+    """Yield batches of complete lines as they are written, until `may_grow` returns False.
 
     The last line of a completed log may lack its line break. Raises OSError if the directory cannot be
-    watched, and whatever `goes_on` raises.
+    watched, and whatever `may_grow` raises.
     """
     clock = asyncio.get_running_loop().time
     with Inotify() as changes:
@@ -339,7 +345,7 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
                 yield block
             if await finish_in_thread(log.is_replaced):
                 # The runtime opens the new file before it closes the old one.
-                await asyncio.sleep(_LETTING_GO_SECONDS)
+                await asyncio.sleep(_ROTATION_GRACE_SECONDS)
                 async for block in _in_thread(log.blocks()):
                     yield block
                 yield log.take_rest()
@@ -348,9 +354,9 @@ async def follow_blocks(log: LogFile, goes_on: GoesOn) -> AsyncGenerator[bytes, 
                 yield log.take_rest()
                 return
             else:
-                await _change(changes)
+                await _wait_for_change(changes)
                 if clock() - quiet_since >= _TICK_SECONDS / 2:
-                    quiet_since, last = clock(), not await goes_on()
+                    quiet_since, last = clock(), not await may_grow()
 
 
 async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
@@ -362,7 +368,7 @@ async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
 
 async def seek_last_lines(log: LogFile, count: int) -> None:
     """Run `LogFile.seek_last` in a thread; cancellation takes effect after the current block."""
-    async for _ in _in_thread(log.seeking_last(count)):
+    async for _ in _in_thread(log.iter_seek_last(count)):
         pass
 
 
@@ -374,7 +380,7 @@ async def _in_thread(items: Iterator[_Item]) -> AsyncIterator[_Item]:
         yield cast(_Item, item)
 
 
-async def _change(changes: Inotify) -> None:
+async def _wait_for_change(changes: Inotify) -> None:
     """Wait until the directory changes, at most until the next tick.
 
     The ticks of all logs coincide: one wake-up per second for all costs much less than one for each.
@@ -384,7 +390,7 @@ async def _change(changes: Inotify) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_seconds(next_tick - now)):
             await anext(changes)
-        await asyncio.sleep(_GULP_SECONDS)
+        await asyncio.sleep(_BATCH_DELAY_SECONDS)
 
 
 def _open(path: Path) -> BinaryIO:

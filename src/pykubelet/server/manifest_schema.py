@@ -30,7 +30,7 @@ class Manifests(msgspec.Struct, kw_only=True):
     items: list[Manifest] = []
 
 
-class ManifestRefusal(msgspec.Struct, kw_only=True):
+class ManifestErrorResponse(msgspec.Struct, kw_only=True):
     """Error response to a manifest request; `problems` are validation errors, one line each."""
 
     message: str

@@ -20,8 +20,8 @@ The control socket, which only root can open, serves `/manifests/` and, for the 
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
-Responses are JSON; a missing pod or container is a 404 with a `Refusal`. The structs below are shared by the
-servers and the command line.
+Responses are JSON; a missing pod or container is a 404 with an `ErrorResponse`. The structs below are shared
+by the servers and the command line.
 """
 
 from __future__ import annotations
@@ -50,48 +50,49 @@ from pykubelet.podconfig.static_pods import (
     read_manifest_dir,
     static_contents,
 )
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.identity import ANONYMOUS
-from pykubelet.server.manifest_schema import Manifest, ManifestPod, ManifestRefusal, Manifests
+from pykubelet.server.manifest_schema import Manifest, ManifestErrorResponse, ManifestPod, Manifests
 from pykubelet.server.pipeline import USER
-from pykubelet.server.pods import NodePods, PodJournal, PodsView, Refusal, Restarted
+from pykubelet.server.pods import ErrorResponse, NodePods, PodJournal, Restarted
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
 
 
-MOST_NAME_BYTES = 200
+MAX_NAME_BYTES = 200
 _BAD_NAME = re.compile(r"\.|.*[/\x00-\x1f\x7f]", re.DOTALL)
-_SLOW_SECONDS = 60.0
+_BODY_TIMEOUT_SECONDS = 60.0
 
 
-class _No(Exception):
-    """Raised to end a manifest request with an HTTP status and a `ManifestRefusal`."""
+class _ManifestError(Exception):
+    """Raised to end a manifest request with an HTTP status and a `ManifestErrorResponse`."""
 
     def __init__(self, status: int, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.status = status
-        self.refusal = ManifestRefusal(message=message, problems=list(problems))
+        self.response = ManifestErrorResponse(message=message, problems=list(problems))
 
 
-class ManifestFolder:
+class ManifestDirectory:
     """Static pod directory of a node; `served` as in `static_contents`, `clock` in nanoseconds."""
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         node_name: str,
         *,
         served: frozenset[str] = frozenset(),
         clock: Callable[[], int],
     ) -> None:
-        self._folder = folder
+        self._directory = directory
         self._node_name = node_name
         self._served = served
         self._clock = clock
-        self._changing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
-    def routes(self, *, most_bytes: int = MAX_BYTES) -> list[web.RouteDef]:
-        """Return the routes of `/manifests/`, which accept manifests of at most `most_bytes`."""
+    def routes(self, *, max_bytes: int = MAX_BYTES) -> list[web.RouteDef]:
+        """Return the routes of `/manifests/`, which accept manifests of at most `max_bytes`."""
 
         async def listing(_: web.Request) -> web.Response:
             return _manifest_response(await asyncio.to_thread(self._list))
@@ -103,49 +104,51 @@ class ManifestFolder:
         async def put(request: web.Request) -> web.Response:
             path = self._path(request)
             replace = request.query.get("replace", "") in ("true", "1")
-            data = await _body(request, most_bytes)
-            async with self._changing:
-                taken, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
-            pods = [pod.uid for pod in taken.pods]
-            log.info("Wrote static pod manifest", path=path, pods=pods, objects=taken.objects)
-            return _manifest_response(taken, 201 if is_new else 200)
+            data = await _body(request, max_bytes)
+            async with self._write_lock:
+                manifest, is_new = await finish_in_thread(lambda: self._write(path, data, replace=replace))
+            pods = [pod.uid for pod in manifest.pods]
+            log.info("Wrote static pod manifest", path=path, pods=pods, objects=manifest.objects)
+            return _manifest_response(manifest, 201 if is_new else 200)
 
         async def delete(request: web.Request) -> web.Response:
             path = self._path(request)
-            async with self._changing:
+            async with self._write_lock:
                 removed = await finish_in_thread(lambda: self._remove(path))
             log.info("Removed static pod manifest", path=path)
             return _manifest_response(removed)
 
         return [
-            web.get("/manifests/", _refusing(listing)),
-            web.get("/manifests/{name}", _refusing(get), allow_head=False),
-            web.put("/manifests/{name}", _refusing(put)),
-            web.delete("/manifests/{name}", _refusing(delete)),
+            web.get("/manifests/", _with_error_response(listing)),
+            web.get("/manifests/{name}", _with_error_response(get), allow_head=False),
+            web.put("/manifests/{name}", _with_error_response(put)),
+            web.delete("/manifests/{name}", _with_error_response(delete)),
         ]
 
     def _path(self, request: web.Request) -> Path:
         name = request.match_info["name"]
-        if _BAD_NAME.match(name) or len(name.encode("utf-8", "surrogateescape")) > MOST_NAME_BYTES:
-            raise _No(400, "the name of a manifest is a file's: no slashes, not hidden, and not too long")
-        return self._folder / name
+        if _BAD_NAME.match(name) or len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
+            raise _ManifestError(
+                400, "the name of a manifest is a file's: no slashes, not hidden, and not too long"
+            )
+        return self._directory / name
 
     def _list(self) -> Manifests:
         try:
-            files = sorted(path for path in self._folder.iterdir() if not path.name.startswith("."))
+            files = sorted(path for path in self._directory.iterdir() if not path.name.startswith("."))
         except OSError as err:
-            raise _unusable(self._folder, err) from err
-        return Manifests(items=[self._told(path) for path in files if path.is_file()])
+            raise _io_error(self._directory, err) from err
+        return Manifests(items=[self._describe(path) for path in files if path.is_file()])
 
-    def _told(self, path: Path) -> Manifest:
+    def _describe(self, path: Path) -> Manifest:
         try:
-            return _words(path, self._understood(path, read_bytes(path)))
+            return _to_manifest(path, self._parse(path, read_bytes(path)))
         except ConfigError as err:
             return Manifest(path=str(path), problems=[problem.message for problem in err.problems])
         except OSError as err:
             return Manifest(path=str(path), problems=[f"cannot be read: {err.strerror}"])
 
-    def _understood(self, path: Path, data: bytes) -> Contents:
+    def _parse(self, path: Path, data: bytes) -> Contents:
         return static_contents(
             data,
             source="file",
@@ -157,155 +160,161 @@ class ManifestFolder:
 
     def _read(self, path: Path) -> bytes:
         if path.is_symlink():
-            raise _No(403, f"{path} is a link: what it leads to is not shown")
+            raise _ManifestError(403, f"{path} is a link: what it leads to is not shown")
         try:
             data = read_bytes(path)
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise _not_found(path) from None
         except ConfigError as err:
-            raise _No(409, str(err)) from err
+            raise _ManifestError(409, str(err)) from err
         except OSError as err:
-            raise _unusable(path, err) from err
-        if _may_hold_secret(data, path):
-            raise _No(403, f"{path} holds a secret: it is not shown, but can be replaced or deleted")
+            raise _io_error(path, err) from err
+        if _may_contain_secret(data, path):
+            raise _ManifestError(
+                403, f"{path} holds a secret: it is not shown, but can be replaced or deleted"
+            )
         return data
 
     def _write(self, path: Path, data: bytes, *, replace: bool) -> tuple[Manifest, bool]:
         try:
-            taken = self._understood(path, data)
-            written = read_manifest(data, str(path), objects=bool(taken.objects))
+            contents = self._parse(path, data)
+            written = read_manifest(data, str(path), objects=bool(contents.objects))
         except ConfigError as err:
             problems = [problem.message for problem in err.problems]
-            raise _No(422, "; ".join(problems), problems) from err
-        if not taken.pods and not taken.objects:
-            raise _No(422, "holds no pod", ["holds no pod"])
+            raise _ManifestError(422, "; ".join(problems), problems) from err
+        if not contents.pods and not contents.objects:
+            raise _ManifestError(422, "holds no pod", ["holds no pod"])
         try:
             is_new = not path.exists()
             plan = plan_installation(
-                path, names_of(written), read_manifest_dir(self._folder), replace=replace
+                path, names_of(written), read_manifest_dir(self._directory), replace=replace
             )
             install_manifest(plan, data, mode_for(written))
         except ManifestConflict as err:
-            raise _No(409, str(err)) from err
+            raise _ManifestError(409, str(err)) from err
         except OSError as err:
-            raise _unusable(path, err) from err
-        return _words(path, taken), is_new
+            raise _io_error(path, err) from err
+        return _to_manifest(path, contents), is_new
 
     def _remove(self, path: Path) -> Manifest:
         if not path.is_symlink() and not path.is_file():
-            raise _missing(path)
-        told = self._told(path)
+            raise _not_found(path)
+        manifest = self._describe(path)
         try:
             path.unlink()
         except FileNotFoundError:
-            raise _missing(path) from None
+            raise _not_found(path) from None
         except OSError as err:
-            raise _unusable(path, err) from err
-        return told
+            raise _io_error(path, err) from err
+        return manifest
 
 
-def _refusing(handler: Callable[[web.Request], Any]) -> Callable[[web.Request], Any]:
-    async def answer(request: web.Request) -> web.StreamResponse:
+def _with_error_response(handler: Callable[[web.Request], Any]) -> Callable[[web.Request], Any]:
+    async def respond(request: web.Request) -> web.StreamResponse:
         user = request.get(USER)
         try:
             if user is not None and user.name == ANONYMOUS:
-                raise _No(403, "manifests are for clients that say who they are")
+                raise _ManifestError(403, "manifests are for clients that say who they are")
             response: web.StreamResponse = await handler(request)
-        except _No as refused:
-            return _manifest_response(refused.refusal, refused.status)
+        except _ManifestError as err:
+            return _manifest_response(err.response, err.status)
         return response
 
-    return answer
+    return respond
 
 
-async def _body(request: web.Request, most: int) -> bytes:
-    too_much = _No(413, f"a manifest has at most {most} bytes")
-    if (request.content_length or 0) > most:
-        raise too_much
+async def _body(request: web.Request, max_bytes: int) -> bytes:
+    too_large = _ManifestError(413, f"a manifest has at most {max_bytes} bytes")
+    if (request.content_length or 0) > max_bytes:
+        raise too_large
     data = bytearray()
     try:
-        async with asyncio.timeout(_SLOW_SECONDS):
+        async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
             async for chunk in request.content.iter_any():
                 data += chunk
-                if len(data) > most:
-                    raise too_much
+                if len(data) > max_bytes:
+                    raise too_large
     except TimeoutError:
-        raise _No(408, f"the manifest did not come within {_SLOW_SECONDS:g} s") from None
+        raise _ManifestError(408, f"the manifest did not come within {_BODY_TIMEOUT_SECONDS:g} s") from None
     return bytes(data)
 
 
-def _words(path: Path, made: Contents) -> Manifest:
-    pods = [ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in made.pods]
-    return Manifest(path=str(path), pods=pods, objects=[title(found) for found in made.objects])
+def _to_manifest(path: Path, contents: Contents) -> Manifest:
+    pods = [
+        ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in contents.pods
+    ]
+    return Manifest(path=str(path), pods=pods, objects=[title(found) for found in contents.objects])
 
 
-def _may_hold_secret(data: bytes, path: Path) -> bool:
+def _may_contain_secret(data: bytes, path: Path) -> bool:
     try:
         return read_manifest(data, str(path), objects=False).has_secret
     except ConfigError:
         return b"Secret" in data
 
 
-def _missing(path: Path) -> _No:
-    return _No(404, f"there is no manifest {path}")
+def _not_found(path: Path) -> _ManifestError:
+    return _ManifestError(404, f"there is no manifest {path}")
 
 
-def _unusable(path: Path, err: OSError) -> _No:
+def _io_error(path: Path, err: OSError) -> _ManifestError:
     status = 507 if err.errno in (errno.ENOSPC, errno.EDQUOT) else 500
-    return _No(status, f"{path} cannot be used: {err.strerror}")
+    return _ManifestError(status, f"{path} cannot be used: {err.strerror}")
 
 
 def _manifest_response(document: Any, status: int = 200) -> web.Response:
     return web.Response(body=to_json(document), status=status, content_type="application/json")
 
 
-def control_routes(view: PodsView) -> list[web.RouteDef]:
+def control_routes(engine: PodEngine) -> list[web.RouteDef]:
     """Return the routes of the control socket for the command line."""
 
-    def chosen(request: web.Request) -> list[Pod]:
+    def matching_pods(request: web.Request) -> list[Pod]:
         uid = request.match_info["uid"]
-        return [pod for pod in view.pods() if pod.uid == uid]
+        return [pod for pod in engine.pods() if pod.uid == uid]
 
-    def told(pods: list[Pod]) -> web.Response:
-        return _control_response(NodePods(pods=pods, states={pod.uid: view.state(pod.uid) for pod in pods}))
+    def respond(pods: list[Pod]) -> web.Response:
+        return _control_response(NodePods(pods=pods, states={pod.uid: engine.state(pod.uid) for pod in pods}))
 
-    async def everything(_: web.Request) -> web.Response:
-        return told(view.pods())
+    async def list_pods(_: web.Request) -> web.Response:
+        return respond(engine.pods())
 
-    async def one(request: web.Request) -> web.Response:
-        pods = chosen(request)
-        return told(pods) if pods else _no_such_pod(request)
+    async def get_pod(request: web.Request) -> web.Response:
+        pods = matching_pods(request)
+        return respond(pods) if pods else _no_such_pod(request)
 
     async def journal(request: web.Request) -> web.Response:
-        if not chosen(request):
+        if not matching_pods(request):
             return _no_such_pod(request)
-        events, timeline = view.journal(request.match_info["uid"])
+        events, timeline = engine.journal(request.match_info["uid"])
         return _control_response(PodJournal(events=events, timeline=timeline))
 
     async def restart(request: web.Request) -> web.Response:
-        pods = chosen(request)
+        pods = matching_pods(request)
         if not pods:
             return _no_such_pod(request)
         container = request.query.get("container") or None
         try:
-            names = view.restart(pods[0].uid, container)
+            names = engine.restart(pods[0].uid, container)
         except LookupError as err:
             return _control_response(
-                Refusal(message=str(err.args[0]) if err.args else "no such container"), 404
+                ErrorResponse(message=str(err.args[0]) if err.args else "no such container"), 404
             )
         log.info("Restart requested", pod=pods[0].full_name, podUID=pods[0].uid, containers=names)
         return _control_response(Restarted(containers=names))
 
     return [
-        web.get("/pods", everything),
-        web.get("/pods/{uid}", one),
+        web.get("/pods", list_pods),
+        web.get("/pods/{uid}", get_pod),
         web.get("/pods/{uid}/journal", journal),
         web.post("/pods/{uid}/restart", restart),
     ]
 
 
 def _no_such_pod(request: web.Request) -> web.Response:
-    return _control_response(Refusal(message=f"there is no pod with uid {request.match_info['uid']}"), 404)
+    return _control_response(
+        ErrorResponse(message=f"there is no pod with uid {request.match_info['uid']}"), 404
+    )
 
 
 def _control_response(document: Any, status: int = 200) -> web.Response:

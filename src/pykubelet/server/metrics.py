@@ -39,7 +39,7 @@ _PATHS = frozenset(
         *("logs", "debug", "flagz", "statusz", "spec", "manifests"),
     }
 )
-_LONG = frozenset({"exec", "attach", "portForward", "debug"})
+_LONG_RUNNING = frozenset({"exec", "attach", "portForward", "debug"})
 _LABELS = ["method", "path", "server_type", "long_running"]
 _CERTIFICATE_SECONDS = [
     *(0, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 345600, 604800),
@@ -129,7 +129,7 @@ class ServerMetrics:
         """Count a request, and measure it until the block ends."""
         name = path_label(path)
         known = method if method in _METHODS else "other"
-        labels = (known, name, server, "true" if name in _LONG else "false")
+        labels = (known, name, server, "true" if name in _LONG_RUNNING else "false")
         started = perf_counter()
         self._requests.labels(*labels).inc()
         inflight = self._inflight.labels(*labels)
@@ -149,12 +149,12 @@ class ServerMetrics:
         self._reviews[kind].labels(code).inc()
         self._review_seconds[kind].labels(code).observe(seconds)
 
-    def token_known(self, seconds: float) -> None:
+    def token_cache_hit(self, seconds: float) -> None:
         """Count a cache hit of the token review cache."""
         self._token("hit", seconds)
 
     @contextmanager
-    def token_unknown(self) -> Iterator[None]:
+    def token_cache_miss(self) -> Iterator[None]:
         """Count a cache miss of the token review cache, and measure it until the block ends."""
         started = perf_counter()
         self._token_active.labels("blocked").inc()
@@ -176,7 +176,7 @@ class ServerMetrics:
             self._token_active.labels("in_flight").dec()
             self._token_fetches.labels(outcome).inc()
 
-    def certificate_shown(self, seconds_left: float) -> None:
+    def observe_client_certificate(self, seconds_left: float) -> None:
         """Observe the remaining validity of a client certificate, in seconds."""
         self._certificate_expiration.observe(seconds_left)
 
@@ -262,26 +262,26 @@ def _family(name: str, text: str, labels: dict[str, str], value: float) -> Metri
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PROBES = "prober_"
-_EVERYWHERE = "process_start_time_seconds"
-_BEGAN = "_created"
+_START_TIME = "process_start_time_seconds"
+_CREATED = "_created"
 _TOTAL = "_total"
-_IN_VALUES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_IN_HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
+_VALUE_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
     """Return the routes of `/metrics` and `/metrics/probes` for one registry."""
 
-    def page(wanted: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def answer(_: web.Request) -> web.Response:
-            chosen = (metric for metric in registry.collect() if wanted(metric.name))
-            return web.Response(body=text_format(chosen), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+    def page(is_included: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def respond(_: web.Request) -> web.Response:
+            selected = (metric for metric in registry.collect() if is_included(metric.name))
+            return web.Response(body=text_format(selected), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
-        return answer
+        return respond
 
     return [
         web.get("/metrics", page(lambda name: not name.startswith(_PROBES))),
-        web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _EVERYWHERE)),
+        web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _START_TIME)),
     ]
 
 
@@ -291,11 +291,11 @@ def text_format(metrics: Iterable[Metric]) -> bytes:
 
 
 def _lines(metric: Metric) -> Iterator[str]:
-    samples = [sample for sample in metric.samples if sample.name != metric.name + _BEGAN]
+    samples = [sample for sample in metric.samples if sample.name != metric.name + _CREATED]
     if not samples:
         return
     name = _name(metric)
-    yield f"# HELP {name} {metric.documentation.translate(_IN_HELP)}\n"
+    yield f"# HELP {name} {metric.documentation.translate(_HELP_ESCAPES)}\n"
     yield f"# TYPE {name} {metric.type}\n"
     for sample in samples:
         yield f"{sample.name}{_labels(sample)} {_number(sample.value)}\n"
@@ -325,5 +325,5 @@ def _labels(sample: Sample) -> str:
     if bound := labels.get("le"):
         # Prometheus compares bucket bounds as strings, and Go clients write 1, not 1.0.
         labels = {**labels, "le": bound.removesuffix(".0")}
-    pairs = (f'{name}="{value.translate(_IN_VALUES)}"' for name, value in sorted(labels.items()))
+    pairs = (f'{name}="{value.translate(_VALUE_ESCAPES)}"' for name, value in sorted(labels.items()))
     return "{" + ",".join(pairs) + "}"

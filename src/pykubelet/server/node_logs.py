@@ -39,8 +39,8 @@ from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.util.tasks import run_or_undo
 
-MOST_SERVICES = 4
-MOST_TAIL_LINES = 100_000
+MAX_SERVICES = 4
+MAX_TAIL_LINES = 100_000
 LONGEST_NAME = 256
 LONGEST_PATTERN = 4096
 _UNSAFE = re.compile(r"[^a-zA-Z\-_.:0-9@]")
@@ -70,12 +70,12 @@ class LogQuery:
 def read_log_query(query: MultiMapping[str]) -> LogQuery | None:
     """Parse a query; return None if it has no log query options. Raises HttpError (400) if invalid."""
     problems: list[str] = []
-    asked = query.getall("query", [])
-    files = tuple(each for each in asked if "/" in each or "\\" in each)
-    services = tuple(each for each in asked if each.strip() and each not in files)
-    if asked and not files and not services:
-        problems.append(f"query: Invalid value: {asked}: may not be empty")
-    read = LogQuery(
+    requested = query.getall("query", [])
+    files = tuple(each for each in requested if "/" in each or "\\" in each)
+    services = tuple(each for each in requested if each.strip() and each not in files)
+    if requested and not files and not services:
+        problems.append(f"query: Invalid value: {requested}: may not be empty")
+    parsed = LogQuery(
         services=services,
         files=files,
         since=_time(query, "sinceTime", problems),
@@ -84,18 +84,20 @@ def read_log_query(query: MultiMapping[str]) -> LogQuery | None:
         boot=_number(query, "boot", problems),
         pattern=query.get("pattern", ""),
     )
-    _refuse(400, problems)
-    return read if read != LogQuery() else None
+    _raise_problems(400, problems)
+    return parsed if parsed != LogQuery() else None
 
 
 def check_log_query(query: LogQuery) -> None:
     """Validate a query. Raises HttpError (406) with all validation errors."""
     problems = [
-        f"query: Invalid value: {name!r}: {why}" for name in query.services if (why := _bad_name(name))
+        f"query: Invalid value: {name!r}: {problem}"
+        for name in query.services
+        if (problem := _name_problem(name))
     ]
     files, services = query.files, query.services
-    if len(services) > MOST_SERVICES:
-        problems.append(f"query: Too many: {len(services)}: must have at most {MOST_SERVICES} items")
+    if len(services) > MAX_SERVICES:
+        problems.append(f"query: Too many: {len(services)}: must have at most {MAX_SERVICES} items")
     if not files and not services:
         problems.append("query: Required value: cannot be empty with options")
     elif files and services:
@@ -108,12 +110,12 @@ def check_log_query(query: LogQuery) -> None:
         problems.append("untilTime: Invalid value: must be after `sinceTime`")
     if query.boot is not None and query.boot > 0:
         problems.append(f"boot: Invalid value: {query.boot}: must be less than 1")
-    if query.tail is not None and not 0 <= query.tail <= MOST_TAIL_LINES:
+    if query.tail is not None and not 0 <= query.tail <= MAX_TAIL_LINES:
         problems.append(
-            f"tailLines: Invalid value: {query.tail}: must be between 0 and {MOST_TAIL_LINES}, inclusive"
+            f"tailLines: Invalid value: {query.tail}: must be between 0 and {MAX_TAIL_LINES}, inclusive"
         )
-    problems += _bad_pattern(query.pattern)
-    _refuse(406, problems)
+    problems += _pattern_problems(query.pattern)
+    _raise_problems(406, problems)
 
 
 def journal_arguments(query: LogQuery) -> list[str]:
@@ -133,18 +135,18 @@ def journal_arguments(query: LogQuery) -> list[str]:
     return arguments
 
 
-def places_of(service: str) -> tuple[str, str, str]:
+def log_paths(service: str) -> tuple[str, str, str]:
     """Return candidate paths of a service's log file, below the log directory; the first existing is used."""
     return service, f"{service}.log", f"{service}/{service}.log"
 
 
-def _bad_name(name: str) -> str:
+def _name_problem(name: str) -> str:
     if len(name) > LONGEST_NAME:
         return f"length must be less than {LONGEST_NAME}"
     return "input contains unsupported characters" if _UNSAFE.search(name) else ""
 
 
-def _bad_pattern(pattern: str) -> list[str]:
+def _pattern_problems(pattern: str) -> list[str]:
     if len(pattern) > LONGEST_PATTERN:
         return [f"pattern: Invalid value: must have at most {LONGEST_PATTERN} characters"]
     try:
@@ -178,15 +180,15 @@ def _number(query: MultiMapping[str], key: str, problems: list[str]) -> int | No
     return int(text)
 
 
-def _refuse(status: int, problems: list[str]) -> None:
+def _raise_problems(status: int, problems: list[str]) -> None:
     if problems:
         text = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
         raise HttpError(status, text + "\n")
 
 
-PATIENCE_SECONDS = 30.0
+QUERY_TIMEOUT_SECONDS = 30.0
 _JOURNAL_BLOCK = 256 * 1024
-_MOST_UNITS_BYTES = 4 * 1024 * 1024
+_MAX_UNITS_BYTES = 4 * 1024 * 1024
 _UNITS = ("--field", "_SYSTEMD_UNIT")
 Open = Callable[[str], int]
 """Opens a file below the log directory, and no other file. Raises OSError."""
@@ -194,23 +196,25 @@ Write = Callable[[bytes], Awaitable[None]]
 """Sends a part of the response body."""
 
 
-async def answer_log_query(query: LogQuery, open_log: Open, program: str | None, write: Write) -> None:
+async def write_log_query(query: LogQuery, open_log: Open, program: str | None, write: Write) -> None:
     """Write the response body; errors are written into it, because the status is already sent."""
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(QUERY_TIMEOUT_SECONDS):
             units = await _units(program) if program is not None else b""
-            known = tuple(name for name in query.services if f"{name}.service".encode() in units)
-            others = [name for name in query.services if name not in known]
-            if known and program is not None:
-                await _pass_on(program, journal_arguments(replace(query, services=known)), write)
-            if others and query.has_options:
-                text = f"options present and query resolved to log files for [{' '.join(others)}]"
+            unit_services = tuple(name for name in query.services if f"{name}.service".encode() in units)
+            file_services = [name for name in query.services if name not in unit_services]
+            if unit_services and program is not None:
+                await _run_journalctl(
+                    program, journal_arguments(replace(query, services=unit_services)), write
+                )
+            if file_services and query.has_options:
+                text = f"options present and query resolved to log files for [{' '.join(file_services)}]"
                 await write(f"\n{text}\ntry without specifying options\n".encode())
                 return
-            for name in others:
+            for name in file_services:
                 await _write_file(name, open_log, write)
     except TimeoutError:
-        await write(f"\nthe log was cut off after {PATIENCE_SECONDS:g} s\n".encode())
+        await write(f"\nthe log was cut off after {QUERY_TIMEOUT_SECONDS:g} s\n".encode())
 
 
 def find_journalctl() -> str | None:
@@ -219,9 +223,9 @@ def find_journalctl() -> str | None:
 
 
 async def _write_file(service: str, open_log: Open, write: Write) -> None:
-    for place in places_of(service):
+    for path in log_paths(service):
         try:
-            file = open_log(place)
+            file = open_log(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as err:
@@ -235,9 +239,9 @@ async def _write_file(service: str, open_log: Open, write: Write) -> None:
                 await write(f"\nerror getting log for {service}: not a regular file\n".encode())
                 return
             # Bytes appended after this are not read.
-            left = os.fstat(file).st_size
-            while left > 0 and (data := os.read(file, min(_JOURNAL_BLOCK, left))):
-                left -= len(data)
+            remaining = os.fstat(file).st_size
+            while remaining > 0 and (data := os.read(file, min(_JOURNAL_BLOCK, remaining))):
+                remaining -= len(data)
                 await write(data)
             return
         finally:
@@ -246,17 +250,17 @@ async def _write_file(service: str, open_log: Open, write: Write) -> None:
 
 
 async def _units(program: str) -> bytes:
-    said = bytearray()
+    output = bytearray()
 
-    async def keep(data: bytes) -> None:
-        del said[_MOST_UNITS_BYTES:]
-        said.extend(data)
+    async def collect(data: bytes) -> None:
+        del output[_MAX_UNITS_BYTES:]
+        output.extend(data)
 
-    await _pass_on(program, _UNITS, keep)
-    return bytes(said)
+    await _run_journalctl(program, _UNITS, collect)
+    return bytes(output)
 
 
-async def _pass_on(program: str, arguments: Sequence[str], write: Write) -> None:
+async def _run_journalctl(program: str, arguments: Sequence[str], write: Write) -> None:
     try:
         process = await run_or_undo(
             asyncio.create_subprocess_exec(
@@ -281,27 +285,27 @@ async def _pass_on(program: str, arguments: Sequence[str], write: Write) -> None
 
 NODE_LOGS = Path("/var/log")
 _BLOCK = 256 * 1024
-_SAFE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None) -> list[web.RouteDef]:
-    """Return the routes of `/logs/` for the directory `root`; `queries` enables and limits log queries."""
+def node_log_routes(root: Path = NODE_LOGS, query_limits: StreamLimits | None = None) -> list[web.RouteDef]:
+    """Return the routes of `/logs/` for the directory `root`; `query_limits` enables log queries."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         path = request.match_info.get("path", "")
-        query = read_log_query(request.query) if queries is not None else None
-        if query is not None and queries is not None:
+        query = read_log_query(request.query) if query_limits is not None else None
+        if query is not None and query_limits is not None:
             if path:
                 raise HttpError(406, "path not allowed in query mode\n")
             check_log_query(query)
             if query.services:
-                with queries.one_more(user_name(request)):
-                    return await _answer_query(query, request, root)
+                with query_limits.acquire(user_name(request)):
+                    return await _respond_to_query(query, request, root)
             path = query.files[0].replace("\\", "/")
         try:
             opened = open_below(root, path)
         except OSError as err:
-            raise _not_opened(err, is_query=query is not None) from None
+            raise _open_error(err, is_query=query is not None) from None
         try:
             mode = os.fstat(opened).st_mode
             if stat.S_ISDIR(mode):
@@ -314,28 +318,28 @@ def node_log_routes(root: Path = NODE_LOGS, queries: StreamLimits | None = None)
         finally:
             os.close(opened)
 
-    return [web.get("/logs/", answer), web.get("/logs/{path:.+}", answer)]
+    return [web.get("/logs/", respond), web.get("/logs/{path:.+}", respond)]
 
 
 def open_below(root: Path, path: str) -> int:
     """Open a file or directory below `root`. Raises OSError; PermissionError if the path is not below it."""
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    home = Path(os.path.realpath(root))
-    target = Path(os.path.realpath(home / path.lstrip("/"), strict=True))
-    if not target.is_relative_to(home):
+    real_root = Path(os.path.realpath(root))
+    target = Path(os.path.realpath(real_root / path.lstrip("/"), strict=True))
+    if not target.is_relative_to(real_root):
         raise PermissionError(f"{path} leads out of {root}")
-    opened = os.open(home, _SAFE | os.O_DIRECTORY)
-    for part in target.relative_to(home).parts:
+    opened = os.open(real_root, _OPEN_FLAGS | os.O_DIRECTORY)
+    for part in target.relative_to(real_root).parts:
         try:
-            below = os.open(part, _SAFE, dir_fd=opened)
+            below = os.open(part, _OPEN_FLAGS, dir_fd=opened)
         finally:
             os.close(opened)
         opened = below
     return opened
 
 
-def _not_opened(err: OSError, *, is_query: bool) -> HttpError:
+def _open_error(err: OSError, *, is_query: bool) -> HttpError:
     if is_query:
         return HttpError(406, f"query: Invalid value: {err.strerror or 'leads elsewhere'}\n")
     if isinstance(err, FileNotFoundError | NotADirectoryError):
@@ -345,79 +349,79 @@ def _not_opened(err: OSError, *, is_query: bool) -> HttpError:
     return HttpError(500, "500 Internal Server Error\n")
 
 
-def _listing(folder: int, request: web.Request) -> web.Response:
+def _listing(directory: int, request: web.Request) -> web.Response:
     if not request.path.endswith("/"):
         # A relative redirect works behind the API server's proxy.
         return web.Response(status=301, headers={hdrs.LOCATION: quote(request.path.rpartition("/")[2]) + "/"})
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name + ("/" if _is_folder(entry.is_dir) else "") for entry in entries)
+    with os.scandir(directory) as entries:
+        names = sorted(entry.name + ("/" if _is_directory(entry.is_dir) else "") for entry in entries)
     links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
     return web.Response(text=f"<!doctype html>\n<pre>\n{links}</pre>\n", content_type="text/html")
 
 
-def _is_folder(ask: Callable[[], bool]) -> bool:
+def _is_directory(check: Callable[[], bool]) -> bool:
     with suppress(OSError):
-        return ask()
+        return check()
     return False
 
 
-async def _answer_query(query: LogQuery, request: web.Request, root: Path) -> web.StreamResponse:
-    answer = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/plain;charset=UTF-8"})
-    answer.headers["X-Content-Type-Options"] = "nosniff"
+async def _respond_to_query(query: LogQuery, request: web.Request, root: Path) -> web.StreamResponse:
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/plain;charset=UTF-8"})
+    response.headers["X-Content-Type-Options"] = "nosniff"
     if request.headers.get(hdrs.ACCEPT_ENCODING) == "gzip":
-        answer.enable_compression(web.ContentCoding.gzip)
-    await answer.prepare(request)
-    await answer_log_query(query, lambda place: open_below(root, place), find_journalctl(), answer.write)
-    return answer
+        response.enable_compression(web.ContentCoding.gzip)
+    await response.prepare(request)
+    await write_log_query(query, lambda path: open_below(root, path), find_journalctl(), response.write)
+    return response
 
 
 async def _contents(file: int, request: web.Request) -> web.StreamResponse:
     state = os.fstat(file)
     kind = mimetypes.guess_type(request.path)[0] or "text/plain; charset=utf-8"
-    answer = web.StreamResponse(headers={hdrs.CONTENT_TYPE: kind, "X-Content-Type-Options": "nosniff"})
-    answer.headers[hdrs.ACCEPT_RANGES] = "bytes"
-    answer.last_modified = int(state.st_mtime)
+    response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: kind, "X-Content-Type-Options": "nosniff"})
+    response.headers[hdrs.ACCEPT_RANGES] = "bytes"
+    response.last_modified = int(state.st_mtime)
     unchanged = request.if_modified_since
     if unchanged is not None and int(state.st_mtime) <= unchanged.timestamp():
-        answer.set_status(304)
-        await answer.prepare(request)
-        return answer
+        response.set_status(304)
+        await response.prepare(request)
+        return response
     start, stop = _range(request, state)
     if (start, stop) != (0, state.st_size):
-        answer.set_status(206)
-        answer.headers[hdrs.CONTENT_RANGE] = f"bytes {start}-{stop - 1}/{state.st_size}"
-    answer.content_length = left = stop - start
-    await answer.prepare(request)
+        response.set_status(206)
+        response.headers[hdrs.CONTENT_RANGE] = f"bytes {start}-{stop - 1}/{state.st_size}"
+    response.content_length = remaining = stop - start
+    await response.prepare(request)
     if request.method != "GET":
-        return answer
+        return response
     # Bytes appended concurrently are not sent; if the file is truncated, the connection is aborted.
-    while left > 0 and (data := os.pread(file, min(_BLOCK, left), start)):
-        await answer.write(data)
-        left -= len(data)
+    while remaining > 0 and (data := os.pread(file, min(_BLOCK, remaining), start)):
+        await response.write(data)
+        remaining -= len(data)
         start += len(data)
-    if left > 0 and request.transport is not None:
+    if remaining > 0 and request.transport is not None:
         request.transport.abort()
-    return answer
+    return response
 
 
 def _range(request: web.Request, state: os.stat_result) -> tuple[int, int]:
     """Return the requested byte range: the whole file unless one range is given. Raises HttpError (416)."""
-    whole = (0, state.st_size)
+    full_range = (0, state.st_size)
     if hdrs.RANGE not in request.headers:
-        return whole
+        return full_range
     condition = request.if_range
     if hdrs.IF_RANGE in request.headers and (
         condition is None or int(state.st_mtime) > condition.timestamp()
     ):
-        return whole
+        return full_range
     try:
-        wanted = request.http_range
+        byte_range = request.http_range
     except ValueError:
         # Multiple ranges are not supported; the whole file is a valid response.
         if re.fullmatch(r"bytes=[0-9 ,-]*,[0-9 ,-]*", request.headers[hdrs.RANGE]):
-            return whole
+            return full_range
         raise _unsatisfiable(state) from None
-    start, stop, _ = wanted.indices(state.st_size)
+    start, stop, _ = byte_range.indices(state.st_size)
     if start >= stop:
         raise _unsatisfiable(state)
     return start, stop

@@ -19,12 +19,12 @@ from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
 from pykubelet.server.auth import Authenticator, Authorizer, authorize
-from pykubelet.server.identity import HttpError, RequestCredentials, User, wishes
+from pykubelet.server.identity import HttpError, RequestCredentials, User, required_attributes
 from pykubelet.server.metrics import ServerMetrics, ServerType
 from pykubelet.server.tls import peer_chain
 
 log = get_logger(__name__)
-_BAD = re.compile(r"[\x00-\x1f\x7f/\\]")
+_FORBIDDEN_CHARACTERS = re.compile(r"[\x00-\x1f\x7f/\\]")
 _DOTS = frozenset({".", ".."})
 
 
@@ -32,10 +32,10 @@ def is_plain(raw_path: str) -> bool:
     """Return whether a request path (still percent-encoded, without the query) is plain."""
     if not raw_path.startswith("/"):
         return False
-    *folders, last = raw_path.removeprefix("/").split("/")
-    if not all(folders):
+    *parents, last = raw_path.removeprefix("/").split("/")
+    if not all(parents):
         return False
-    return all(_is_plain_part(part) for part in (*folders, last))
+    return all(_is_plain_part(part) for part in (*parents, last))
 
 
 def _is_plain_part(part: str) -> bool:
@@ -43,14 +43,14 @@ def _is_plain_part(part: str) -> bool:
         decoded = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
         return False
-    return decoded not in _DOTS and _BAD.search(decoded) is None
+    return decoded not in _DOTS and _FORBIDDEN_CHARACTERS.search(decoded) is None
 
 
 USER: web.RequestKey[User] = web.RequestKey("user", User)
 """Key of the authenticated and authorized user in a request."""
 
 
-def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
+def counting_middleware(metrics: ServerMetrics, server: ServerType) -> Middleware:
     """Return the outermost middleware: counts requests, rejects ambiguous paths, maps errors to responses."""
 
     @web.middleware
@@ -59,12 +59,12 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
             try:
                 if not is_plain(request.rel_url.raw_path):
                     return plain_text(400, "Bad Request: the path is not plain\n")
-                handled: web.StreamResponse = await handler(request)
-                return handled
-            except HttpError as refusal:
-                answer = plain_text(refusal.status, refusal.text)
-                answer.headers.update(refusal.headers)
-                return answer
+                response: web.StreamResponse = await handler(request)
+                return response
+            except HttpError as error:
+                response = plain_text(error.status, error.text)
+                response.headers.update(error.headers)
+                return response
             except web.HTTPNotFound:
                 return plain_text(404, "404: Page Not Found")
             except (web.HTTPException, ConnectionError):
@@ -76,23 +76,23 @@ def counted(metrics: ServerMetrics, server: ServerType) -> Middleware:
     return middleware
 
 
-def guarded(authenticator: Authenticator, judge: Authorizer) -> Middleware:
+def auth_middleware(authenticator: Authenticator, authorizer: Authorizer) -> Middleware:
     """Return the middleware that authenticates and authorizes requests."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
-        user = await authenticator.user(shown_by(request))
+        user = await authenticator.user(request_credentials(request))
         if user is None:
             raise HttpError(401, "Unauthorized")
-        await authorize(judge, user, wishes(request.method, request.path))
+        await authorize(authorizer, user, required_attributes(request.method, request.path))
         request[USER] = user
-        answer: web.StreamResponse = await handler(request)
-        return answer
+        response: web.StreamResponse = await handler(request)
+        return response
 
     return middleware
 
 
-def shown_by(request: web.Request) -> RequestCredentials:
+def request_credentials(request: web.Request) -> RequestCredentials:
     """Return the credentials of a request."""
     connection = request.get_extra_info("ssl_object")
     chain = peer_chain(connection) if connection is not None else ()
@@ -122,6 +122,6 @@ def plain_text(status: int, text: str) -> web.Response:
     """Return a plain text response."""
     # The text may contain undecodable bytes of the request.
     body = text.encode("utf-8", "replace")
-    answer = web.Response(status=status, body=body, content_type="text/plain", charset="utf-8")
-    answer.headers["X-Content-Type-Options"] = "nosniff"
-    return answer
+    response = web.Response(status=status, body=body, content_type="text/plain", charset="utf-8")
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response

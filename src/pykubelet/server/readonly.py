@@ -31,18 +31,19 @@ from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.linux.hardware import Hardware, read_hardware
 from pykubelet.logs import get_logger
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.pipeline import plain_text
-from pykubelet.server.pods import PodsView, pod_list_json
+from pykubelet.server.pods import pod_list_json
 
 log = get_logger(__name__)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-def read_only_routes(view: PodsView, *, omit_values: bool = False) -> list[web.RouteDef]:
+def read_only_routes(engine: PodEngine, *, omit_values: bool = False) -> list[web.RouteDef]:
     """Return the route of `/pods`; `omit_values` applies `without_values`."""
 
     async def pods(_: web.Request) -> web.Response:
-        shown = view.pods()
+        shown = engine.pods()
         if omit_values:
             shown = [without_values(pod) for pod in shown]
         return web.Response(body=pod_list_json(shown), content_type="application/json")
@@ -62,12 +63,12 @@ def spec_routes(read: Callable[[str], Hardware] = read_hardware) -> list[web.Rou
 
 def own_hosts_only(names: Iterable[str]) -> Middleware:
     """Reject requests whose Host is neither an IP address nor localhost nor one of these names."""
-    known = {"localhost", *(name.lower().rstrip(".") for name in names)}
+    own_names = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> web.StreamResponse:
         host = request.headers.get(hdrs.HOST, "")
-        if host and not _is_own(host, known):
+        if host and not _is_own_host(host, own_names):
             log.v(2).info("Rejected request for a foreign host", host=host[:253], path=request.path[:253])
             return plain_text(
                 403,
@@ -88,37 +89,39 @@ def without_values(pod: Pod) -> Pod:
         metadata=replace(meta, annotations=annotations),
         spec=replace(
             spec,
-            containers=[_bare(one) for one in spec.containers],
-            init_containers=[_bare(one) for one in spec.init_containers],
-            ephemeral_containers=[_bare(one) for one in spec.ephemeral_containers],
+            containers=[_container_without_values(container) for container in spec.containers],
+            init_containers=[_container_without_values(container) for container in spec.init_containers],
+            ephemeral_containers=[
+                _container_without_values(container) for container in spec.ephemeral_containers
+            ],
         ),
     )
 
 
-def _bare(container: Any) -> Any:
+def _container_without_values(container: Any) -> Any:
     probes = {
-        name: _bare_handler(probe)
+        name: _handler_without_values(probe)
         for name in ("liveness_probe", "readiness_probe", "startup_probe")
         if (probe := getattr(container, name)) is not None
     }
     if (hooks := container.lifecycle) is not None:
         probes["lifecycle"] = replace(
             hooks,
-            post_start=_bare_handler(hooks.post_start),
-            pre_stop=_bare_handler(hooks.pre_stop),
+            post_start=_handler_without_values(hooks.post_start),
+            pre_stop=_handler_without_values(hooks.pre_stop),
         )
-    env = [replace(one, value="") for one in container.env]
+    env = [replace(variable, value="") for variable in container.env]
     return replace(container, env=env, **probes)
 
 
-def _bare_handler(handler: Any) -> Any:
+def _handler_without_values(handler: Any) -> Any:
     if handler is None or handler.http_get is None:
         return handler
     headers = [replace(header, value="") for header in handler.http_get.http_headers]
     return replace(handler, http_get=replace(handler.http_get, http_headers=headers))
 
 
-def _is_own(host: str, known: set[str]) -> bool:
+def _is_own_host(host: str, own_names: set[str]) -> bool:
     name, _, port = host.rpartition(":")
     # Without a port the last colon, if any, is within the brackets of an IPv6 address.
     if not name or not (port.isascii() and port.isdigit()):
@@ -128,7 +131,7 @@ def _is_own(host: str, known: set[str]) -> bool:
     try:
         ip_address(name)
     except ValueError:
-        return name.lower().rstrip(".") in known
+        return name.lower().rstrip(".") in own_names
     return True
 
 
@@ -141,7 +144,7 @@ def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
 
     async def overall(request: web.Request) -> web.Response:
         excluded = set(request.query.getall("exclude", []))
-        return _answer(checks, excluded, verbose="verbose" in request.query)
+        return _health_response(checks, excluded, verbose="verbose" in request.query)
 
     async def single(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -157,7 +160,7 @@ def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
     return [web.get("/healthz", overall), web.get("/healthz/{name}", single)]
 
 
-def _answer(checks: Mapping[str, Check], excluded: set[str], *, verbose: bool) -> web.Response:
+def _health_response(checks: Mapping[str, Check], excluded: set[str], *, verbose: bool) -> web.Response:
     lines, failed = [], []
     for name, check in checks.items():
         if name in excluded:

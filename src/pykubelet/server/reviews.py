@@ -1,10 +1,10 @@
 """Delegated authentication and authorization: TokenReviews and SubjectAccessReviews, with a cache.
 
 Results are cached for the configured TTLs in a bounded LRU cache; failures are not cached. Concurrent lookups
-of the same key share one review, and at most `MOST_AT_ONCE` reviews of each type are in flight, so that
-clients with invalid tokens cannot starve the kubelet. A review continues while any caller waits for it and is
-cancelled when the last one is gone, so that nothing of an abandoned request is retained. At most
-`MOST_WAITING` callers wait per cache; one more evicts the one that has waited longest (`WaitEvicted`), so
+of the same key share one review, and at most `MAX_CONCURRENT_REVIEWS` reviews of each type are in flight, so
+that clients with invalid tokens cannot starve the kubelet. A review continues while any caller waits for it
+and is cancelled when the last one is gone, so that nothing of an abandoned request is retained. At most
+`MAX_WAITING` callers wait per cache; one more evicts the one that has waited longest (`WaitEvicted`), so
 that clients with invalid tokens cannot block all others. Tokens are stored only as keyed hashes.
 
 If the API server does not return a result, `ReviewUnavailable` is raised and the caller denies the request.
@@ -20,7 +20,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from pykubelet.api.meta import to_json
 from pykubelet.api.reviews import (
@@ -32,7 +32,7 @@ from pykubelet.api.reviews import (
     TokenReviewSpec,
     TokenReviewStatus,
 )
-from pykubelet.apiserver.client import HasMetadata, Resource
+from pykubelet.apiserver.client import ApiClient, HasMetadata, Resource
 from pykubelet.apiserver.errors import ApiError, KubeError, ServerError, TooManyRequests
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
@@ -41,7 +41,7 @@ from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Maximum number of callers that wait concurrently."""
 K = TypeVar("K")
 V = TypeVar("V")
@@ -63,10 +63,10 @@ class _Fetch(Generic[V]):
         if self.task is not None:
             self.task.cancel()
 
-    def end(self, answer: V) -> None:
+    def complete(self, result: V) -> None:
         """Return the result to all waiters."""
         for waiter in self._pending():
-            waiter.set_result(answer)
+            waiter.set_result(result)
 
     def fail(self, err: Exception) -> None:
         """Raise the error in all waiters."""
@@ -83,51 +83,51 @@ class _Fetch(Generic[V]):
 
 
 class ReviewCache(Generic[K, V]):
-    """LRU cache of review results by key; `seconds` returns the TTL of a result (0: not cached)."""
+    """LRU cache of review results by key; `ttl_seconds` returns the TTL of a result (0: not cached)."""
 
     def __init__(
         self,
         scope: TaskScope,
-        seconds: Callable[[V], float],
+        ttl_seconds: Callable[[V], float],
         *,
-        most: int,
+        max_entries: int,
         name: str,
-        most_waiting: int = MOST_WAITING,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
         self._scope = scope
-        self._seconds = seconds
-        self._most = most
+        self._ttl_seconds = ttl_seconds
+        self._max_entries = max_entries
         self._name = name
-        self._known: OrderedDict[K, tuple[float, V]] = OrderedDict()
-        self._most_waiting = most_waiting
+        self._cached: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._max_waiting = max_waiting
         self._fetching: dict[K, _Fetch[V]] = {}
         self._waiting: dict[asyncio.Future[V], None] = {}
         """Waiters in order of arrival."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._cached)
 
-    def known(self, question: K) -> V | None:
+    def cached(self, key: K) -> V | None:
         """Return the cached result, or None."""
-        found = self._known.get(question)
+        found = self._cached.get(key)
         if found is None:
             return None
-        until, answer = found
+        until, result = found
         if asyncio.get_running_loop().time() >= until:
-            del self._known[question]
+            del self._cached[key]
             return None
-        self._known.move_to_end(question)
-        return answer
+        self._cached.move_to_end(key)
+        return result
 
-    async def get(self, question: K, fetch: Callable[[], Awaitable[V]]) -> V:
+    async def get(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
         """Return the cached result, or fetch it. Raises WaitEvicted and whatever `fetch` raises."""
-        answer = self.known(question)
-        if answer is not None:
-            return answer
-        fetching = self._fetching.get(question)
+        result = self.cached(key)
+        if result is not None:
+            return result
+        fetching = self._fetching.get(key)
         if fetching is None:
-            fetching = self._fetching[question] = _Fetch()
-            fetching.task = self._scope.start(self._fetch(question, fetch, fetching), name=self._name)
+            fetching = self._fetching[key] = _Fetch()
+            fetching.task = self._scope.start(self._fetch(key, fetch, fetching), name=self._name)
         waiter: asyncio.Future[V] = asyncio.get_running_loop().create_future()
         fetching.waiters.add(waiter)
         self._waiting[waiter] = None
@@ -138,40 +138,40 @@ class ReviewCache(Generic[K, V]):
             self._waiting.pop(waiter, None)
             fetching.waiters.discard(waiter)
             if not fetching.waiters:
-                self._forget(question, fetching)
+                self._forget(key, fetching)
                 fetching.abandon()
 
     def _evict(self) -> None:
-        while len(self._waiting) > self._most_waiting:
-            longest = next(iter(self._waiting))
-            del self._waiting[longest]
-            if not longest.done():
-                longest.set_exception(WaitEvicted("too many requests wait for an answer"))
+        while len(self._waiting) > self._max_waiting:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            if not oldest.done():
+                oldest.set_exception(WaitEvicted("too many requests wait for an answer"))
 
-    async def _fetch(self, question: K, fetch: Callable[[], Awaitable[V]], fetching: _Fetch[V]) -> None:
+    async def _fetch(self, key: K, fetch: Callable[[], Awaitable[V]], fetching: _Fetch[V]) -> None:
         try:
-            answer = await fetch()
-            self._keep(question, answer)
-            fetching.end(answer)
+            result = await fetch()
+            self._store(key, result)
+            fetching.complete(result)
         except Exception as err:  # raised in all waiters
             fetching.fail(err)
         finally:
             fetching.cancel()
-            self._forget(question, fetching)
+            self._forget(key, fetching)
 
-    def _forget(self, question: K, fetching: _Fetch[V]) -> None:
+    def _forget(self, key: K, fetching: _Fetch[V]) -> None:
         """Drop a fetch, unless a newer one for the same key has replaced it."""
-        if self._fetching.get(question) is fetching:
-            del self._fetching[question]
+        if self._fetching.get(key) is fetching:
+            del self._fetching[key]
 
-    def _keep(self, question: K, answer: V) -> None:
-        seconds = self._seconds(answer)
-        if seconds <= 0:
+    def _store(self, key: K, result: V) -> None:
+        ttl_seconds = self._ttl_seconds(result)
+        if ttl_seconds <= 0:
             return
-        self._known[question] = (asyncio.get_running_loop().time() + seconds, answer)
-        self._known.move_to_end(question)
-        while len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._cached[key] = (asyncio.get_running_loop().time() + ttl_seconds, result)
+        self._cached.move_to_end(key)
+        while len(self._cached) > self._max_entries:
+            self._cached.popitem(last=False)
 
 
 TOKEN_REVIEWS = Resource(
@@ -184,13 +184,13 @@ ACCESS_REVIEWS = Resource(
     "authorization.k8s.io",
     namespaced=False,
 )
-MOST_REMEMBERED = 4096
-MOST_AT_ONCE = 32
-LONGEST_SECONDS = 30.0
-MOST_BYTES = 10_000
+MAX_CACHED_REVIEWS = 4096
+MAX_CONCURRENT_REVIEWS = 32
+REVIEW_TIMEOUT_SECONDS = 30.0
+MAX_CACHED_SPEC_BYTES = 10_000
 """Maximum size in bytes of a SubjectAccessReview spec whose result is cached."""
-_TRIES = 5
-_FIRST_PAUSE = 0.5
+_MAX_ATTEMPTS = 5
+_FIRST_DELAY_SECONDS = 0.5
 R = TypeVar("R", bound=HasMetadata)
 
 
@@ -198,78 +198,70 @@ class ReviewUnavailable(Exception):
     """Raised when the API server returns no conclusive review."""
 
 
-class ReviewClient(Protocol):
-    """API client for reviews: an `apiserver.client.ApiClient`."""
+class _ReviewSender:
+    """Sender of reviews that tries at most `_MAX_ATTEMPTS` times on server errors and 429, with back-off."""
 
-    async def create(self, resource: Resource[R], obj: R, namespace: str = "") -> R:
-        """Create an object and return it as the API server has it. Raises KubeError."""
-        ...
-
-
-class _Asker:
-    """Sender of reviews that tries at most `_TRIES` times on server errors and 429, with back-off."""
-
-    def __init__(self, client: ReviewClient, kind: Review, metrics: ServerMetrics) -> None:
+    def __init__(self, client: ApiClient, kind: Review, metrics: ServerMetrics) -> None:
         self._client = client
         self._kind: Review = kind
         self._metrics = metrics
-        self._turns = asyncio.Semaphore(MOST_AT_ONCE)
-        self._complaints = ErrorLogLimiter(log, "Failed to ask the API server about a request", review=kind)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_REVIEWS)
+        self._error_log = ErrorLogLimiter(log, "Failed to review request at the API server", review=kind)
 
-    async def ask(self, resource: Resource[R], question: R) -> R:
+    async def send(self, resource: Resource[R], review: R) -> R:
         clock = asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(LONGEST_SECONDS), self._turns:
-                answer = await self._persist(resource, question)
+            async with asyncio.timeout(REVIEW_TIMEOUT_SECONDS), self._slots:
+                result = await self._send_with_retries(resource, review)
         except (KubeError, TimeoutError) as err:
-            self._complaints.failed(err, clock())
-            raise ReviewUnavailable(str(err) or f"no answer in {LONGEST_SECONDS:g} s") from err
-        self._complaints.succeeded(clock())
-        return answer
+            self._error_log.failed(err, clock())
+            raise ReviewUnavailable(str(err) or f"no answer in {REVIEW_TIMEOUT_SECONDS:g} s") from err
+        self._error_log.succeeded(clock())
+        return result
 
-    async def _persist(self, resource: Resource[R], question: R) -> R:
-        pause = _FIRST_PAUSE
-        for tries_left in reversed(range(_TRIES)):
+    async def _send_with_retries(self, resource: Resource[R], review: R) -> R:
+        delay = _FIRST_DELAY_SECONDS
+        for attempts_left in reversed(range(_MAX_ATTEMPTS)):
             started, code = perf_counter(), "<error>"
             try:
-                answer = await self._client.create(resource, question)
+                result = await self._client.create(resource, review)
                 code = "201"
-                return answer
+                return result
             except ApiError as err:
                 code = str(err.code)
-                if not tries_left or not isinstance(err, ServerError | TooManyRequests):
+                if not attempts_left or not isinstance(err, ServerError | TooManyRequests):
                     raise
             finally:
                 self._metrics.review(self._kind, code, perf_counter() - started)
-            await asyncio.sleep(pause * (1 + 0.2 * random.random()))  # noqa: S311 - no secret
-            pause *= 1.5
+            await asyncio.sleep(delay * (1 + 0.2 * random.random()))  # noqa: S311 - no secret
+            delay *= 1.5
         raise AssertionError("the last try returns or raises")
 
 
 class TokenReviews:
-    """Bearer token authenticator by TokenReview; `seconds` is the TTL of any result, valid or not."""
+    """Bearer token authenticator by TokenReview; `ttl_seconds` is the TTL of any result, valid or not."""
 
     def __init__(
-        self, client: ReviewClient, scope: TaskScope, seconds: float, metrics: ServerMetrics
+        self, client: ApiClient, scope: TaskScope, ttl_seconds: float, metrics: ServerMetrics
     ) -> None:
-        self._asker = _Asker(client, "authn", metrics)
+        self._sender = _ReviewSender(client, "authn", metrics)
         self._metrics = metrics
         self._key = secrets.token_bytes(32)
-        self._answers: ReviewCache[bytes, TokenReviewStatus] = ReviewCache(
-            scope, lambda _: seconds, most=MOST_REMEMBERED, name="token-review"
+        self._cache: ReviewCache[bytes, TokenReviewStatus] = ReviewCache(
+            scope, lambda _: ttl_seconds, max_entries=MAX_CACHED_REVIEWS, name="token-review"
         )
 
     async def user(self, token: str) -> User:
         """Return the user of a token. Raises BadCredentials for an invalid token, ReviewUnavailable."""
         started = perf_counter()
         key = hmac.digest(self._key, token.encode(errors="surrogateescape"), hashlib.sha256)
-        status = self._answers.known(key)
+        status = self._cache.cached(key)
         if status is not None:
-            self._metrics.token_known(perf_counter() - started)
+            self._metrics.token_cache_hit(perf_counter() - started)
         else:
-            with self._metrics.token_unknown():
+            with self._metrics.token_cache_miss():
                 try:
-                    status = await self._answers.get(key, lambda: self._review(token))
+                    status = await self._cache.get(key, lambda: self._review(token))
                 except WaitEvicted as err:
                     raise ReviewUnavailable(str(err)) from None
         if not status.authenticated:
@@ -279,8 +271,8 @@ class TokenReviews:
 
     async def _review(self, token: str) -> TokenReviewStatus:
         with self._metrics.token_review():
-            question = TokenReview(spec=TokenReviewSpec(token=token))
-            status = (await self._asker.ask(TOKEN_REVIEWS, question)).status
+            review = TokenReview(spec=TokenReviewSpec(token=token))
+            status = (await self._sender.send(TOKEN_REVIEWS, review)).status
             if status.error and not status.authenticated:
                 # The check itself may have failed: raise, so that the result is not cached.
                 raise BadCredentials(f"the API server could not check the bearer token: {status.error}")
@@ -292,50 +284,50 @@ class AccessReviews:
 
     def __init__(
         self,
-        client: ReviewClient,
+        client: ApiClient,
         scope: TaskScope,
         node_name: Callable[[], str],
         metrics: ServerMetrics,
         *,
-        yes_seconds: float,
-        no_seconds: float,
+        allowed_ttl_seconds: float,
+        denied_ttl_seconds: float,
     ) -> None:
-        self._asker = _Asker(client, "authz", metrics)
+        self._sender = _ReviewSender(client, "authz", metrics)
         self._node_name = node_name
 
-        def seconds(status: SubjectAccessReviewStatus) -> float:
-            return yes_seconds if status.allowed else no_seconds
+        def ttl_seconds(status: SubjectAccessReviewStatus) -> float:
+            return allowed_ttl_seconds if status.allowed else denied_ttl_seconds
 
-        self._answers: ReviewCache[bytes, SubjectAccessReviewStatus] = ReviewCache(
-            scope, seconds, most=MOST_REMEMBERED, name="access-review"
+        self._cache: ReviewCache[bytes, SubjectAccessReviewStatus] = ReviewCache(
+            scope, ttl_seconds, max_entries=MAX_CACHED_REVIEWS, name="access-review"
         )
 
-    async def allowed(self, user: User, wish: AuthorizerAttributes) -> bool:
+    async def allowed(self, user: User, attributes: AuthorizerAttributes) -> bool:
         """Return whether the API server allows it. Raises ReviewUnavailable, also if allowed and denied."""
-        spec = self._spec(user, wish)
-        question = to_json(spec)
+        spec = self._spec(user, attributes)
+        key = to_json(spec)
 
         async def review() -> SubjectAccessReviewStatus:
-            return (await self._asker.ask(ACCESS_REVIEWS, SubjectAccessReview(spec=spec))).status
+            return (await self._sender.send(ACCESS_REVIEWS, SubjectAccessReview(spec=spec))).status
 
-        if len(question) > MOST_BYTES:
+        if len(key) > MAX_CACHED_SPEC_BYTES:
             status = await review()
         else:
             try:
-                status = await self._answers.get(question, review)
+                status = await self._cache.get(key, review)
             except WaitEvicted as err:
                 raise ReviewUnavailable(str(err)) from None
         if status.allowed and status.denied:
             raise ReviewUnavailable("the API server answered both yes and no")
         return status.allowed
 
-    def _spec(self, user: User, wish: AuthorizerAttributes) -> SubjectAccessReviewSpec:
+    def _spec(self, user: User, attributes: AuthorizerAttributes) -> SubjectAccessReviewSpec:
         return SubjectAccessReviewSpec(
             resource_attributes=ResourceAttributes(
-                verb=wish.verb,
+                verb=attributes.verb,
                 version="v1",
                 resource="nodes",
-                subresource=wish.subresource,
+                subresource=attributes.subresource,
                 name=self._node_name(),
             ),
             user=user.name,

@@ -33,18 +33,18 @@ from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError, split_protocols, without_tokens
-from pykubelet.server.lookup import PodLookup, container_of, runtime_refusal
+from pykubelet.server.lookup import PodLookup, find_container, runtime_http_error
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import is_upgrade, is_websocket, user_name
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
-_PATIENCE_SECONDS = 30.0
-_LONGEST_HEAD = 64 * 1024
-_LONGEST_REFUSAL = 64 * 1024
+_RUNTIME_TIMEOUT_SECONDS = 30.0
+_MAX_HEAD_BYTES = 64 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 _LENGTH = re.compile(rb"\r\nContent-Length: *([0-9]{1,9})\r\n", re.IGNORECASE)
-_PASSED_ON = (
+_FORWARDED_HEADERS = (
     "X-Stream-Protocol-Version",
     "Sec-WebSocket-Key",
     "Sec-WebSocket-Version",
@@ -52,35 +52,35 @@ _PASSED_ON = (
 )
 
 
-async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -> web.StreamResponse:
+async def proxy_stream(request: web.Request, url: str, *, idle_seconds: float) -> web.StreamResponse:
     """Tunnel the client to the runtime's stream at `url` until either side closes it or it is idle too long.
 
     Raises HttpError if the stream cannot be established.
     """
     if not is_upgrade(request):
         raise HttpError(500, "Upgrade request required\n")
-    where = urlsplit(url)
-    if where.scheme not in ("http", "https") or where.hostname is None:
+    stream_url = urlsplit(url)
+    if stream_url.scheme not in ("http", "https") or stream_url.hostname is None:
         raise HttpError(500, "the runtime's streaming server has an address that is none\n")
-    tls = ssl.create_default_context() if where.scheme == "https" else None
-    port = where.port or (443 if tls else 80)
-    reader = _Reader(limit=_LONGEST_HEAD)
+    tls = ssl.create_default_context() if stream_url.scheme == "https" else None
+    port = stream_url.port or (443 if tls else 80)
+    reader = _Reader(limit=_MAX_HEAD_BYTES)
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_RUNTIME_TIMEOUT_SECONDS):
             runtime, _ = await asyncio.get_running_loop().create_connection(
-                lambda: asyncio.StreamReaderProtocol(reader), where.hostname, port, ssl=tls
+                lambda: asyncio.StreamReaderProtocol(reader), stream_url.hostname, port, ssl=tls
             )
     except (OSError, TimeoutError) as err:
-        log.error(err, "Failed to connect to the runtime's streaming server", host=where.netloc)
+        log.error(err, "Failed to connect to the runtime's streaming server", host=stream_url.netloc)
         raise HttpError(500, "the runtime's streaming server cannot be reached\n") from err
     try:
-        target = where.path + (f"?{where.query}" if where.query else "")
-        runtime.write(_head(request, target, where.netloc))
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        target = stream_url.path + (f"?{stream_url.query}" if stream_url.query else "")
+        runtime.write(_head(request, target, stream_url.netloc))
+        async with asyncio.timeout(_RUNTIME_TIMEOUT_SECONDS):
             head = await reader.readuntil(b"\r\n\r\n")
         status = _status(head)
         if status != 101:
-            raise await _refusal(status, head, reader)
+            raise await _runtime_error(status, head, reader)
         tunnel = _Tunnel(request, runtime, idle_seconds)
         runtime.set_protocol(tunnel)
         await tunnel.run(head + await reader.rest(), reader.ended)
@@ -89,7 +89,7 @@ async def pass_through(request: web.Request, url: str, *, idle_seconds: float) -
         raise HttpError(500, "the runtime's streaming server did not answer\n") from err
     finally:
         runtime.close()
-    return _Done()
+    return _TunnelledResponse()
 
 
 class _Reader(asyncio.StreamReader):
@@ -107,7 +107,7 @@ class _Reader(asyncio.StreamReader):
         return await self.read()
 
 
-class _Done(web.StreamResponse):
+class _TunnelledResponse(web.StreamResponse):
     """Response of a tunnelled request: nothing is left to send."""
 
     def __init__(self) -> None:
@@ -134,38 +134,38 @@ class _Tunnel(asyncio.Protocol):
         self._runtime = runtime
         self._idle_seconds = idle_seconds
         self._clock = asyncio.get_running_loop().time
-        self._active = self._clock()
+        self._last_active = self._clock()
         self._ended = False
-        self._news = asyncio.Event()
+        self._state_changed = asyncio.Event()
 
-    async def run(self, begun: bytes, ended: bool) -> None:
+    async def run(self, received: bytes, ended: bool) -> None:
         """Forward the bytes received from the runtime so far and all that follow, until either side ends."""
-        self.data_received(begun)
+        self.data_received(received)
         if ended:
             self.connection_lost(None)
         # From here on aiohttp passes received bytes to `feed_data` instead of parsing requests.
         self._request.protocol.set_parser(cast(Any, self))
         async with TaskScope() as scope:
-            ways_to_end = (
+            end_tasks = (
                 scope.start(self._flow(), name="tunnel-flow"),
-                scope.start(self._idle(), name="tunnel-idle"),
+                scope.start(self._close_when_idle(), name="tunnel-idle"),
             )
-            await asyncio.wait(ways_to_end, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def data_received(self, data: bytes) -> None:
         """Forward bytes to the client; stop reading from the runtime while the client's buffer is full."""
-        self._active = self._clock()
+        self._last_active = self._clock()
         if self._client.is_closing():
             return
         self._client.write(data)
         if self._request.protocol.writing_paused:
             self._runtime.pause_reading()
-            self._news.set()
+            self._state_changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the runtime's connection."""
         self._ended = True
-        self._news.set()
+        self._state_changed.set()
 
     def pause_writing(self) -> None:
         """Stop reading from the client because the runtime's buffer is full."""
@@ -177,7 +177,7 @@ class _Tunnel(asyncio.Protocol):
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Forward bytes to the runtime (called by aiohttp)."""
-        self._active = self._clock()
+        self._last_active = self._clock()
         # Bytes for a runtime that has just disconnected are dropped.
         if not self._runtime.is_closing():
             self._runtime.write(data)
@@ -192,21 +192,21 @@ class _Tunnel(asyncio.Protocol):
         # Caught here: TaskScope would raise it as an exception group, which callers do not handle.
         with suppress(ConnectionError):
             while not self._ended:
-                await self._news.wait()
-                self._news.clear()
+                await self._state_changed.wait()
+                self._state_changed.clear()
                 await self._request.writer.drain()
                 self._runtime.resume_reading()
             # A closing connection is aborted after a few seconds, too few for a slow client: drain first.
             self._client.set_write_buffer_limits(high=1, low=0)
             await self._request.writer.drain()
 
-    async def _idle(self) -> None:
+    async def _close_when_idle(self) -> None:
         """Close the stream when no byte was received for the idle timeout."""
         while True:
-            left = self._active + self._idle_seconds - self._clock()
-            if left <= 0:
+            remaining = self._last_active + self._idle_seconds - self._clock()
+            if remaining <= 0:
                 break
-            await asyncio.sleep(wait_seconds(left))
+            await asyncio.sleep(wait_seconds(remaining))
         log.v(2).info("Closing idle stream", seconds=self._idle_seconds)
         self._runtime.abort()
 
@@ -214,7 +214,7 @@ class _Tunnel(asyncio.Protocol):
 def _head(request: web.Request, target: str, host: str) -> bytes:
     lines = [f"{request.method} {target or '/'} HTTP/1.1", f"Host: {host}", "Connection: Upgrade"]
     lines.append(f"Upgrade: {request.headers[hdrs.UPGRADE]}")
-    for name in _PASSED_ON:
+    for name in _FORWARDED_HEADERS:
         lines += [f"{name}: {value}" for value in request.headers.getall(name, [])]
     protocols = without_tokens(split_protocols(request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])))
     if protocols:
@@ -229,42 +229,42 @@ def _crlf(lines: Iterable[str]) -> bytes:
 
 
 def _status(head: bytes) -> int:
-    words = head[:_LONGEST_HEAD].split(b"\r\n", 1)[0].split()
-    return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    fields = head[:_MAX_HEAD_BYTES].split(b"\r\n", 1)[0].split()
+    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
 
 
-async def _refusal(status: int, head: bytes, reader: asyncio.StreamReader) -> HttpError:
+async def _runtime_error(status: int, head: bytes, reader: asyncio.StreamReader) -> HttpError:
     if not 400 <= status < 600:
         return HttpError(500, f"the runtime's streaming server answered with status {status}\n")
     body = b""
     length = _LENGTH.search(head)
     with suppress(TimeoutError, asyncio.IncompleteReadError):
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_RUNTIME_TIMEOUT_SECONDS):
             if length is not None:
-                body = await reader.readexactly(min(int(length[1]), _LONGEST_REFUSAL))
+                body = await reader.readexactly(min(int(length[1]), _MAX_ERROR_BYTES))
             else:
-                body = await reader.read(_LONGEST_REFUSAL)
+                body = await reader.read(_MAX_ERROR_BYTES)
     return HttpError(status, body.decode(errors="replace"))
 
 
-MOST = 800
+MAX_STREAMS = 800
 
-# The API server is one user and sends the requests of all cluster users, so this is most of `MOST`.
-MOST_OF_ONE = 600
+# The API server is one user and sends the requests of all cluster users, so this is most of `MAX_STREAMS`.
+MAX_STREAMS_PER_USER = 600
 
 
 class StreamLimits:
     """Limits on concurrent streams, in total and per user."""
 
-    def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
-        self._most = most
-        self._most_of_one = most_of_one
+    def __init__(self, max_streams: int = MAX_STREAMS, max_per_user: int = MAX_STREAMS_PER_USER) -> None:
+        self._max_streams = max_streams
+        self._max_per_user = max_per_user
         self._open: Counter[str] = Counter()
 
     @contextmanager
-    def one_more(self, user: str) -> Iterator[None]:
+    def acquire(self, user: str) -> Iterator[None]:
         """Acquire a stream slot until the block ends. Raises HttpError (429) if none is free."""
-        if self._open.total() >= self._most or self._open[user] >= self._most_of_one:
+        if self._open.total() >= self._max_streams or self._open[user] >= self._max_per_user:
             raise HttpError(429, "Too many streams are open, try again later\n", {"Retry-After": "1"})
         self._open[user] += 1
         try:
@@ -285,7 +285,7 @@ class RemoteCommandOptions:
     tty: bool
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> RemoteCommandOptions:
+    def from_query(cls, query: Mapping[str, str]) -> RemoteCommandOptions:
         """Parse the options from a query. Raises HttpError (400) if no stream is selected."""
         stdin, stdout, stderr, tty = (query.get(key) == "1" for key in ("input", "output", "error", "tty"))
         # A TTY merges stdout and stderr.
@@ -295,7 +295,7 @@ class RemoteCommandOptions:
         return cls(stdin, stdout, stderr, tty)
 
 
-def ports_of(query: MultiMapping[str]) -> list[int]:
+def parse_ports(query: MultiMapping[str]) -> list[int]:
     """Return the ports in the query of a WebSocket client. Raises HttpError (400)."""
     found = query.getall("port", [])
     if not found:
@@ -335,32 +335,32 @@ class StreamingEndpoints:
         ]
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
-        wish = RemoteCommandOptions.of(request.query)
+        options = RemoteCommandOptions.from_query(request.query)
         pod = self._pod(request)
 
         async def prepare() -> str:
-            container = await self._running(request, pod, 'container not found ("{}")')
+            container = await self._running_container(request, pod, 'container not found ("{}")')
             return await self._lookup.runtime.exec(
                 pb.ExecRequest(
                     container_id=container,
                     cmd=request.query.getall("command", []),
-                    tty=wish.tty,
-                    stdin=wish.stdin,
-                    stdout=wish.stdout,
-                    stderr=wish.stderr,
+                    tty=options.tty,
+                    stdin=options.stdin,
+                    stdout=options.stdout,
+                    stderr=options.stderr,
                 )
             )
 
         return await self._stream(request, "exec", prepare)
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
-        wish = RemoteCommandOptions.of(request.query)
+        options = RemoteCommandOptions.from_query(request.query)
         pod = self._pod(request)
 
         async def prepare() -> str:
             missing = f"container {{}} not found in pod {pod.metadata.name}_{pod.metadata.namespace}"
-            container = await self._running(request, pod, missing)
-            spec = container_of(pod, request.match_info["container"])
+            container = await self._running_container(request, pod, missing)
+            spec = find_container(pod, request.match_info["container"])
             if spec is None:
                 raise HttpError(500, missing.format(request.match_info["container"]))
             # The TTY of the process was fixed when it was started.
@@ -368,18 +368,18 @@ class StreamingEndpoints:
                 pb.AttachRequest(
                     container_id=container,
                     tty=spec.tty,
-                    stdin=wish.stdin,
-                    stdout=wish.stdout,
-                    stderr=wish.stderr and not spec.tty,
+                    stdin=options.stdin,
+                    stdout=options.stdout,
+                    stderr=options.stderr and not spec.tty,
                 )
             )
 
         return await self._stream(request, "attach", prepare)
 
     async def _port_forward(self, request: web.Request) -> web.StreamResponse:
-        ports = ports_of(request.query) if is_websocket(request) else []
+        ports = parse_ports(request.query) if is_websocket(request) else []
         pod = self._pod(request)
-        if not self._lookup.is_meant(pod, request.match_info.get("uid", "")):
+        if not self._lookup.matches_uid(pod, request.match_info.get("uid", "")):
             raise HttpError(404, "pod not found")
 
         async def prepare() -> str:
@@ -395,14 +395,14 @@ class StreamingEndpoints:
     async def _stream(
         self, request: web.Request, name: str, prepare: Callable[[], Awaitable[str]]
     ) -> web.StreamResponse:
-        with self._limits.one_more(user_name(request)):
+        with self._limits.acquire(user_name(request)):
             try:
                 url = await prepare()
             except CriError as err:
-                raise runtime_refusal(err) from err
+                raise runtime_http_error(err) from err
             if is_websocket(request):
                 self._metrics.websocket(name)
-            return await pass_through(request, url, idle_seconds=self._idle_seconds)
+            return await proxy_stream(request, url, idle_seconds=self._idle_seconds)
 
     def _pod(self, request: web.Request) -> Pod:
         pod = self._lookup.pod(request.match_info["namespace"], request.match_info["pod"])
@@ -410,9 +410,9 @@ class StreamingEndpoints:
             raise HttpError(404, "pod does not exist")
         return pod
 
-    async def _running(self, request: web.Request, pod: Pod, missing: str) -> str:
+    async def _running_container(self, request: web.Request, pod: Pod, missing: str) -> str:
         name = request.match_info["container"]
-        if self._lookup.is_meant(pod, request.match_info.get("uid", "")):
+        if self._lookup.matches_uid(pod, request.match_info.get("uid", "")):
             container = await self._lookup.running_container(pod, name)
             if container is not None:
                 return container

@@ -36,7 +36,7 @@ from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
 _PARTIAL_CHAIN = 0x80000
-_FOR_CLIENTS = 1
+_PURPOSE_SSL_CLIENT = 1
 
 # Rejects keys and signatures that can be forged today (SHA-1, RSA below 1024 bits), as Go does.
 _SECURITY_LEVEL = 1
@@ -59,14 +59,14 @@ class NoAuthorities(ValueError):
 @functools.cache
 def _library() -> ctypes.CDLL:
     """Return OpenSSL with the types of the functions used. Raises OpensslMissing."""
-    where = getattr(_ssl, "__file__", None)
+    path = getattr(_ssl, "__file__", None)
     try:
         if sys.implementation.name != "cpython":
             raise OSError("not CPython")
-        library = ctypes.CDLL(where)
-        for name, (answer, arguments) in _FUNCTIONS.items():
+        library = ctypes.CDLL(path)
+        for name, (result_type, arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
-            function.restype, function.argtypes = answer, arguments
+            function.restype, function.argtypes = result_type, arguments
     except (OSError, AttributeError) as err:
         raise OpensslMissing(
             "this Python hides its OpenSSL, which is needed to check clients' certificates: "
@@ -109,14 +109,14 @@ class Authorities:
         library = _library()
         self._store = library.X509_STORE_new()
         library.X509_STORE_set_flags(self._store, _PARTIAL_CHAIN)
-        taken = 0
+        added = 0
         for der in certificates(pem):
             certificate = _read(library, der)
             # Blocks that cannot be parsed are skipped, as in Go.
             if certificate is not None:
-                taken += library.X509_STORE_add_cert(self._store, certificate)
+                added += library.X509_STORE_add_cert(self._store, certificate)
                 library.X509_free(certificate)
-        if not taken:
+        if not added:
             raise NoAuthorities("the file holds no certificate in PEM")
 
     def __del__(self) -> None:
@@ -127,20 +127,20 @@ class Authorities:
         """Return why a chain (DER, leaf certificate first) is not trusted now; None if it is."""
         library = _library()
         with ExitStack() as stack:
-            read = [_read(library, der) for der in chain]
-            for certificate in read:
+            parsed = [_read(library, der) for der in chain]
+            for certificate in parsed:
                 stack.callback(library.X509_free, certificate)
-            if not read or read[0] is None:
+            if not parsed or parsed[0] is None:
                 return "this is not a certificate"
-            between = library.OPENSSL_sk_new_null()
-            stack.callback(library.OPENSSL_sk_free, between)
-            for certificate in filter(None, read[1:]):
-                library.OPENSSL_sk_push(between, certificate)
+            intermediates = library.OPENSSL_sk_new_null()
+            stack.callback(library.OPENSSL_sk_free, intermediates)
+            for certificate in filter(None, parsed[1:]):
+                library.OPENSSL_sk_push(intermediates, certificate)
             context = library.X509_STORE_CTX_new()
             stack.callback(library.X509_STORE_CTX_free, context)
             error = _NO_MEMORY
-            if library.X509_STORE_CTX_init(context, self._store, read[0], between) == 1:
-                library.X509_STORE_CTX_set_purpose(context, _FOR_CLIENTS)
+            if library.X509_STORE_CTX_init(context, self._store, parsed[0], intermediates) == 1:
+                library.X509_STORE_CTX_set_purpose(context, _PURPOSE_SSL_CLIENT)
                 parameters = library.X509_STORE_CTX_get0_param(context)
                 library.X509_VERIFY_PARAM_set_auth_level(parameters, _SECURITY_LEVEL)
                 if library.X509_verify_cert(context) == 1:
@@ -148,8 +148,8 @@ class Authorities:
                 error = library.X509_STORE_CTX_get_error(context)
             # Errors left in OpenSSL's queue would be attributed to the next connection.
             library.ERR_clear_error()
-            words: bytes = library.X509_verify_cert_error_string(error)
-            return words.decode(errors="replace")
+            message: bytes = library.X509_verify_cert_error_string(error)
+            return message.decode(errors="replace")
 
 
 def request_certificates(context: ssl.SSLContext) -> None:
@@ -166,19 +166,19 @@ def set_key_exchanges(context: ssl.SSLContext, names: Iterable[str]) -> list[str
     """Offer these curves in this order and return those that this OpenSSL does not support."""
     library = _library()
 
-    def offer(wanted: Sequence[str], to: ssl.SSLContext) -> bool:
-        done: int = library.SSL_CTX_ctrl(_address(to), _SET_GROUPS_LIST, 0, ":".join(wanted).encode())
+    def offer(names: Sequence[str], target: ssl.SSLContext) -> bool:
+        done: int = library.SSL_CTX_ctrl(_address(target), _SET_GROUPS_LIST, 0, ":".join(names).encode())
         library.ERR_clear_error()
         return done == 1
 
-    wanted = list(names)
-    unknown = [name for name in wanted if not offer([name], ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))]
-    if known := [name for name in wanted if name not in unknown]:
+    curves = list(names)
+    unknown = [name for name in curves if not offer([name], ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))]
+    if known := [name for name in curves if name not in unknown]:
         offer(known, context)
     return unknown
 
 
-def set_new_ciphers(context: ssl.SSLContext, names: Iterable[str]) -> None:
+def set_tls13_ciphers(context: ssl.SSLContext, names: Iterable[str]) -> None:
     """Set the TLS 1.3 cipher suites, in order of preference."""
     library = _library()
     if library.SSL_CTX_set_ciphersuites(_address(context), ":".join(names).encode()) != 1:
@@ -198,8 +198,8 @@ def peer_chain(connection: ssl.SSLObject | ssl.SSLSocket) -> tuple[bytes, ...]:
 
 def _read(library: ctypes.CDLL, der: bytes) -> int | None:
     data = ctypes.create_string_buffer(der, len(der))
-    where = c_void_p(ctypes.addressof(data))
-    certificate: int | None = library.d2i_X509(None, byref(where), len(der))
+    pointer = c_void_p(ctypes.addressof(data))
+    certificate: int | None = library.d2i_X509(None, byref(pointer), len(der))
     if certificate is None:
         library.ERR_clear_error()
     return certificate
@@ -272,7 +272,7 @@ class TlsSettings:
     request_certificates: bool = False
 
     @classmethod
-    def of(cls, config: KubeletConfiguration, *, request_certificates: bool) -> TlsSettings:
+    def from_config(cls, config: KubeletConfiguration, *, request_certificates: bool) -> TlsSettings:
         """Return the settings of the configuration."""
         weak = [suite for suite in config.tls_cipher_suites if suite in WEAK_CIPHER_SUITES]
         if weak:
@@ -285,7 +285,7 @@ class TlsSettings:
         )
 
 
-_NEW_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
+_TLS13_CIPHERS = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 """Cipher suites of TLS 1.3, which are not configurable, in upstream's order."""
 
 
@@ -304,7 +304,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
                 f"tlsCipherSuites: this machine's OpenSSL knows none of {', '.join(settings.cipher_suites)}: "
                 "choose others"
             ) from None
-    set_new_ciphers(context, _NEW_CIPHERS)
+    set_tls13_ciphers(context, _TLS13_CIPHERS)
     # A resumed session would lack the client's certificate chain; tickets also need a long-lived secret.
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.num_tickets = 0
@@ -335,8 +335,8 @@ class ServingTls:
         """Check the settings. The files need not exist yet. Raises TlsProblem, OpensslMissing."""
         self._settings = settings
         self._files = files
-        self._mark: object = None
-        self._complaint = ""
+        self._loaded_identity: object = None
+        self._last_error = ""
         self._context: ssl.SSLContext | None = None
         server_context(settings)
 
@@ -344,34 +344,34 @@ class ServingTls:
         """Return the context for a new connection. Raises NoCertificate."""
         if (files := self._files()) is not None:
             try:
-                self._take(files)
+                self._reload(files)
             except (OSError, ValueError) as err:
-                self._complain(err, files)
+                self._log_error(err, files)
         if self._context is None:
             raise NoCertificate("no serving certificate available for the kubelet")
         return self._context
 
-    def _take(self, files: Files) -> None:
-        mark = [(path, *_look(path)) for path in files]
-        if mark == self._mark:
+    def _reload(self, files: Files) -> None:
+        identity = [(path, *_file_identity(path)) for path in files]
+        if identity == self._loaded_identity:
             return
         context = server_context(self._settings)
         context.load_cert_chain(*files, password=_no_password)
         if self._context is not None:
             log.info("Reloaded serving certificate", path=str(files[0]))
-        self._context, self._mark, self._complaint = context, mark, ""
+        self._context, self._loaded_identity, self._last_error = context, identity, ""
 
-    def _complain(self, err: Exception, files: Files) -> None:
-        words = err.reason if isinstance(err, ssl.SSLError) else getattr(err, "strerror", None)
-        complaint = str(words or err)
-        if complaint != self._complaint:
-            self._complaint = complaint
-            state = "keeping the former one" if self._context else "clients are turned away until it can"
+    def _log_error(self, err: Exception, files: Files) -> None:
+        reason = err.reason if isinstance(err, ssl.SSLError) else getattr(err, "strerror", None)
+        message = str(reason or err)
+        if message != self._last_error:
+            self._last_error = message
+            fallback = "keeping the previous one" if self._context else "rejecting connections"
             paths = [str(path) for path in files]
-            log.error(complaint, f"The serving certificate cannot be used: {state}", paths=paths)
+            log.error(message, f"Failed to load serving certificate, {fallback}", paths=paths)
 
 
-def _look(path: Path) -> tuple[int, ...]:
+def _file_identity(path: Path) -> tuple[int, ...]:
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

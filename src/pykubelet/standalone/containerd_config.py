@@ -22,7 +22,7 @@ from pykubelet.linux import network as links
 from pykubelet.linux.host_info import boot_id
 from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger
-from pykubelet.standalone.data_dir import OUTSIDE, State, before_us, load, save
+from pykubelet.standalone.data_dir import SHARED_DIRECTORIES, State, load_state, preexisting, save_state
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.instance_registry import open_registry
 from pykubelet.standalone.requirements import HostRequirements, choose_snapshotter
@@ -83,7 +83,7 @@ max_concurrent_downloads = 3
 tolerate_missing_hugetlb_controller = true
 
 [plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = {cni_folder}
+bin_dir = {cni_plugin_dir}
 conf_dir = {cni_conf}
 max_conf_num = 1
 
@@ -106,7 +106,7 @@ SystemdCgroup = {systemd_cgroup}
 
 
 def containerd_config(
-    instance: Instance, machine: HostRequirements, *, pause_image: str, snapshotter: str, cgroup_driver: str
+    instance: Instance, host: HostRequirements, *, pause_image: str, snapshotter: str, cgroup_driver: str
 ) -> str:
     """Return containerd's configuration; `cgroup_driver` is `cgroupfs` or `systemd`."""
     disabled = (
@@ -115,18 +115,18 @@ def containerd_config(
     return _TEMPLATE.format(
         root=toml(instance.containerd_root),
         state=toml(instance.containerd_state),
-        oom_score=_OOM_SCORE if machine.may_lower_oom_score else 0,
+        oom_score=_OOM_SCORE if host.may_lower_oom_score else 0,
         disabled=json.dumps(disabled),
         socket=toml(instance.socket),
         opt=toml(instance.containerd / "opt"),
         pause_image=toml(pause_image),
-        restrict_oom=toml(not machine.may_lower_oom_score),
-        disable_apparmor=toml(not machine.apparmor),
-        cni_folder=toml(machine.cni_folder),
+        restrict_oom=toml(not host.may_lower_oom_score),
+        disable_apparmor=toml(not host.apparmor),
+        cni_plugin_dir=toml(host.cni_plugin_dir),
         cni_conf=toml(instance.cni_conf),
         registry_hosts=toml(instance.registry_hosts),
         snapshotter=toml(snapshotter),
-        runc=toml(machine.programs["runc"]),
+        runc=toml(host.programs["runc"]),
         runc_root=toml(instance.containerd_state / "runc"),
         systemd_cgroup=toml(cgroup_driver == "systemd"),
     )
@@ -150,15 +150,15 @@ def choose_subnet(used: Iterable[IPv4Network]) -> IPv4Network:
 
     Raises EmbeddedError when every private address is in use.
     """
-    taken = sorted(used)
-    for first, last in _spans():
-        at = first
-        while at <= last:
-            candidate = IPv4Network((at, 24))
-            clash = next((network for network in taken if network.overlaps(candidate)), None)
+    networks = sorted(used)
+    for first, last in _private_ranges():
+        start = first
+        while start <= last:
+            candidate = IPv4Network((start, 24))
+            clash = next((network for network in networks if network.overlaps(candidate)), None)
             if clash is None:
                 return candidate
-            at = (int(clash.broadcast_address) // _SIZE + 1) * _SIZE
+            start = (int(clash.broadcast_address) // _SIZE + 1) * _SIZE
     raise EmbeddedError(
         "no private /24 network is free for pods: every one overlaps a route of this machine (see 'ip route')"
     )
@@ -191,7 +191,7 @@ def conflist(instance: Instance, subnet: IPv4Network, mtu: int | None = None) ->
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def _spans() -> Iterator[tuple[int, int]]:
+def _private_ranges() -> Iterator[tuple[int, int]]:
     for text in _PRIVATE:
         network = IPv4Network(text)
         first = (
@@ -205,67 +205,67 @@ def _spans() -> Iterator[tuple[int, int]]:
 _ETHERNET_MTU = 1500
 
 
-async def remember(instance: Instance) -> State:
+async def load_or_create_state(instance: Instance) -> State:
     """Return the choices of earlier starts, or make them, while holding the lock of the registry.
 
     Raises EmbeddedError when the state is damaged or no subnet is free.
     """
-    kept = load(instance)
+    state = load_state(instance)
     async with open_registry() as registry:
-        others = registry.others(instance)
+        other_states = registry.other_states(instance)
         used = await links.used_networks(except_link=instance.bridge)
-        used += [IPv4Network(other.subnet) for other in others]
-        if kept is None:
-            kept = await _first_choices(instance, others, used)
+        used += [IPv4Network(other.subnet) for other in other_states]
+        if state is None:
+            state = await _first_choices(instance, other_states, used)
         else:
-            _follow_the_machine(instance, kept, used)
-        save(instance, kept)
-        registry.enter(instance)
-    return kept
+            _adapt_to_host(instance, state, used)
+        save_state(instance, state)
+        registry.register(instance)
+    return state
 
 
 async def configure(
-    instance: Instance, machine: HostRequirements, kept: State, *, pause_image: str, cgroup_driver: str
+    instance: Instance, host: HostRequirements, state: State, *, pause_image: str, cgroup_driver: str
 ) -> None:
     """Write the configuration files of the pod network and of containerd."""
     uplink = await links.uplink_mtu()
     # Packets above the MTU of the uplink would be dropped or fragmented.
     mtu = uplink if uplink is not None and uplink < _ETHERNET_MTU else None
-    network = conflist(instance, IPv4Network(kept.subnet), mtu)
+    network = conflist(instance, IPv4Network(state.subnet), mtu)
     (instance.cni_conf / "10-pykubelet.conflist").write_text(network)
     instance.containerd_config.write_text(
         containerd_config(
             instance,
-            machine,
+            host,
             pause_image=pause_image,
-            snapshotter=kept.snapshotter,
+            snapshotter=state.snapshotter,
             cgroup_driver=cgroup_driver,
         )
     )
 
 
-async def _first_choices(instance: Instance, others: list[State], used: list[IPv4Network]) -> State:
-    paths = [str(path) for path in OUTSIDE if path.exists()]
+async def _first_choices(instance: Instance, other_states: list[State], used: list[IPv4Network]) -> State:
+    paths = [str(path) for path in SHARED_DIRECTORIES if path.exists()]
     chains = await iptables.shared_chains_present()
     return State(
         boot_id=boot_id(),
         subnet=str(choose_subnet(used)),
         snapshotter=choose_snapshotter(instance.data_dir),
-        found_paths=before_us(paths, [other.found_paths for other in others]),
-        found_chains=before_us(chains, [other.found_chains for other in others]),
+        found_paths=preexisting(paths, [other.found_paths for other in other_states]),
+        found_chains=preexisting(chains, [other.found_chains for other in other_states]),
     )
 
 
-def _follow_the_machine(instance: Instance, kept: State, used: list[IPv4Network]) -> None:
+def _adapt_to_host(instance: Instance, state: State, used: list[IPv4Network]) -> None:
     """Drop runtime state of an earlier boot, and change the subnet if it conflicts and no pod uses it."""
-    if kept.boot_id != boot_id():
+    if state.boot_id != boot_id():
         log.info("Host was rebooted, removing containerd state of the previous boot")
         for stale in (instance.containerd_state, instance.cni_leases):
             remove_tree(stale)
-        kept.boot_id = boot_id()
-    subnet = IPv4Network(kept.subnet)
+        state.boot_id = boot_id()
+    subnet = IPv4Network(state.subnet)
     # Running pods keep their addresses; without the bridge no pod has one.
     if any(subnet.overlaps(network) for network in used) and not links.link_exists(instance.bridge):
-        kept.subnet = str(choose_subnet(used))
+        state.subnet = str(choose_subnet(used))
         remove_tree(instance.cni_leases)
-        log.warning("Pod subnet conflicts, chose a new one", oldSubnet=subnet, subnet=kept.subnet)
+        log.warning("Pod subnet conflicts, chose a new one", oldSubnet=subnet, subnet=state.subnet)

@@ -29,7 +29,7 @@ log = get_logger(__name__)
 START_TIMEOUT = 30.0
 STOP_GRACE = 10.0
 LOG_LIMIT = 10 * 1024 * 1024
-_ASK_AGAIN = 0.02
+_POLL_SECONDS = 0.02
 _CALL_TIMEOUT = Duration.from_seconds(60)
 
 
@@ -37,10 +37,10 @@ class Daemon:
     """The containerd process of a private runtime; can be started again after it exits."""
 
     def __init__(
-        self, instance: Instance, machine: HostRequirements, *, start_timeout: float = START_TIMEOUT
+        self, instance: Instance, host: HostRequirements, *, start_timeout: float = START_TIMEOUT
     ) -> None:
         self._instance = instance
-        self._machine = machine
+        self._host = host
         self._start_timeout = start_timeout
         self._process: asyncio.subprocess.Process | None = None
 
@@ -55,9 +55,9 @@ class Daemon:
         A containerd left by an earlier kubelet process is stopped first. Raises RuntimeFailed, with the end
         of its log, when it exits or is not ready in time; it is not running then.
         """
-        await stop_strays(self._instance)
+        await stop_orphans(self._instance)
         self._instance.socket.unlink(missing_ok=True)
-        bound_log(self._instance.containerd_log)
+        rotate_log(self._instance.containerd_log)
         position = _size(self._instance.containerd_log)
         try:
             await self._spawn()
@@ -65,9 +65,9 @@ class Daemon:
         except BaseException as err:
             await self.stop()
             if isinstance(err, RuntimeFailed) and (
-                words := last_words(self._instance.containerd_log, position)
+                log_end := last_log_problems(self._instance.containerd_log, position)
             ):
-                raise RuntimeFailed(f"{err}; its log ends with: {words}") from err
+                raise RuntimeFailed(f"{err}; its log ends with: {log_end}") from err
             raise
 
     async def wait(self) -> int:
@@ -102,7 +102,7 @@ class Daemon:
         )
 
     async def _spawn(self) -> None:
-        programs = self._machine.programs
+        programs = self._host.programs
         command = [str(programs["setpriv"]), "--pdeathsig", "TERM", "--", str(programs["containerd"])]
         try:
             with self._instance.containerd_log.open("ab") as output:
@@ -127,28 +127,32 @@ class Daemon:
                 while self._process.returncode is None:
                     if self._instance.socket.is_socket():
                         try:
-                            missing = await self._ask()
+                            missing = await self._unmet_conditions()
                         except CriError as err:
                             if err.code == "Unimplemented":
                                 raise RuntimeFailed("containerd runs, but its CRI part does not") from err
                             missing = str(err)
                         if not missing:
                             return
-                    await asyncio.sleep(_ASK_AGAIN)
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             raise RuntimeFailed(
                 f"containerd was not ready after {self._start_timeout:g} s: {missing}"
             ) from None
         raise RuntimeFailed(f"containerd ended with status {self._process.returncode} while starting")
 
-    async def _ask(self) -> str:
+    async def _unmet_conditions(self) -> str:
         """Return the runtime conditions that are not met; empty if pods can run."""
         async with await self.connect() as cri:
             status: pb.RuntimeStatus = (await cri.runtime.status()).status
-        return "; ".join(f"{it.type}: {it.reason} {it.message}" for it in status.conditions if not it.status)
+        return "; ".join(
+            f"{condition.type}: {condition.reason} {condition.message}"
+            for condition in status.conditions
+            if not condition.status
+        )
 
 
-async def stop_strays(instance: Instance) -> None:
+async def stop_orphans(instance: Instance) -> None:
     """Stop every containerd of this data directory, whichever process started it."""
     for process in find_daemons(instance):
         if process.pid != os.getpid():
@@ -167,7 +171,7 @@ def log_is_long(path: Path, limit: int = LOG_LIMIT) -> bool:
     return _size(path) > limit
 
 
-def bound_log(path: Path, limit: int = LOG_LIMIT) -> None:
+def rotate_log(path: Path, limit: int = LOG_LIMIT) -> None:
     """Rotate a log above `limit` bytes to `…log.1`.
 
     The log is copied and truncated, not renamed, because containerd keeps it open; it is opened for
@@ -178,7 +182,7 @@ def bound_log(path: Path, limit: int = LOG_LIMIT) -> None:
         os.truncate(path, 0)
 
 
-def last_words(path: Path, position: int = 0, limit: int = 600) -> str:
+def last_log_problems(path: Path, position: int = 0, limit: int = 600) -> str:
     """Return the last warnings and errors of a log after `position` in one line, else its last line."""
     try:
         with path.open("rb") as file:
@@ -186,10 +190,10 @@ def last_words(path: Path, position: int = 0, limit: int = 600) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    spoken = [line for line in lines if line.strip()]
-    complaints = [line for line in spoken if "level=info" not in line and "level=debug" not in line]
-    chosen = complaints[-3:] or spoken[-1:]
-    return " | ".join(chosen)[-limit:]
+    nonempty_lines = [line for line in lines if line.strip()]
+    problems = [line for line in nonempty_lines if "level=info" not in line and "level=debug" not in line]
+    selected = problems[-3:] or nonempty_lines[-1:]
+    return " | ".join(selected)[-limit:]
 
 
 def _config_arguments(instance: Instance) -> tuple[str, str]:

@@ -33,22 +33,22 @@ This directory belongs to pykubelet, a Kubernetes node agent.
 """
 
 # Entries of a new file system, and of an interrupted `down`.
-_NOTHING = frozenset({"lost+found", "lock"})
+_IGNORED_ENTRIES = frozenset({"lost+found", "lock"})
 
 
-def is_ours(instance: Instance) -> bool:
+def is_owned(instance: Instance) -> bool:
     """Return whether the data directory exists and has the marker that `claim` writes."""
-    return _owned(instance.data_dir, stat.S_ISDIR) and _owned(instance.marker, stat.S_ISREG)
+    return _is_own_file(instance.data_dir, stat.S_ISDIR) and _is_own_file(instance.marker, stat.S_ISREG)
 
 
-def is_untouched(instance: Instance) -> bool:
+def is_empty(instance: Instance) -> bool:
     """Return whether the data directory does not exist or is empty."""
     return not os.path.lexists(instance.data_dir) or _entries(instance.data_dir) == set()
 
 
-def require_ours(instance: Instance) -> None:
+def require_owned(instance: Instance) -> None:
     """Raise DirectoryError if the data directory is neither pykubelet's nor empty."""
-    if not is_ours(instance) and not is_untouched(instance):
+    if not is_owned(instance) and not is_empty(instance):
         raise DirectoryError(
             f"{instance.data_dir} was not made by pykubelet (it has no {instance.marker.name} file of ours): "
             "nothing in it is touched; choose another --data-dir, or remove it yourself"
@@ -60,9 +60,9 @@ def claim(instance: Instance) -> bool:
 
     Raises DirectoryError when the directory has other contents or cannot be created.
     """
-    if is_ours(instance):
+    if is_owned(instance):
         return False
-    require_ours(instance)
+    require_owned(instance)
     directory = instance.data_dir
     try:
         if not directory.parent.is_dir():
@@ -81,9 +81,9 @@ def claim(instance: Instance) -> bool:
     return True
 
 
-def make_folders(instance: Instance) -> None:
+def make_directories(instance: Instance) -> None:
     """Ensure that the subdirectories of a claimed data directory exist."""
-    for folder, mode in (
+    for directory, mode in (
         (instance.manifests, 0o755),
         (instance.kubelet_root, 0o750),
         (instance.pod_logs, 0o755),
@@ -91,17 +91,17 @@ def make_folders(instance: Instance) -> None:
         (instance.containerd, 0o711),
         (instance.cni_conf, 0o755),
     ):
-        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        directory.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def _entries(directory: Path) -> set[str] | None:
     try:
-        return {path.name for path in directory.iterdir()} - _NOTHING
+        return {path.name for path in directory.iterdir()} - _IGNORED_ENTRIES
     except OSError:
         return None
 
 
-def _owned(path: Path, is_kind: Callable[[int], bool]) -> bool:
+def _is_own_file(path: Path, is_kind: Callable[[int], bool]) -> bool:
     try:
         found = path.lstat()
     except OSError:
@@ -118,7 +118,7 @@ class LockOwner:
 
 
 @contextmanager
-def hold(instance: Instance, purpose: str) -> Iterator[None]:
+def hold_lock(instance: Instance, purpose: str) -> Iterator[None]:
     """Hold the lock of an existing data directory; the purpose is `up` or `down`.
 
     Raises AlreadyRunning, with the holder's pid, when another process holds it.
@@ -133,7 +133,7 @@ def hold(instance: Instance, purpose: str) -> Iterator[None]:
         os.close(fd)
 
 
-def holder(instance: Instance) -> LockOwner | None:
+def lock_owner(instance: Instance) -> LockOwner | None:
     """Return the process that holds the lock of the data directory, or None."""
     try:
         fd = os.open(instance.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -159,7 +159,7 @@ def _lock(instance: Instance) -> int:
         except BlockingIOError:
             found = _read(fd)
             os.close(fd)
-            raise AlreadyRunning(_refusal(instance, found), found.pid) from None
+            raise AlreadyRunning(_lock_message(instance, found), found.pid) from None
         # A `down` may have deleted the file between open and flock.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), instance.lock.stat()):
@@ -167,25 +167,25 @@ def _lock(instance: Instance) -> int:
         os.close(fd)
 
 
-def _refusal(instance: Instance, found: LockOwner) -> str:
-    who = f" with pid {found.pid}" if found.pid else ""
+def _lock_message(instance: Instance, found: LockOwner) -> str:
+    owner_text = f" with pid {found.pid}" if found.pid else ""
     if found.purpose == "down":
-        return f"{instance.data_dir} is being removed{who}: wait until that is done"
+        return f"{instance.data_dir} is being removed{owner_text}: wait until that is done"
     return (
-        f"pykubelet is already running{who} on {instance.data_dir}: "
+        f"pykubelet is already running{owner_text} on {instance.data_dir}: "
         "stop that one first, or choose another --data-dir"
     )
 
 
 def _read(fd: int) -> LockOwner:
     """Return the holder from the lock file; right after locking it may not be written yet."""
-    words = os.pread(fd, 64, 0).split()
-    if len(words) == 2 and words[0].isdigit():
-        return LockOwner(int(words[0]), words[1].decode(errors="replace"))
+    fields = os.pread(fd, 64, 0).split()
+    if len(fields) == 2 and fields[0].isdigit():
+        return LockOwner(int(fields[0]), fields[1].decode(errors="replace"))
     return LockOwner(None, "")
 
 
-OUTSIDE = (
+SHARED_DIRECTORIES = (
     Path("/run/containerd/s"),
     Path("/run/containerd"),
     Path("/var/lib/cni/results"),
@@ -204,7 +204,7 @@ class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Pod subnet, such as `10.85.0.0/24`."""
     snapshotter: str
     found_paths: list[str]
-    """Paths of `OUTSIDE` that no private runtime created."""
+    """Paths of `SHARED_DIRECTORIES` that no private runtime created."""
     found_chains: list[str]
     """Shared iptables chains that no private runtime created."""
     removing: list[str] = []
@@ -216,7 +216,7 @@ class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fingerprint of the executable that each imported image was built from."""
 
 
-def load(instance: Instance) -> State | None:
+def load_state(instance: Instance) -> State | None:
     """Return the state, or None if it does not exist yet.
 
     Raises EmbeddedError when the file is damaged.
@@ -234,7 +234,7 @@ def load(instance: Instance) -> State | None:
         ) from err
 
 
-def save(instance: Instance, state: State) -> None:
+def save_state(instance: Instance, state: State) -> None:
     """Write the state atomically: a crash leaves either the old or the new one."""
     text = msgspec.json.format(msgspec.json.encode(state), indent=2)
     draft = instance.state.with_suffix(".new")
@@ -245,13 +245,13 @@ def save(instance: Instance, state: State) -> None:
     draft.replace(instance.state)
 
 
-def before_us(present: Iterable[str], others: Iterable[Iterable[str]]) -> list[str]:
+def preexisting(present: Iterable[str], found_by_others: Iterable[Iterable[str]]) -> list[str]:
     """Return those of the present names that no private runtime of this host created.
 
-    `others` are the results of the other private runtimes at their first start: a name that one of them did
-    not find was created by a private runtime.
+    `found_by_others` are the results of the other private runtimes at their first start: a name that one of
+    them did not find was created by a private runtime.
     """
     result = set(present)
-    for found in others:
+    for found in found_by_others:
         result &= set(found)
     return sorted(result)

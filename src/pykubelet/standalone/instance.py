@@ -51,8 +51,8 @@ _SYSTEM = """
 /var /var/cache /var/lib /var/log /var/run /var/spool /var/tmp
 /var/lib/cni /var/lib/containerd /var/lib/containers /var/lib/docker /var/lib/dpkg /var/lib/kubelet
 """
-_NEVER = frozenset(Path(path) for path in _SYSTEM.split())
-_NEVER_IN = (Path("/proc"), Path("/sys"), Path("/dev"))
+_FORBIDDEN = frozenset(Path(path) for path in _SYSTEM.split())
+_FORBIDDEN_PARENTS = (Path("/proc"), Path("/sys"), Path("/dev"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Instance:
         Raises DirectoryError for a path that cannot work or that belongs to the system.
         """
         path = _resolve(data_dir)
-        _refuse(path)
+        _validate(path)
         if path == DEFAULT_DATA_DIR.resolve():
             return cls(path, name="pykubelet", bridge="pyk0")
         tag = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
@@ -184,9 +184,13 @@ def _resolve(data_dir: Path) -> Path:
     return path
 
 
-def _refuse(path: Path) -> None:
+def _validate(path: Path) -> None:
     """Raise DirectoryError for paths that containerd cannot use, or that belong to the system or a user."""
-    if path in _NEVER or path in _homes() or any(path.is_relative_to(place) for place in _NEVER_IN):
+    if (
+        path in _FORBIDDEN
+        or path in _homes()
+        or any(path.is_relative_to(parent) for parent in _FORBIDDEN_PARENTS)
+    ):
         raise DirectoryError(
             f"data directory {path} belongs to the system or to a person: "
             f"choose a directory of its own, such as {DEFAULT_DATA_DIR}"

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykubelet.standalone.data_dir import State, is_ours, load
+from pykubelet.standalone.data_dir import State, is_owned, load_state
 from pykubelet.standalone.instance import EmbeddedError, Instance
 
 DIRECTORY = Path("/run/pykubelet")
-_PATIENCE = 30.0
+_LOCK_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Registry:
 
     directory: Path
 
-    def others(self, instance: Instance) -> list[State]:
+    def other_states(self, instance: Instance) -> list[State]:
         """Return the states of all other private runtimes; remove entries of those that no longer exist."""
         states = []
         for entry in self.directory.iterdir():
@@ -41,12 +41,12 @@ class Registry:
                 states.append(state)
         return states
 
-    def enter(self, instance: Instance) -> None:
+    def register(self, instance: Instance) -> None:
         """Register this private runtime."""
         with suppress(FileExistsError):
             (self.directory / instance.name).symlink_to(instance.data_dir)
 
-    def leave(self, instance: Instance) -> None:
+    def unregister(self, instance: Instance) -> None:
         """Unregister this private runtime."""
         (self.directory / instance.name).unlink(missing_ok=True)
 
@@ -64,7 +64,7 @@ async def open_registry(directory: Path = DIRECTORY) -> AsyncIterator[Registry]:
 
 
 async def _lock_registry(directory: Path) -> int:
-    deadline = asyncio.get_running_loop().time() + _PATIENCE
+    deadline = asyncio.get_running_loop().time() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:
             directory.mkdir(mode=0o755, exist_ok=True)
@@ -83,7 +83,7 @@ async def _lock_registry(directory: Path) -> int:
         os.close(fd)
         if asyncio.get_running_loop().time() > deadline:
             raise EmbeddedError(
-                f"{directory} has been locked for {_PATIENCE:g} s by another pykubelet: try again"
+                f"{directory} has been locked for {_LOCK_TIMEOUT_SECONDS:g} s by another pykubelet: try again"
             )
         await asyncio.sleep(0.02)
 
@@ -91,7 +91,7 @@ async def _lock_registry(directory: Path) -> int:
 def _state_of(entry: Path) -> State | None:
     try:
         other = Instance.at(entry.readlink())
-        # `enter` creates only links that have the name of their target.
-        return load(other) if other.name == entry.name and is_ours(other) else None
+        # `register` creates only links that have the name of their target.
+        return load_state(other) if other.name == entry.name and is_owned(other) else None
     except (OSError, EmbeddedError):
         return None

@@ -23,7 +23,7 @@ PROGRAMS = {
 }
 """Executables, each with its Debian package."""
 CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
-CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
+CNI_PLUGIN_DIRS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +31,38 @@ class HostRequirements:
     """Executables and features found on the host."""
 
     programs: dict[str, Path]
-    cni_folder: Path
+    cni_plugin_dir: Path
     apparmor: bool
     """Whether AppArmor profiles can be applied to containers."""
     may_lower_oom_score: bool
     """Whether oom_score_adj can be set below that of this process (CAP_SYS_RESOURCE)."""
 
 
-def inspect_machine() -> HostRequirements:
+def inspect_host() -> HostRequirements:
     """Return the executables and features of the host.
 
     Raises MissingPrograms with all missing executables and their packages.
     """
     path = search_path()
     found = {name: shutil.which(name, path=path) for name in PROGRAMS}
-    missing = [f"{name} ({PROGRAMS[name]})" for name, place in found.items() if place is None]
-    folder = next(
-        (place for place in CNI_FOLDERS if all((place / name).is_file() for name in CNI_PLUGINS)), None
+    missing = [f"{name} ({PROGRAMS[name]})" for name, candidate in found.items() if candidate is None]
+    plugin_dir = next(
+        (
+            candidate
+            for candidate in CNI_PLUGIN_DIRS
+            if all((candidate / name).is_file() for name in CNI_PLUGINS)
+        ),
+        None,
     )
-    if folder is None:
+    if plugin_dir is None:
         missing.append(f"the CNI plugins {', '.join(CNI_PLUGINS)} (containernetworking-plugins)")
-    if missing or folder is None:
+    if missing or plugin_dir is None:
         raise MissingPrograms(
             f"not installed: {'; '.join(missing)}: run scripts/setup, or install the packages in parentheses"
         )
     return HostRequirements(
-        programs={name: Path(place) for name, place in found.items() if place is not None},
-        cni_folder=folder,
+        programs={name: Path(candidate) for name, candidate in found.items() if candidate is not None},
+        cni_plugin_dir=plugin_dir,
         apparmor=_has_apparmor(path),
         may_lower_oom_score=capabilities.has_capability("CAP_SYS_RESOURCE"),
     )

@@ -33,14 +33,12 @@ from typing import Self
 
 from pykubelet.linux.processes import CommandError, run
 from pykubelet.logs import get_logger
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as lock
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone import requirements as needs
 from pykubelet.standalone import seed_images
-from pykubelet.standalone.containerd_config import configure, remember
-from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, bound_log, log_is_long
+from pykubelet.standalone.containerd_config import configure, load_or_create_state
+from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, log_is_long, rotate_log
+from pykubelet.standalone.data_dir import claim, hold_lock, make_directories, save_state
 from pykubelet.standalone.instance import NAMESPACE, EmbeddedError, Instance
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.teardown import erase
 from pykubelet.util.tasks import TaskScope
 
@@ -79,10 +77,10 @@ async def require_guard(instance: Instance) -> None:
         ) from err
 
 
-async def keep_guard(instance: Instance, every: float = CHECK_SECONDS) -> None:
-    """Add the rule again whenever it is missing, checking every `every` seconds, until cancelled."""
+async def keep_guard(instance: Instance, interval: float = CHECK_SECONDS) -> None:
+    """Add the rule again whenever it is missing, checking every `interval` seconds, until cancelled."""
     while True:
-        await asyncio.sleep(every)
+        await asyncio.sleep(interval)
         try:
             if await ensure_guard(instance):
                 log.warning("Restored loopback rule after iptables flush", bridge=instance.bridge)
@@ -133,8 +131,8 @@ class PrivateRuntime:
             raise EmbeddedError("root is needed to run containers: use sudo")
         try:
             with ExitStack() as until_failure:
-                claim.claim(self.instance)
-                until_failure.enter_context(lock.hold(self.instance, "up"))
+                claim(self.instance)
+                until_failure.enter_context(hold_lock(self.instance, "up"))
                 tasks = await self._start_or_undo()
                 self._resources.push(until_failure.pop_all())
                 self._resources.push_async_exit(tasks)
@@ -161,32 +159,32 @@ class PrivateRuntime:
             raise
 
     async def _start(self, resources: AsyncExitStack) -> None:
-        machine = needs.inspect_machine()
-        seeds = await seed_images.find_seeds(machine)
-        claim.make_folders(self.instance)
-        kept = await remember(self.instance)
+        host = inspect_host()
+        seeds = await seed_images.find_seeds(host)
+        make_directories(self.instance)
+        stored = await load_or_create_state(self.instance)
         await configure(
-            self.instance, machine, kept, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
+            self.instance, host, stored, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
         )
         # Before the CNI plugins can enable route_localnet for the first pod.
         await require_guard(self.instance)
-        daemon = Daemon(self.instance, machine, start_timeout=self._start_timeout)
+        daemon = Daemon(self.instance, host, start_timeout=self._start_timeout)
         resources.push_async_callback(daemon.stop)
         await daemon.start()
         importer = [
-            *(str(machine.programs["ctr"]), f"--address={self.instance.socket}", f"--namespace={NAMESPACE}"),
-            *("images", "import", f"--snapshotter={kept.snapshotter}", "-"),
+            *(str(host.programs["ctr"]), f"--address={self.instance.socket}", f"--namespace={NAMESPACE}"),
+            *("images", "import", f"--snapshotter={stored.snapshotter}", "-"),
         ]
         async with await daemon.connect() as cri:
-            kept.seeds = await seed_images.plant(seeds, kept.seeds, cri, importer)
-        state.save(self.instance, kept)
+            stored.seeds = await seed_images.import_images(seeds, stored.seeds, cri, importer)
+        save_state(self.instance, stored)
         self._daemon = daemon
         tasks = TaskScope()
         await tasks.__aenter__()
         # An exception in the caller's block must not be raised again by the tasks: they are only cancelled.
         resources.push_async_callback(tasks.__aexit__, None, None, None)
         tasks.start(self._supervise(daemon), name="containerd-supervisor")
-        tasks.start(self._bound_log(), name="containerd-log")
+        tasks.start(self._rotate_log_periodically(), name="containerd-log")
         tasks.start(keep_guard(self.instance), name="loopback-guard")
         log.info("Started private containerd", pid=daemon.pid, endpoint=self.endpoint)
 
@@ -207,15 +205,15 @@ class PrivateRuntime:
             self.restarts += 1
             log.info("Restarted private containerd", pid=daemon.pid)
 
-    async def _bound_log(self) -> None:
+    async def _rotate_log_periodically(self) -> None:
         while True:
             await asyncio.sleep(_LOG_CHECK)
             try:
                 if log_is_long(self.instance.containerd_log):
-                    await asyncio.to_thread(bound_log, self.instance.containerd_log)
+                    await asyncio.to_thread(rotate_log, self.instance.containerd_log)
             except OSError as err:
                 log.error(err, "Failed to truncate containerd log", path=self.instance.containerd_log)
 
 
-def _has_entries(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
+def _has_entries(directory: Path) -> bool:
+    return directory.is_dir() and any(directory.iterdir())

@@ -134,21 +134,21 @@ def layer_tar(entries: Iterable[Entry]) -> bytes:
 
     Raises ValueError for paths outside the image, repeated paths, and paths below a file.
     """
-    given: dict[str, Entry] = {}
+    by_path: dict[str, Entry] = {}
     for entry in entries:
         _check(entry)
-        if entry.path in given:
+        if entry.path in by_path:
             raise ValueError(f"{entry.path!r} appears twice")
-        given[entry.path] = entry
-    for path in list(given):
+        by_path[entry.path] = entry
+    for path in list(by_path):
         for parent in PurePosixPath(path).parents:
             above = str(parent)
             if above == ".":
                 continue
-            known = given.setdefault(above, Entry(above))
+            known = by_path.setdefault(above, Entry(above))
             if known.data is not None or known.link is not None:
                 raise ValueError(f"{path!r} lies below {above!r}, which is not a directory")
-    return _tar(given[path] for path in sorted(given, key=lambda path: path.split("/")))
+    return _tar(by_path[path] for path in sorted(by_path, key=lambda path: path.split("/")))
 
 
 def _tar(entries: Iterable[Entry]) -> bytes:
@@ -191,7 +191,7 @@ BUSYBOX_IMAGE = "pykubelet.local/busybox:1"
 _RECIPE = "1"
 """Version of the image contents; must change with everything but the executables."""
 _PT_INTERP = 3
-_NOBODY = "65535:65535"
+_UNPRIVILEGED_USER = "65535:65535"
 _ARCHITECTURES = {
     "x86_64": Platform("amd64"),
     "aarch64": Platform("arm64", "v8"),
@@ -227,13 +227,13 @@ class SeedImage:
     """Function that returns the archive; it blocks for some milliseconds."""
 
 
-async def find_seeds(machine: HostRequirements) -> list[SeedImage]:
+async def find_seeds(host: HostRequirements) -> list[SeedImage]:
     """Return the images that can be built from the host's executables, pause first.
 
     Raises EmbeddedError when busybox does not run or the CPU architecture is not supported.
     """
-    pause, busybox = machine.programs["catatonit"], machine.programs["busybox"]
-    applets = (await _ask(busybox, "--list")).split()
+    pause, busybox = host.programs["catatonit"], host.programs["busybox"]
+    applets = (await _run_program(busybox, "--list")).split()
     target = machine_platform(platform.machine())
     return [
         SeedImage(PAUSE_IMAGE, _fingerprint(pause), lambda: pause_archive(read_static(pause), target)),
@@ -245,7 +245,7 @@ async def find_seeds(machine: HostRequirements) -> list[SeedImage]:
     ]
 
 
-async def plant(
+async def import_images(
     seeds: Iterable[SeedImage], known: Mapping[str, str], cri: RuntimeConnection, importer: Sequence[str]
 ) -> dict[str, str]:
     """Ensure that the runtime has the images; return the fingerprint of each.
@@ -253,7 +253,7 @@ async def plant(
     `known` is the result of the previous call, `importer` the command that imports an archive from its
     standard input. Raises EmbeddedError when an image cannot be imported.
     """
-    planted = {}
+    imported = {}
     for seed in seeds:
         if known.get(seed.name) != seed.source or not await _has(cri, seed.name):
             log.info("Importing seed image", image=seed.name)
@@ -262,14 +262,14 @@ async def plant(
                 await run(*importer, input=archive, timeout=120)
             except CommandError as err:
                 raise EmbeddedError(f"image {seed.name} could not be imported: {err}") from err
-            await _wait_until_seen(cri, seed.name)
-        planted[seed.name] = seed.source
-    return planted
+            await _wait_until_listed(cri, seed.name)
+        imported[seed.name] = seed.source
+    return imported
 
 
 def pause_archive(program: bytes, target: Platform) -> bytes:
     """Return the image of the process that holds a pod's namespaces and reaps orphaned processes."""
-    config = ImageConfig(entrypoint=["/pause", "-P"], user=_NOBODY)
+    config = ImageConfig(entrypoint=["/pause", "-P"], user=_UNPRIVILEGED_USER)
     return image_archive(PAUSE_IMAGE, [Entry("pause", data=program)], config, target)
 
 
@@ -284,8 +284,8 @@ def busybox_entries(program: bytes, applets: Iterable[str]) -> list[Entry]:
     entries = [Entry("bin/busybox", data=program)]
     entries += [Entry(f"bin/{applet}", link="busybox") for applet in applets if applet != "busybox"]
     entries += [
-        Entry(folder)
-        for folder in ("dev", "home", "proc", "sys", "usr", "usr/bin", "var", "var/spool", "var/www")
+        Entry(directory)
+        for directory in ("dev", "home", "proc", "sys", "usr", "usr/bin", "var", "var/spool", "var/www")
     ]
     entries += [Entry("tmp", mode=0o1777), Entry("root", mode=0o700), Entry("var/tmp", mode=0o1777)]
     entries += [
@@ -332,13 +332,15 @@ def is_static(program: bytes) -> bool:
     try:
         if program[:4] != b"\x7fELF":
             raise ValueError("it is not an ELF program")
-        wide, order = program[4] == 2, "<" if program[5] == 1 else ">"
-        (offset,) = struct.unpack_from(f"{order}{'Q' if wide else 'I'}", program, 32 if wide else 28)
-        size, count = struct.unpack_from(f"{order}HH", program, 54 if wide else 42)
-        kinds = [struct.unpack_from(f"{order}I", program, offset + index * size)[0] for index in range(count)]
+        is_64bit, order = program[4] == 2, "<" if program[5] == 1 else ">"
+        (offset,) = struct.unpack_from(f"{order}{'Q' if is_64bit else 'I'}", program, 32 if is_64bit else 28)
+        size, count = struct.unpack_from(f"{order}HH", program, 54 if is_64bit else 42)
+        segment_types = [
+            struct.unpack_from(f"{order}I", program, offset + index * size)[0] for index in range(count)
+        ]
     except (struct.error, IndexError):
         raise ValueError("it is not a whole ELF program") from None
-    return _PT_INTERP not in kinds
+    return _PT_INTERP not in segment_types
 
 
 def _fingerprint(program: Path) -> str:
@@ -346,14 +348,14 @@ def _fingerprint(program: Path) -> str:
     return f"{program} {found.st_size} {found.st_mtime_ns} recipe {_RECIPE}"
 
 
-async def _ask(program: Path, *arguments: str) -> str:
+async def _run_program(program: Path, *arguments: str) -> str:
     try:
         return await run(str(program), *arguments)
     except CommandError as err:
         raise EmbeddedError(f"{err}: install the Debian package busybox-static") from err
 
 
-async def _wait_until_seen(cri: RuntimeConnection, image: str) -> None:
+async def _wait_until_listed(cri: RuntimeConnection, image: str) -> None:
     # containerd's CRI plugin sees an import after a short delay, through an internal event.
     for _ in range(250):
         if await _has(cri, image):
@@ -363,5 +365,5 @@ async def _wait_until_seen(cri: RuntimeConnection, image: str) -> None:
 
 
 async def _has(cri: RuntimeConnection, image: str) -> bool:
-    answer = await cri.images.image_status(pb.ImageSpec(image=image))
-    return answer.HasField("image")
+    response = await cri.images.image_status(pb.ImageSpec(image=image))
+    return response.HasField("image")

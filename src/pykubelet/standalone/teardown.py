@@ -38,13 +38,20 @@ from pykubelet.linux.processes import (
     run,
 )
 from pykubelet.logs import get_logger
-from pykubelet.standalone import data_dir as claim
-from pykubelet.standalone import data_dir as state
-from pykubelet.standalone import requirements as needs
-from pykubelet.standalone.daemon import Daemon, find_daemons, stop_strays
-from pykubelet.standalone.data_dir import hold, holder
+from pykubelet.standalone.daemon import Daemon, find_daemons, stop_orphans
+from pykubelet.standalone.data_dir import (
+    SHARED_DIRECTORIES,
+    State,
+    hold_lock,
+    is_owned,
+    load_state,
+    lock_owner,
+    require_owned,
+    save_state,
+)
 from pykubelet.standalone.instance import NAMESPACE, AlreadyRunning, EmbeddedError, Instance
 from pykubelet.standalone.instance_registry import open_registry
+from pykubelet.standalone.requirements import inspect_host
 from pykubelet.transport.errors import CriError, NotFound
 
 log = get_logger(__name__)
@@ -90,12 +97,12 @@ def find_cni_plugins(ids: set[str]) -> list[Process]:
 
     A plugin outlives a containerd that is killed, and may create an empty iptables chain again.
     """
-    wanted = {f"CNI_CONTAINERID={id}".encode() for id in ids}
+    markers = {f"CNI_CONTAINERID={id}".encode() for id in ids}
     found = []
     for process in list_processes():
         with suppress(OSError):
             variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-            if not wanted.isdisjoint(variables):
+            if not markers.isdisjoint(variables):
                 found.append(process)
     return found
 
@@ -115,24 +122,24 @@ def systemd_slice(instance: Instance) -> str:
 def find_cni_results(instance: Instance) -> list[Path]:
     """Return libcni's result files of this private runtime's pods."""
     # The name of another private runtime may begin with this one, so a prefix match is not enough.
-    ours = re.compile(rf"{re.escape(instance.name)}-({_ID})-[^/]+")
+    name_pattern = re.compile(rf"{re.escape(instance.name)}-({_ID})-[^/]+")
     names = _names(CNI_RESULTS)
-    ids = {match[1] for name in names if (match := ours.fullmatch(name))} | find_ids(instance)
-    wanted = ours.pattern + "|" + "|".join(f"cni-loopback-{id}-lo" for id in ids)
-    return sorted(CNI_RESULTS / name for name in names if re.fullmatch(wanted, name))
+    ids = {match[1] for name in names if (match := name_pattern.fullmatch(name))} | find_ids(instance)
+    pattern = name_pattern.pattern + "|" + "|".join(f"cni-loopback-{id}-lo" for id in ids)
+    return sorted(CNI_RESULTS / name for name in names if re.fullmatch(pattern, name))
 
 
 def find_ids(instance: Instance) -> set[str]:
     """Return the IDs of all containers and sandboxes that have files or a shim."""
     cri = instance.containerd_root / "io.containerd.grpc.v1.cri"
-    folders = [
+    directories = [
         cri / "sandboxes",
         cri / "containers",
         instance.containerd_state / "io.containerd.grpc.v1.cri" / "sandboxes",
         instance.containerd_state / "io.containerd.runtime.v2.task" / NAMESPACE,
         runc_root(instance),
     ]
-    seen = {name for folder in folders for name in _names(folder)}
+    seen = {name for directory in directories for name in _names(directory)}
     seen |= {_option(process, "-id") for process in find_shims(instance)}
     return {name for name in seen if re.fullmatch(_ID, name)}
 
@@ -164,90 +171,90 @@ def _option(process: Process, name: str) -> str:
         return ""
 
 
-def _names(folder: Path) -> list[str]:
+def _names(directory: Path) -> list[str]:
     try:
-        return [path.name for path in folder.iterdir()]
+        return [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-Say = Callable[[str], None]
-AGENT_GRACE = 20.0
-_PODS_AT_ONCE = 4
+Report = Callable[[str], None]
+KUBELET_GRACE = 20.0
+_MAX_CONCURRENT_REMOVALS = 4
 _START_TIMEOUT = 15.0
 
 
-async def down(instance: Instance, say: Say) -> list[str]:
-    """Stop the kubelet of a data directory and remove everything of it; `say` is called with a line per step.
+async def down(instance: Instance, report: Report) -> list[str]:
+    """Stop the kubelet of a data directory and remove everything of it.
 
-    Return what could not be removed, one line each; empty if nothing is left. Raises EmbeddedError when the
-    directory is not pykubelet's or another `down` is running.
+    `report` is called with a line per step. Return what could not be removed, one line each; empty if nothing
+    is left. Raises EmbeddedError when the directory is not pykubelet's or another `down` is running.
     """
     if os.geteuid() != 0:
         raise EmbeddedError("root is needed to remove containers: use sudo")
-    claim.require_ours(instance)
-    if not claim.is_ours(instance):
-        await erase(instance, say)
+    require_owned(instance)
+    if not is_owned(instance):
+        await erase(instance, report)
         return await leftovers(instance)
-    await _stop_agent(instance, say)
-    with hold(instance, "down"):
+    await _stop_kubelet(instance, report)
+    with hold_lock(instance, "down"):
         _record_ids(instance)
-        await _remove_pods(instance, say)
-        await erase(instance, say)
-    left = await leftovers(instance)
+        await _remove_pods(instance, report)
+        await erase(instance, report)
+    remaining = await leftovers(instance)
     # Without its marker `leftovers` does not report the directory.
-    if instance.data_dir.is_dir() and not claim.is_ours(instance) and not instance.data_dir.is_mount():
-        left.append(f"directory {instance.data_dir}")
-    return left
+    if instance.data_dir.is_dir() and not is_owned(instance) and not instance.data_dir.is_mount():
+        remaining.append(f"directory {instance.data_dir}")
+    return remaining
 
 
-async def erase(instance: Instance, say: Say = log.info) -> None:
+async def erase(instance: Instance, report: Report = log.info) -> None:
     """Remove everything by name and by path, without CRI; the caller holds the lock.
 
     Failures are logged and skipped; `leftovers` reports what remains.
     """
-    kept = _state(instance)
-    ids = find_ids(instance) | set(kept.removing if kept is not None else ())
-    with _going_on("stop containerd"):
-        await stop_strays(instance)
+    stored = _state(instance)
+    ids = find_ids(instance) | set(stored.removing if stored is not None else ())
+    with _log_failure("stop containerd"):
+        await stop_orphans(instance)
     for plugin in find_cni_plugins(ids):
         await end(plugin, grace=0)
     for id in sorted(ids):
-        with _going_on("remove the container"):
+        with _log_failure("remove the container"):
             await _delete_container(instance, id)
     for shim in find_shims(instance):
         await end(shim, grace=0)
     await _remove_cgroups(instance)
     await asyncio.to_thread(_unmount_all, instance)
     for path in [*find_cni_results(instance), *shim_sockets(instance, ids)]:
-        with _going_on("remove the file"):
+        with _log_failure("remove the file"):
             path.unlink(missing_ok=True)
     # A private runtime that starts now must not record the objects being removed as foreign.
     async with open_registry() as registry:
         # Shared objects are removed with the last private runtime: plugins of the others may be using them.
-        shared = None if registry.others(instance) else kept
+        shared = None if registry.other_states(instance) else stored
         chains = iptables.SHARED_CHAINS if shared is None else shared.found_chains
         await _remove_network(instance, ids, keep_chains=chains, sweep=shared is not None)
         if shared is not None:
             _remove_outside(shared)
-        registry.leave(instance)
-    if claim.is_ours(instance):
-        say(f"Removing {instance.data_dir}")
-        with _going_on("remove the data directory"):
+        registry.unregister(instance)
+    if is_owned(instance):
+        report(f"Removing {instance.data_dir}")
+        with _log_failure("remove the data directory"):
             await asyncio.to_thread(_remove_directory, instance)
 
 
 def _record_ids(instance: Instance) -> None:
     """Store the IDs of all containers and sandboxes, for a `down` that follows an interrupted one."""
-    kept, ids = _state(instance), find_ids(instance)
-    if kept is not None and not ids.issubset(kept.removing):
-        kept.removing = sorted(ids | set(kept.removing))
-        state.save(instance, kept)
+    stored, ids = _state(instance), find_ids(instance)
+    if stored is not None and not ids.issubset(stored.removing):
+        stored.removing = sorted(ids | set(stored.removing))
+        save_state(instance, stored)
 
 
-async def _stop_agent(instance: Instance, say: Say) -> None:
+async def _stop_kubelet(instance: Instance, report: Report) -> None:
     for _ in range(50):
-        found = holder(instance)
+        found = lock_owner(instance)
         if found is None:
             return
         if found.purpose == "down":
@@ -258,50 +265,54 @@ async def _stop_agent(instance: Instance, say: Say) -> None:
         if found.pid == os.getpid():
             raise EmbeddedError(f"this process itself runs on {instance.data_dir}: stop that first")
         if found.pid and (process := find_process(found.pid)):
-            say(f"Stopping the agent with pid {found.pid}")
-            if not await end(process, grace=AGENT_GRACE):
+            report(f"Stopping the agent with pid {found.pid}")
+            if not await end(process, grace=KUBELET_GRACE):
                 raise EmbeddedError(f"the agent with pid {found.pid} cannot be stopped, not even killed")
         # The pid is written shortly after locking, and the lock is released shortly after the exit.
         await asyncio.sleep(0.1)
 
 
-async def _remove_pods(instance: Instance, say: Say) -> None:
+async def _remove_pods(instance: Instance, report: Report) -> None:
     """Remove all pods through CRI, with a containerd started for this purpose, if there are any."""
-    kept = _state(instance)
+    stored = _state(instance)
     # containerd drops shims that it finds dead, and with them the paths of their sockets.
     for path in dead_sockets(shim_sockets(instance, find_ids(instance))):
         path.unlink(missing_ok=True)
-    if not find_ids(instance) or kept is None or kept.boot_id != boot_id():
+    if not find_ids(instance) or stored is None or stored.boot_id != boot_id():
         return
     try:
-        daemon = Daemon(instance, needs.inspect_machine(), start_timeout=_START_TIMEOUT)
+        daemon = Daemon(instance, inspect_host(), start_timeout=_START_TIMEOUT)
         await daemon.start()
     except (EmbeddedError, OSError) as err:
-        say(f"containerd does not start ({err}): removing its pods without it")
+        report(f"containerd does not start ({err}): removing its pods without it")
         return
     try:
         async with await daemon.connect() as cri:
             sandboxes = [sandbox.id for sandbox in await cri.runtime.list_pod_sandbox()]
             if sandboxes:
-                say(f"Removing {len(sandboxes)} pod{'' if len(sandboxes) == 1 else 's'}")
-            turn = asyncio.Semaphore(_PODS_AT_ONCE)
+                report(f"Removing {len(sandboxes)} pod{'' if len(sandboxes) == 1 else 's'}")
+            limiter = asyncio.Semaphore(_MAX_CONCURRENT_REMOVALS)
             async with asyncio.TaskGroup() as tasks:
                 for id in sandboxes:
-                    tasks.create_task(_remove_pod(cri, id, turn, say), name=f"remove-{id[:12]}")
+                    tasks.create_task(_remove_pod(cri, id, limiter, report), name=f"remove-{id[:12]}")
     except CriError as err:
-        say(f"containerd does not remove its pods ({err}): removing them without it")
+        report(f"containerd does not remove its pods ({err}): removing them without it")
     finally:
         await daemon.stop()
 
 
-async def _remove_pod(cri: RuntimeConnection, sandbox: str, turn: asyncio.Semaphore, say: Say) -> None:
-    async with turn:
+async def _remove_pod(
+    cri: RuntimeConnection, sandbox: str, limiter: asyncio.Semaphore, report: Report
+) -> None:
+    async with limiter:
         try:
             with suppress(NotFound):
                 await cri.runtime.stop_pod_sandbox(sandbox)
                 await cri.runtime.remove_pod_sandbox(sandbox)
         except CriError as err:
-            say(f"containerd does not remove the pod {sandbox[:12]} ({err}): removing it without containerd")
+            report(
+                f"containerd does not remove the pod {sandbox[:12]} ({err}): removing it without containerd"
+            )
 
 
 async def _delete_container(instance: Instance, id: str) -> None:
@@ -314,7 +325,7 @@ async def _remove_cgroups(instance: Instance) -> None:
         with suppress(CommandError):
             await run("systemctl", "stop", systemd_slice(instance))
     for tree in find_cgroups(instance):
-        with _going_on("empty and remove the cgroup"):
+        with _log_failure("empty and remove the cgroup"):
             await cgroup_tree.kill_members(tree)
             await cgroup_tree.remove(tree)
 
@@ -326,7 +337,7 @@ def _unmount_all(instance: Instance) -> None:
         if not points:
             return
         for point in points:
-            with _going_on("unmount"):
+            with _log_failure("unmount"):
                 try:
                     unmount(point)
                 except OSError:
@@ -338,22 +349,22 @@ async def _remove_network(
 ) -> None:
     for link in [*links.bridge_ports(instance.bridge), instance.bridge]:
         if links.link_exists(link):
-            with _going_on("remove the network link"):
+            with _log_failure("remove the network link"):
                 await links.delete_link(link)
-    with _going_on("remove packet filter rules"):
+    with _log_failure("remove packet filter rules"):
         await iptables.remove_network(instance.name, sandboxes=ids, keep_chains=keep_chains, sweep=sweep)
 
 
-def _remove_outside(kept: state.State) -> None:
+def _remove_outside(stored: State) -> None:
     """Remove the shared directories that private runtimes created, if they are empty."""
-    if str(SHIM_SOCKETS) not in kept.found_paths and SHIM_SOCKETS.is_dir():
+    if str(SHIM_SOCKETS) not in stored.found_paths and SHIM_SOCKETS.is_dir():
         # Sockets of shims that crashed while a kubelet was running.
         for path in dead_sockets(SHIM_SOCKETS.iterdir()):
             path.unlink(missing_ok=True)
-    for folder in state.OUTSIDE:
-        if str(folder) not in kept.found_paths:
+    for directory in SHARED_DIRECTORIES:
+        if str(directory) not in stored.found_paths:
             with suppress(OSError):
-                folder.rmdir()
+                directory.rmdir()
 
 
 def _remove_directory(instance: Instance) -> None:
@@ -372,18 +383,18 @@ def _remove_directory(instance: Instance) -> None:
         instance.data_dir.rmdir()
 
 
-def _state(instance: Instance) -> state.State | None:
+def _state(instance: Instance) -> State | None:
     try:
-        return state.load(instance)
+        return load_state(instance)
     except EmbeddedError:
         # Without the state it is unknown what existed before, so shared objects are kept.
         return None
 
 
 @contextmanager
-def _going_on(task: str) -> Iterator[None]:
+def _log_failure(task: str) -> Iterator[None]:
     """Log the failure of a step and continue: one failure must not prevent the other steps."""
     try:
         yield
     except (OSError, CommandError, EmbeddedError) as err:
-        log.error(err, f"Could not {task}")
+        log.error(err, f"Failed to {task}")
