@@ -233,7 +233,7 @@ async def test_a_client_that_hangs_up_is_not_followed_for(start: Start) -> None:
 
 async def test_files_of_the_machine(start: Start) -> None:
     node = await start()
-    logs = node.parts.node_logs
+    logs = node.deps.debug.node_logs
     (logs / "pods").mkdir()
     (logs / "pods" / "a b.log").write_text("inside")
     (logs / "link.log").symlink_to("pods/a b.log")

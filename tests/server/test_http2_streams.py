@@ -36,7 +36,7 @@ authority, pairs, start, site = http2_site.authority, http2_site.pairs, http2_si
 async def test_a_log_that_is_followed(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(5)} stdout F one")
-    inflight = node.parts.metrics._inflight.labels("GET", "containerLogs", "readwrite", "false")
+    inflight = node.deps.metrics._inflight.labels("GET", "containerLogs", "readwrite", "false")
     async with talking(node) as talk:
         streams = [talk.begin("/containerLogs/default/web/main?follow=true") for _ in range(3)]
         first = [talk.answers[number] for number in streams]
