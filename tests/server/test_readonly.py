@@ -59,7 +59,7 @@ async def read_only_port(
     tmp_path: Path, port: int, *, cluster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Serve one pod on the read-only port of a node called node1."""
-    monkeypatch.setattr("pykubelet.agent.servers._somebody_may_ask", lambda _: False)
+    monkeypatch.setattr("pykubelet.agent.servers._may_have_clients", lambda _: False)
     config = KubeletConfiguration(
         address="127.0.0.1", read_only_port=port, healthz_port=0, enable_server=True, static_pod_path=""
     )
