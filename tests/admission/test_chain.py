@@ -210,7 +210,7 @@ def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_metrics(reason: str, label: str) -> None:
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    metrics.refused(reason)
+    metrics.rejected(reason)
     metrics.preempted("cpu")
     assert registry.get_sample_value("kubelet_admission_rejections_total", {"reason": label}) == 1
     assert registry.get_sample_value("kubelet_preemptions", {"preemption_signal": "cpu"}) == 1

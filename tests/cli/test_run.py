@@ -36,6 +36,7 @@ from pykubelet.podconfig.static_pods import (
 )
 from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
+from pykubelet.util.files import write_atomically
 from tests.cli.node import Terminal, answering, command, pykubelet
 from tests.server.view import START, ScriptedView, pod_of
 

@@ -25,7 +25,6 @@ READERS_IN_CONFIG = ("config/types.py", "config/kubelet_flags.py", "config/load.
 READ_IN_CONFIG = {"feature_gates", "logging", "merge_default_eviction_settings"}
 """Fields that only those files act on; all others are read by the rest of the product."""
 NESTED_READERS = {
-    "authorization": ("server/auth.py", "wanted"),
     "logging": ("config/kubelet_flags.py", "logs"),
     "logging.options.json": ("config/kubelet_flags.py", "routing"),
     "logging.options.text": ("config/kubelet_flags.py", "routing"),

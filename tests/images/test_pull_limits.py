@@ -6,21 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.images.puller import PullLimits, PullRateExceeded, TokenBucket
+from pykubelet.images.puller import PullLimits, PullRateExceeded
+from pykubelet.util.rate_limiter import TokenBucket
 
 
 def test_bucket() -> None:
-    bucket = TokenBucket(rate=2, burst=3)
-    assert [bucket.acquire(100.0) for _ in range(4)] == [True, True, True, False]
-    assert not bucket.acquire(100.4)
-    assert bucket.acquire(100.5)
-    assert not bucket.acquire(100.5)
-    assert [bucket.acquire(1000.0) for _ in range(4)] == [True, True, True, False]
+    bucket = TokenBucket(qps=2, burst=3)
+    assert [bucket.try_acquire(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.try_acquire(100.4)
+    assert bucket.try_acquire(100.5)
+    assert not bucket.try_acquire(100.5)
+    assert [bucket.try_acquire(1000.0) for _ in range(4)] == [True, True, True, False]
 
 
 def test_bucket_without_burst_gives_nothing() -> None:
-    bucket = TokenBucket(rate=5, burst=0)
-    assert not any(bucket.acquire(float(second)) for second in range(10))
+    bucket = TokenBucket(qps=5, burst=0)
+    assert not any(bucket.try_acquire(float(second)) for second in range(10))
 
 
 @given(
@@ -32,7 +33,7 @@ def test_never_more_than_rate_and_burst(rate: float, burst: int, pauses: list[fl
     bucket, now, taken = TokenBucket(rate, burst), 0.0, 0
     for pause in pauses:
         now += pause
-        taken += bucket.acquire(now)
+        taken += bucket.try_acquire(now)
         assert taken <= burst + rate * now + 1e-6
 
 

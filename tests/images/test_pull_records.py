@@ -21,7 +21,7 @@ from pykubelet.images.pull_records import (
     RecordError,
     encode_pulled,
 )
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 
 UPSTREAM = Path(__file__).parents[1] / "data" / "images" / "pull-records.tsv"
 """Files that the upstream kubelet v1.36.3 wrote."""

@@ -12,7 +12,7 @@ from pykubelet.cm.dra import dra_health_pb2 as pb
 from pykubelet.cm.dra import health as dra_health
 from pykubelet.cm.dra.claims import PreparedDevice
 from pykubelet.cm.dra.health import Device, DeviceHealthCache, Health, shortened, updated
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.tasks import TaskScope
 
 DEVICE = PreparedDevice("pool", "dev", (), ("v/c=dev", "v/c=more"))

@@ -24,7 +24,7 @@ from pykubelet.cm.resize import (
     open_allocation_state,
 )
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from tests.resources.making import amounts
 
 GOLDEN = (

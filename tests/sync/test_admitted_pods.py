@@ -117,7 +117,7 @@ class Scenario:
         desk = self.desk.desk
         for uid in (*UIDS, "new"):
             pod = named(uid, "1")
-            kept, summed = desk._used_by_others(pod), usage_of(desk._others(pod), requests_of)
+            kept, summed = desk._used_by_others(pod), usage_of(desk._other_pods(pod), requests_of)
             assert kept.pods == summed.pods
             assert nonzero(kept) == nonzero(summed)
         self.check_indexes()

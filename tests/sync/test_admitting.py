@@ -33,7 +33,7 @@ async def test_a_refused_pod_is_failed_and_never_starts() -> None:
         )
         assert was_rejected(status)
         assert node.events(refused.uid) == [("Warning", "OutOfcpu", message)]
-        assert [note.text for note in node.journal.timeline(refused.uid)] == ["refused: OutOfcpu"]
+        assert [note.text for note in node.journal.timeline(refused.uid)] == ["rejected: OutOfcpu"]
         assert node.counted("kubelet_admission_rejections_total", reason="OutOfcpu") == 1
         assert node.workers.get(refused.uid) is None
         # Others' wishes for it change nothing.

@@ -108,7 +108,7 @@ def test_who_does_not_count() -> None:
     it.shown(over, 5, status())
     assert it.value("pod_start_total_duration_seconds_count") == 1
     assert it.value("pod_start_sli_duration_seconds_count") == 0
-    it.starts.gone("over")
+    it.starts.forget("over")
     own, host = new_pod("own"), new_pod("host", host_network=True)
     for pod in (host, own):
         it.shown(pod, 6, PodStatus(phase="Pending"))

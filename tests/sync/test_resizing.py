@@ -70,16 +70,18 @@ class World:
             self.journal,
             open_allocation_state(self.folder),
             self.rules,
-            others=ResizeCollaborators(
+            scope=self.scope,
+            metrics=ResizeMetrics(self.registry),
+        )
+        self.resizing.start(
+            ResizeCollaborators(
                 pod=self.pods.get,
                 evaluate=self._judge,
                 preempt=self._preempt,
                 wake=self.woken.append,
                 is_ready=lambda: self.ready,
                 later=self.queue.append,
-            ),
-            scope=self.scope,
-            metrics=ResizeMetrics(self.registry),
+            )
         )
 
     def _judge(self, pod: Pod) -> AdmitResult | DeferredResult:

@@ -287,14 +287,14 @@ def build_node_reporter(
 
 async def _identity(settings: AgentSettings, registry: CollectorRegistry, tasks: TaskScope) -> RestConfig:
     flags = settings.flags
-    path, folder = Path(flags.kubeconfig), Path(flags.cert_dir)
+    path, cert_dir = Path(flags.kubeconfig), Path(flags.cert_dir)
     bootstrap = Path(flags.bootstrap_kubeconfig) if flags.bootstrap_kubeconfig else None
     if not settings.config.rotate_certificates:
-        return await ensure_client_config(path, bootstrap, folder, settings.node_name, load_kubeconfig)
+        return await ensure_client_config(path, bootstrap, cert_dir, settings.node_name, load_kubeconfig)
     rotation = ClientCertificateRotation(
         path,
         bootstrap,
-        folder,
+        cert_dir,
         settings.node_name,
         load_kubeconfig,
         metrics=CertificateMetrics(registry, "client"),

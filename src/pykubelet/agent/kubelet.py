@@ -476,7 +476,7 @@ class Kubelet:
 
 def _has_user_namespaces(runtime: StatusResponse) -> bool:
     """Return whether the runtime's default handler supports user namespaces."""
-    return any(one.features.user_namespaces for one in runtime.runtime_handlers if not one.name)
+    return any(handler.features.user_namespaces for handler in runtime.runtime_handlers if not handler.name)
 
 
 def _spare_the_collector() -> None:

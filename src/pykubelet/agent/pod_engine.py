@@ -95,7 +95,7 @@ class NodeRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:
-    """What pods get from this node beside containers: one pod stage each."""
+    """Managers of the resources of pods other than containers; each has a pod stage."""
 
     cgroups: Cgroups
     volumes: Volumes
@@ -199,7 +199,7 @@ def build_pod_engine(
         api_server,
         forget=(
             pleg.drop_snapshot,
-            metrics.pod_starts.gone,
+            metrics.pod_starts.forget,
             runtime.images.forget_pod,
             static_readiness.forget,
             admission.forget,

@@ -91,31 +91,31 @@ def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:
     return csi.handlers if isinstance(csi, CsiPlugin) else {}
 
 
-FOLDER = "plugins_registry"
-SOCKETS_FOLDER = "plugins"
+REGISTRATION_DIR = "plugins_registry"
+PLUGIN_SOCKET_DIR = "plugins"
 """Directory of plugin sockets, which manifests of plugins mount and expect to exist."""
-_FOLDER_MODE = 0o750
+_DIRECTORY_MODE = 0o750
 
 
 def start_plugins(
-    root: Path, registry: CollectorRegistry, tasks: TaskScope, *rooms: Mapping[str, PluginHandler]
+    root: Path, registry: CollectorRegistry, tasks: TaskScope, *handlers_by_type: Mapping[str, PluginHandler]
 ) -> None:
     """Watch the registration directory below `root` and register plugins with the handlers of their type."""
-    handlers = {kind: handler for room in rooms for kind, handler in room.items()}
-    for folder in (root / FOLDER, root / SOCKETS_FOLDER):
-        _share(folder)
-    plugins = PluginRegistration(root / FOLDER, handlers)
+    handlers = {kind: handler for by_type in handlers_by_type for kind, handler in by_type.items()}
+    for directory in (root / REGISTRATION_DIR, root / PLUGIN_SOCKET_DIR):
+        _share(directory)
+    plugins = PluginRegistration(root / REGISTRATION_DIR, handlers)
     registry.register(_Plugins(plugins))
     tasks.start(plugins.run(), name="plugins")
 
 
-def _share(folder: Path) -> None:
+def _share(directory: Path) -> None:
     try:
-        folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as err:
-        log.error(err, "Failed to create plugin directory", path=folder)
+        log.error(err, "Failed to create plugin directory", path=directory)
     else:
-        label_for_containers(folder)
+        label_for_containers(directory)
 
 
 class _Plugins(Collector):
@@ -127,7 +127,7 @@ class _Plugins(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         found = GaugeMetricFamily(
             "plugin_manager_total_plugins",
-            "Plugins by their sockets: those that are there, and those that are registered.",
+            "Plugins by socket path, present or registered.",
             labels=["socket_path", "state"],
         )
         for socket, registered in sorted(self._plugins.sockets().items()):

@@ -21,40 +21,40 @@ class RestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
             "rest_client_requests_total",
-            "Requests to the API server, by code of the answer, method and host.",
+            "Requests to the API server, by status code, method and host.",
             ["code", "method", "host"],
             registry=registry,
         )
         self._retries = Counter(
             "rest_client_request_retries_total",
-            "Requests that were made again, by code of the answer before, verb and host.",
+            "Retried requests to the API server, by status code of the failed request, verb and host.",
             ["code", "verb", "host"],
             registry=registry,
         )
         self._duration = Histogram(
             "rest_client_request_duration_seconds",
-            "How long the API server took to answer, by verb and host.",
+            "Latency of requests to the API server in seconds, by verb and host.",
             ["verb", "host"],
             buckets=_SECONDS,
             registry=registry,
         )
         self._limiter = Histogram(
             "rest_client_rate_limiter_duration_seconds",
-            "How long requests waited for the agent's own limit, by verb and host.",
+            "Seconds that requests waited for the client's rate limiter, by verb and host.",
             ["verb", "host"],
             buckets=_SECONDS,
             registry=registry,
         )
         self._request_size = Histogram(
             "rest_client_request_size_bytes",
-            "Sizes of requests, by verb and host.",
+            "Request sizes in bytes, by verb and host.",
             ["verb", "host"],
             buckets=_SIZES,
             registry=registry,
         )
         self._response_size = Histogram(
             "rest_client_response_size_bytes",
-            "Sizes of answers, by verb and host.",
+            "Response sizes in bytes, by verb and host.",
             ["verb", "host"],
             buckets=_SIZES,
             registry=registry,

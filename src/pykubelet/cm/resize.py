@@ -39,7 +39,7 @@ from pykubelet.api.pod import Container, Pod, ResourceRequirements, is_sidecar
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.util.text import fnv1a_32
 

@@ -52,27 +52,27 @@ class CriMetrics:
         )
         self._duration = Histogram(
             "kubelet_runtime_operations_duration_seconds",
-            "How long calls to the container runtime took, by operation.",
+            "Duration of calls to the container runtime in seconds, by operation.",
             ["operation_type"],
             buckets=_OPERATION_BUCKETS,
             registry=registry,
         )
         self._errors = Counter(
             "kubelet_runtime_operations_errors_total",
-            "Calls to the container runtime that failed, by operation.",
+            "Failed calls to the container runtime, by operation.",
             ["operation_type"],
             registry=registry,
         )
         self._sandbox_duration = Histogram(
             "kubelet_run_podsandbox_duration_seconds",
-            "How long it took to start pod sandboxes, by runtime handler.",
+            "Duration of sandbox starts in seconds, by runtime handler.",
             ["runtime_handler"],
             buckets=SECONDS,
             registry=registry,
         )
         self._sandbox_errors = Counter(
             "kubelet_run_podsandbox_errors_total",
-            "Pod sandboxes that could not be started, by runtime handler.",
+            "Failed sandbox starts, by runtime handler.",
             ["runtime_handler"],
             registry=registry,
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN, SERVICE_IP, Layout, Settings
+from pykubelet.util.files import write_atomically
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -197,10 +197,7 @@ def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    hidden = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-        file.write(data)
-    hidden.rename(path)
+    write_atomically(path, data, mode, durable=False)
 
 
 KUBELET_CLIENT = "kube-apiserver-kubelet-client"
@@ -283,10 +280,7 @@ def token_kubeconfig(layout: Layout, settings: Settings, token: str) -> str:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file atomically, readable only by its owner."""
-    hidden = path.with_name(f".{path.name}.new")
-    with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    hidden.rename(path)
+    write_atomically(path, text.encode(), durable=False)
 
 
 def _kubeconfig(layout: Layout, settings: Settings, user: dict[str, str]) -> str:

@@ -7,12 +7,13 @@ are one line with the cause and a remedy.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+
+from pykubelet.util.files import write_atomically
 
 
 class DevClusterError(Exception):
@@ -157,8 +158,5 @@ class Layout:
 
     def save_settings(self, settings: Settings) -> None:
         """Write the settings atomically, readable only by the owner because of the token."""
-        hidden = self.settings.with_name(".cluster.json.new")
-        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
-        hidden.rename(self.settings)
+        content = msgspec.json.format(msgspec.json.encode(settings)) + b"\n"
+        write_atomically(self.settings, content, durable=False)

@@ -36,27 +36,27 @@ class ImageMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pulls = Histogram(
             "kubelet_image_pull_duration_seconds",
-            "How long pulls of images took, the time in the queue included, by size of the image.",
+            "Duration of image pulls in seconds, including the time in the queue, by image size.",
             ["image_size_in_bytes"],
             buckets=_PULL_BUCKETS,
             registry=registry,
         )
         self._requests = Counter(
             "kubelet_image_manager_ensure_image_requests_total",
-            "How often an image was needed.",
+            "Requests for an image of a container.",
             ["pull_policy", "present_locally", "pull_required"],
             registry=registry,
         )
         self._plugin_duration = Histogram(
             "kubelet_credential_provider_plugin_duration",
-            "How long credential providers took, in seconds.",
+            "Duration of credential provider executions in seconds.",
             ["plugin_name"],
             buckets=SECONDS,
             registry=registry,
         )
         self._plugin_errors = Counter(
             "kubelet_credential_provider_plugin_errors_total",
-            "Credential providers that failed.",
+            "Failed credential provider executions.",
             ["plugin_name"],
             registry=registry,
         )
@@ -102,8 +102,7 @@ class PullRecordMetrics:
         )
         self._checks = Counter(
             "kubelet_imagemanager_image_mustpull_checks_total",
-            "Counter for how many times kubelet checked whether credentials need to be re-verified to "
-            "access an image",
+            "Checks whether a pod may use an image that is already present.",
             ["result"],
             registry=registry,
         )

@@ -30,7 +30,7 @@ import msgspec
 
 from pykubelet.images.metrics import PullRecordMetrics
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -489,10 +489,5 @@ def _record(file: _PulledFile) -> ImagePulledRecord:
 
 
 def _write(path: Path, content: bytes) -> None:
-    write_atomically(path, content, _FILE_MODE)
-    # Without this, a power failure could undo the rename, and the pulled image would look preloaded.
-    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    # With a synced directory: a power failure that undid the rename would make a pulled image look preloaded.
+    write_atomically(path, content, _FILE_MODE, sync_directory=True)

@@ -19,7 +19,6 @@ All state is in memory.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import BadResponse, CriError
+from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.singleflight import Singleflight
 from pykubelet.util.tasks import TaskScope
 
@@ -129,25 +129,6 @@ class PullRateExceeded(Exception):
         return "pull QPS exceeded"
 
 
-class TokenBucket:
-    """A token bucket: starts full, and gains `rate` tokens per second up to `burst`."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._tokens = float(burst)
-        self._filled = -math.inf
-
-    def acquire(self, now: float) -> bool:
-        """Take a token if one is available; `now` in seconds of any monotonic clock."""
-        self._tokens = min(self._burst, self._tokens + (now - self._filled) * self._rate)
-        self._filled = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 class PullLimits:
     """Pull limits of one node, from its configuration."""
 
@@ -163,7 +144,7 @@ class PullLimits:
     async def slot(self) -> AsyncIterator[None]:
         """Hold a pull slot within the context, after waiting for one. Raises PullRateExceeded."""
         async with self._slots or nullcontext():
-            if self._bucket and not self._bucket.acquire(asyncio.get_running_loop().time()):
+            if self._bucket and not self._bucket.try_acquire(asyncio.get_running_loop().time()):
                 raise PullRateExceeded
             yield
 

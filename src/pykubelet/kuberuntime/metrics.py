@@ -20,40 +20,40 @@ class StartMetrics:
     """Start metrics of one kubelet; without a registry they are not exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._pods = Counter("kubelet_started_pods_total", "Sandboxes that were to start.", registry=registry)
+        self._pods = Counter("kubelet_started_pods_total", "Attempts to start a sandbox.", registry=registry)
         self._pod_errors = Counter(
-            "kubelet_started_pods_errors_total", "Sandboxes that could not be started.", registry=registry
+            "kubelet_started_pods_errors_total", "Failed attempts to start a sandbox.", registry=registry
         )
         self._user_namespaces = Counter(
             "kubelet_started_user_namespaced_pods_total",
-            "Sandboxes with a user namespace that were to start.",
+            "Attempts to start a sandbox with a user namespace.",
             registry=registry,
         )
         self._user_namespace_errors = Counter(
             "kubelet_started_user_namespaced_pods_errors_total",
-            "Sandboxes with a user namespace that could not be started.",
+            "Failed attempts to start a sandbox with a user namespace.",
             registry=registry,
         )
         self._containers = Counter(
             "kubelet_started_containers_total",
-            "Containers that were to start.",
+            "Attempts to start a container.",
             ["container_type"],
             registry=registry,
         )
         self._container_errors = Counter(
             "kubelet_started_containers_errors_total",
-            "Containers that could not be started, by reason.",
+            "Failed attempts to start a container, by reason.",
             ["container_type", "code"],
             registry=registry,
         )
         self._fallbacks = Counter(
             "kubelet_lifecycle_handler_http_fallbacks_total",
-            "Requests of hooks that were answered without TLS although it was asked for.",
+            "HTTPS requests of lifecycle hooks that fell back to HTTP.",
             registry=registry,
         )
         self._sleeps_cut = Counter(
             "kubelet_sleep_action_terminated_early_total",
-            "Sleeps of hooks that were cut short.",
+            "Sleep actions of lifecycle hooks that ended early.",
             registry=registry,
         )
 

@@ -8,7 +8,6 @@ files.
 
 from __future__ import annotations
 
-import os
 import pwd
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.options import IdMappings, IdRange
 from pykubelet.kuberuntime.paths import PodDirs
+from pykubelet.util.files import write_atomically
 
 UNIT = 65536
 FILE = "userns"
@@ -153,9 +153,5 @@ class UserNamespaces:
         mapping = _Mapping(first, 0, self._space.block)
         self._dirs.make(uid)
         path = self._path(uid)
-        temporary = path.with_name(f".{FILE}")
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.encode(_File(uid_mappings=[mapping], gid_mappings=[mapping])))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        content = msgspec.json.encode(_File(uid_mappings=[mapping], gid_mappings=[mapping]))
+        write_atomically(path, content, 0o644, temporary=path.with_name(f".{FILE}"))

@@ -28,7 +28,7 @@ from pykubelet.linux.host_info import boot_time
 from pykubelet.logs import get_logger
 from pykubelet.node.settings import NodeSettings
 from pykubelet.node.status import ZERO, node_patch
-from pykubelet.util.backoff import ErrorLogLimiter
+from pykubelet.util.backoff import ErrorLogLimiter, ExponentialDelay
 
 log = get_logger(__name__)
 FIRST_DELAY_SECONDS = 0.1
@@ -182,7 +182,8 @@ async def register(
     `created` is called if the Node object did not exist before.
     """
     error_log = ErrorLogLimiter(log, "Failed to register the node", node=settings.name)
-    clock, pause = asyncio.get_running_loop().time, FIRST_DELAY_SECONDS
+    clock = asyncio.get_running_loop().time
+    delay = ExponentialDelay(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
     while True:
         ours = await build_node()
         log.v(2).info("Attempting to register node", node=settings.name)
@@ -190,8 +191,7 @@ async def register(
             node = await try_register(store, ours, settings, reset_extended=reset_extended(), created=created)
         except KubeError as err:
             error_log.failed(err, clock())
-            await store.pause(pause)
-            pause = min(pause * 2, MAX_DELAY_SECONDS)
+            await store.pause(delay.next())
             continue
         error_log.succeeded(clock())
         log.info("Successfully registered node", node=settings.name)

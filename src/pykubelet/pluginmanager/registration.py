@@ -23,6 +23,7 @@ from typing import NoReturn, Protocol
 from pykubelet.linux.inotify import Inotify, Mask
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError, call_plugin
+from pykubelet.util.backoff import ExponentialDelay
 from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
@@ -251,7 +252,7 @@ class _PluginWorker:
 
     async def _register(self) -> None:
         """Register the plugin, with exponential back-off between attempts."""
-        delay = FIRST_DELAY_SECONDS
+        delay = ExponentialDelay(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS)
         while True:
             try:
                 await self._try_register()
@@ -260,8 +261,7 @@ class _PluginWorker:
                 self._log_error(err)
             else:
                 return
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, MAX_DELAY_SECONDS)
+            await asyncio.sleep(delay.next())
 
     async def _try_register(self) -> None:
         plugin = await self._get_info()

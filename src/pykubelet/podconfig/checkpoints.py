@@ -36,6 +36,7 @@ from pykubelet.api.selector import LabelSelector
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
 from pykubelet.objects.runtime_classes import HandlerLookup
+from pykubelet.util.files import fsync_directory, write_atomically
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
@@ -216,27 +217,9 @@ def _write(directory: Path, files: Mapping[str, bytes | None]) -> None:
         if data is None:
             path.unlink(missing_ok=True)
         else:
-            _replace(path, data)
+            write_atomically(path, data, temporary=path.with_suffix(_UNFINISHED))
     if files:
-        _fsync_directory(directory)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    new = path.with_suffix(_UNFINISHED)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_directory(directory)
 
 
 T = TypeVar("T")

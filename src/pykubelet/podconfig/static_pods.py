@@ -16,8 +16,6 @@ import copy
 import functools
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -34,6 +32,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
 from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
 from pykubelet.podconfig.validate import validate_pod
+from pykubelet.util.files import write_atomically
 
 log = get_logger(__name__)
 Source = Literal["file", "http", "api"]
@@ -300,22 +299,6 @@ def install_manifest(plan: InstallationPlan, content: bytes, mode: int = PUBLIC)
 def mode_for(written: Contents) -> int:
     """Return the mode of a manifest's file."""
     return PRIVATE if written.has_secret else PUBLIC
-
-
-def write_atomically(target: Path, content: bytes, mode: int = PUBLIC) -> None:
-    """Write a file atomically: readers see the old contents or the new. Raises OSError."""
-    # The kubelet ignores hidden files, so it does not read the temporary file.
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def find_running_pod(pods: Collection[Pod], written: Pod, target: Path) -> Pod | None:

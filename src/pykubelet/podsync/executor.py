@@ -99,9 +99,9 @@ class ActionExecutor:
         if not actions.kill_pod:
             return
         killed = {kill.container.id for kill in actions.kill}
-        others = tuple(container for container in observed.containers if container.id not in killed)
-        if observed.sandboxes or others:
-            await self._killer.kill_pod(pod, msgspec.structs.replace(observed, containers=others))
+        remaining = tuple(container for container in observed.containers if container.id not in killed)
+        if observed.sandboxes or remaining:
+            await self._killer.kill_pod(pod, msgspec.structs.replace(observed, containers=remaining))
         if actions.create_sandbox:
             # Init containers of the old sandbox would count as completed in the new one.
             initial = {container.name for container in pod.spec.init_containers}

@@ -51,7 +51,7 @@ def ended_in_time(pod: Pod, status: PodStatus) -> bool:
     if status.phase not in TERMINAL or status.start_time is None or pod.spec.active_deadline_seconds is None:
         return False
     deadline = status.start_time.timestamp() + pod.spec.active_deadline_seconds
-    states = (one.state.terminated for one in status.container_statuses)
+    states = (container.state.terminated for container in status.container_statuses)
     ends = [state.finished_at for state in states if state is not None and state.finished_at]
     return bool(ends) and all(end.timestamp() < deadline for end in ends)
 

@@ -82,7 +82,7 @@ class ResourceAllocator:
         self._topology = topology
         self._devices = devices
         self._is_terminating: Callable[[str], bool] = lambda uid: False
-        self._news = asyncio.Event()
+        self._shared_pool_changed = asyncio.Event()
         self._taken_back = asyncio.Event()
         """Set, and replaced by a new event, whenever resources were released."""
 
@@ -199,34 +199,36 @@ class ResourceAllocator:
         """Update the CPUs of running containers when the shared pool changes, and periodically."""
         if not self.cpus.is_static:
             return
-        complaints = ErrorLogLimiter(log, "Could not tell containers their CPUs; will be tried again")
+        error_log = ErrorLogLimiter(log, "Failed to update the CPUs of a container, retrying")
         while True:
-            self._news.clear()
+            self._shared_pool_changed.clear()
             for due in self.cpus.reconcile(running()):
-                await self._tell(update, due, complaints)
+                await self._update_cpus(update, due, error_log)
             try:
                 async with asyncio.timeout(period):
-                    await self._news.wait()
+                    await self._shared_pool_changed.wait()
             except TimeoutError:
                 continue
 
-    async def _tell(self, update: UpdateContainer, due: CpusetUpdate, complaints: ErrorLogLimiter) -> None:
+    async def _update_cpus(
+        self, update: UpdateContainer, due: CpusetUpdate, error_log: ErrorLogLimiter
+    ) -> None:
         now = asyncio.get_running_loop().time
         try:
             await update(due.container_id, pb.LinuxContainerResources(cpuset_cpus=due.cpus))
         except NotFound:
             return
         except CriError as err:
-            complaints.failed(err, now())
+            error_log.failed(err, now())
             return
-        complaints.succeeded(now())
+        error_log.succeeded(now())
         self.cpus.record_applied(due)
         log.v(2).info("Updated container CPUs", containerID=due.container_id, cpus=due.cpus)
 
     def _notice(self, before: frozenset[int]) -> None:
         """Request an update of running containers if the shared CPU pool has changed."""
         if self.cpus.shared != before:
-            self._news.set()
+            self._shared_pool_changed.set()
 
 
 def wants_devices(pod: Pod) -> bool:

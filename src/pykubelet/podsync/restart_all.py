@@ -59,7 +59,9 @@ class RestartAll:
         state.current = False
         for wave in waves:
             problems = [
-                error for error in await asyncio.gather(*(self._remove(pod, one) for one in wave)) if error
+                error
+                for error in await asyncio.gather(*(self._remove(pod, container) for container in wave))
+                if error
             ]
             if problems:
                 raise SyncError(f"restarting all containers: {'; '.join(problems)}")

@@ -49,7 +49,7 @@ deletion in the API server is pending, or no source has it."""
 
 
 class PodSources(Protocol):
-    """What the syncer needs to know of the sources of pods, and reports to them."""
+    """Sources of pods, as the syncer queries them and reports to them."""
 
     @property
     def clustered(self) -> bool:
@@ -217,7 +217,7 @@ class NodePodSyncer:
         if status.phase in TERMINAL:
             return True, None
         if ended(observed) - ended(before):
-            # A fast init container: its event is no news, so nothing else would cause the next sync.
+            # A fast init container: its event is known already, so nothing else would cause the next sync.
             return False, 0
         if state.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS

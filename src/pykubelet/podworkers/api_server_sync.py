@@ -30,7 +30,7 @@ from pykubelet.util.tasks import TaskScope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterAccess:
-    """What the pod engine uses of the cluster."""
+    """Clients, objects and callbacks of the cluster for the pod engine."""
 
     client: ApiClient
     """Client for objects, with the rate limit of `kubeAPIQPS`."""

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 
 class PodFates:
-    """What becomes of pods, for the pod syncer, and what is dropped when they have left the node."""
+    """Fates of terminated pods, and the removal of their state when they have left the node."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class PodFates:
 
     def reject(self, pod: Pod, rejection: AdmitRejection) -> None:
         """Reject a pod that was admitted before."""
-        self._admission.refuse(pod, rejection)
+        self._admission.reject(pod, rejection)
 
     def on_terminated(self, uid: str) -> None:
         """Record that no container of a pod runs."""

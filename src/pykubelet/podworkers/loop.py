@@ -18,6 +18,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podsync.contract import PodLifecycleEvent
+from pykubelet.util.backoff import ExponentialDelay
 
 log = get_logger(__name__)
 TICK_SECONDS = 1.0
@@ -83,14 +84,13 @@ class SyncLoop:
     async def run(self, handlers: Handlers) -> None:
         """Dispatch events to the handlers until cancelled."""
         clock = asyncio.get_running_loop().time
-        pause, housekeeping = FIRST_PAUSE, clock()
+        delay, housekeeping = ExponentialDelay(FIRST_PAUSE, LONGEST_PAUSE), clock()
         while True:
             self._began = clock()
             if self._runtime_is_down():
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, LONGEST_PAUSE)
+                await asyncio.sleep(delay.next())
                 continue
-            pause = FIRST_PAUSE
+            delay.reset()
             if clock() >= housekeeping:
                 await self._guarded(handlers.housekeep())
                 housekeeping = clock() + HOUSEKEEPING_SECONDS

@@ -23,27 +23,27 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._duration = Histogram(
             "kubelet_pod_worker_duration_seconds",
-            "How long steps of pods took: the first (create), after a change (update), others (sync), "
-            "stopping (kill), cleaning up (terminated).",
+            "Duration of one step of a pod worker in seconds, by operation: create, update, sync, kill, "
+            "terminated.",
             ["operation_type"],
             buckets=SECONDS,
             registry=registry,
         )
         self._start = Histogram(
             "kubelet_pod_worker_start_duration_seconds",
-            "How long it took from seeing a pod to working on it.",
+            "Seconds from the observation of a pod to the start of its worker.",
             buckets=SECONDS,
             registry=registry,
         )
         self._containers = Histogram(
             "kubelet_containers_per_pod_count",
-            "How many containers the pods had that came to run.",
+            "Number of containers per pod.",
             buckets=_CONTAINERS,
             registry=registry,
         )
         self._restarted = Counter(
             "kubelet_restarted_pods_total",
-            "Pods that were deleted and came again with the same uid.",
+            "Pods that were deleted and created again with the same uid.",
             ["static"],
             registry=registry,
         )
@@ -51,7 +51,7 @@ class WorkerMetrics:
             self._restarted.labels(static)
         self._orphans = Counter(
             "kubelet_orphaned_runtime_pods_total",
-            "Pods found in the runtime that nobody wants and no worker knew.",
+            "Orphaned pods that were found in the runtime without a worker.",
             registry=registry,
         )
 
@@ -80,31 +80,31 @@ class StartedMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._runs = Histogram(
             "kubelet_pod_start_duration_seconds",
-            "How long it took from seeing a pod to its running.",
+            "Seconds from the first observation of a pod until it runs.",
             buckets=_STARTS,
             registry=registry,
         )
         self._sli = Histogram(
             "kubelet_pod_start_sli_duration_seconds",
-            "How long it took from a pod's creation until the API server showed all its containers started, "
-            "without the time for images and init containers; only pods without state.",
+            "Seconds from the creation of a stateless pod until the API server shows all containers "
+            "started, without image pulls and init containers.",
             buckets=_STARTS,
             registry=registry,
         )
         self._total = Histogram(
             "kubelet_pod_start_total_duration_seconds",
-            "How long it took from a pod's creation until the API server showed all its containers started.",
+            "Seconds from the creation of a pod until the API server shows all containers started.",
             buckets=_STARTS,
             registry=registry,
         )
         self._first = Gauge(
             "kubelet_first_network_pod_start_sli_duration_seconds",
-            "The same as the SLI, of the first pod with a network of its own.",
+            "SLI start duration of the first pod with its own network, in seconds.",
             registry=registry,
         )
         self._ended = Counter(
             "kubelet_terminated_containers_total",
-            "Containers that ended.",
+            "Terminated containers.",
             ["container_type", "exit_code", "reason"],
             registry=registry,
         )
@@ -134,19 +134,19 @@ class PlegMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._duration = Histogram(
             "kubelet_pleg_relist_duration_seconds",
-            "How long it took to list all pods of the runtime.",
+            "Duration of PLEG relists in seconds.",
             buckets=SECONDS,
             registry=registry,
         )
         self._interval = Histogram(
             "kubelet_pleg_relist_interval_seconds",
-            "Time between two lists of all pods of the runtime.",
+            "Interval between PLEG relists in seconds.",
             buckets=SECONDS,
             registry=registry,
         )
         self._last = Gauge(
             "kubelet_pleg_last_seen_seconds",
-            "When all pods of the runtime were last listed, in seconds since 1970.",
+            "Unix time of the last PLEG relist in seconds.",
             registry=registry,
         )
 

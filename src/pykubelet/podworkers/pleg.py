@@ -29,6 +29,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import PodLifecycleEvent, What
 from pykubelet.podworkers.metrics import PlegMetrics
 from pykubelet.transport.errors import CriError, Unimplemented
+from pykubelet.util.backoff import ExponentialDelay
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -96,8 +97,8 @@ class Pleg:
     def learn(self, uid: str, *ids: str) -> None:
         """Map sandboxes or containers to their pod, so that their events find it."""
         self._known.add(uid)
-        for one in ids:
-            self._owner_of[one] = self._learned[one] = uid
+        for runtime_id in ids:
+            self._owner_of[runtime_id] = self._learned[runtime_id] = uid
 
     def never_saw(self, uid: str) -> bool:
         """Return whether the runtime certainly has nothing of this pod."""
@@ -134,7 +135,7 @@ class Pleg:
         finally:
             self._metrics.listed(clock() - began)
         seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
-        self._owner_of = {one: uid for uid, prints in seen.items() for one, _ in prints}
+        self._owner_of = {runtime_id: uid for uid, prints in seen.items() for runtime_id, _ in prints}
         self._owner_of |= self._learned
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
@@ -152,7 +153,7 @@ class Pleg:
             listener(event)
 
     async def _relist_forever(self) -> None:
-        pause = RECONNECT_SECONDS[0]
+        delay = ExponentialDelay(*RECONNECT_SECONDS)
         while True:
             # Cleared before the list: a request that arrives during the list needs another one.
             self._relist_now.clear()
@@ -160,10 +161,9 @@ class Pleg:
                 await self.relist()
             except CriError as err:
                 log.v(2).info("Relisting failed", err=err)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RECONNECT_SECONDS[1])
+                await asyncio.sleep(delay.next())
                 continue
-            pause = RECONNECT_SECONDS[0]
+            delay.reset()
             await asyncio.sleep(SHORTEST_RELIST)
             try:
                 async with asyncio.timeout(self._pause()):
@@ -193,7 +193,7 @@ class Pleg:
         self, mode: Mode, events: Callable[[], AsyncGenerator[PodLifecycleEvent, None]]
     ) -> bool:
         """Forward events, reconnecting as needed; return when the runtime does not implement the stream."""
-        pause, settling = RECONNECT_SECONDS[0], 0.0
+        delay, settling = ExponentialDelay(*RECONNECT_SECONDS), 0.0
         while True:
             try:
                 async with aclosing(events()) as stream:
@@ -204,7 +204,7 @@ class Pleg:
                     self._quick_until = asyncio.get_running_loop().time() + settling
                     self._relist_now.set()
                     async for change in stream:
-                        pause = RECONNECT_SECONDS[0]
+                        delay.reset()
                         self._notify(change)
             except Unimplemented:
                 return False
@@ -212,8 +212,7 @@ class Pleg:
                 log.v(2).info("Event stream of the container runtime broke, reconnecting", mode=mode, err=err)
             finally:
                 self._quick_until, settling = math.inf, SETTLING_SECONDS
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, RECONNECT_SECONDS[1])
+            await asyncio.sleep(delay.next())
 
     async def _cri_events(self) -> AsyncGenerator[PodLifecycleEvent, None]:
         async with aclosing(self._cri.runtime.container_events()) as events:

@@ -168,21 +168,21 @@ class AdmissionMetrics:
     """Metrics of pod admission; without a registry they are not exposed."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self._refused = Counter(
-            "kubelet_admission_rejections_total", "Pods that were refused.", ["reason"], registry=registry
+        self._rejected = Counter(
+            "kubelet_admission_rejections_total", "Rejected pods.", ["reason"], registry=registry
         )
         self._preempted = PlainCounter(
             "kubelet_preemptions",
-            "Pods that ended to make room for a critical one, by what there was too little of.",
+            "Preempted pods, by the resource that was insufficient.",
             ["preemption_signal"],
             registry=registry,
         )
 
-    def refused(self, reason: str) -> None:
+    def rejected(self, reason: str) -> None:
         """Record a rejected pod."""
         if reason not in _KNOWN:
             reason = "OutOfExtendedResources" if reason.startswith("OutOf") else "Other"
-        self._refused.labels(reason).inc()
+        self._rejected.labels(reason).inc()
 
     def preempted(self, resource: str) -> None:
         """Record a preempted pod."""
@@ -381,7 +381,7 @@ class PodAdmission:
         return PodAdmitAttributes(
             pod=pod,
             node=node,
-            other_pods=LazyPods(lambda: self._others(pod)),
+            other_pods=LazyPods(lambda: self._other_pods(pod)),
             used=self._used_by_others(pod),
             running=running,
             devices=lambda: self._admission_node.devices(pod.uid),
@@ -390,24 +390,24 @@ class PodAdmission:
 
     def _settle(self, pod: Pod, result: AdmitResult) -> bool:
         if isinstance(result, AdmitRejection):
-            self.refuse(pod, result)
+            self.reject(pod, result)
             return False
         self._history.note(pod.uid, "admission", "admitted")
         return True
 
-    def refuse(self, pod: Pod, refusal: AdmitRejection) -> None:
+    def reject(self, pod: Pod, rejection: AdmitRejection) -> None:
         """Reject a pod permanently, also one that was admitted before."""
         log.info(
             "Pod admission denied",
             pod=pod.full_name,
             podUID=pod.uid,
-            reason=refusal.reason,
-            message=refusal.message,
+            reason=rejection.reason,
+            message=rejection.message,
         )
-        self._history.note(pod.uid, "admission", f"refused: {refusal.reason}")
-        self._history.event(pod, "Warning", refusal.reason, refusal.message)
-        self._statuses.set(pod, rejected_status(pod, refusal, api_now()))
-        self._metrics.refused(refusal.reason)
+        self._history.note(pod.uid, "admission", f"rejected: {rejection.reason}")
+        self._history.event(pod, "Warning", rejection.reason, rejection.message)
+        self._statuses.set(pod, rejected_status(pod, rejection, api_now()))
+        self._metrics.rejected(rejection.reason)
         if self._runs(pod.uid):
             self._workers.end(pod)
         self._release(pod.uid)
@@ -431,9 +431,9 @@ class PodAdmission:
             self._relisted = relisted
         return self._admitted.usage_without(pod.uid)
 
-    def _others(self, pod: Pod) -> list[Pod]:
+    def _other_pods(self, pod: Pod) -> list[Pod]:
         """Return all admitted pods but one; reads every pod."""
-        uids = {one.uid: None for one in self._store.pods()}
+        uids = {known.uid: None for known in self._store.pods()}
         uids.update(dict.fromkeys((*self._in_runtime(), *self._apart)))
         return [other for uid in uids if uid != pod.uid for other in self._counting(uid)]
 
@@ -457,7 +457,7 @@ class PodAdmission:
             found.append(coming)
         if uid in self._apart and self._is_desired(uid):
             found.append(self._apart[uid])
-        return [self._allocation.counted(one) for one in found]
+        return [self._allocation.counted(counted) for counted in found]
 
     def _is_admitted(self, uid: str) -> bool:
         worker = self._workers.get(uid)

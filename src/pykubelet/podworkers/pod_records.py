@@ -1,4 +1,4 @@
-"""Records of the node's pods: what the sources want, what was dispatched, what was reported.
+"""Records of the node's pods: desired, dispatched and reported.
 
     PodRecords      desired pods by source, dispatched pods, statuses, histories
     SourceUpdates   merges the pods of a source into the records, and queues the changes for the loop
@@ -91,15 +91,15 @@ class SourceUpdates:
         self._listeners.append(listener)
 
     def replace(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
-        """Take the complete set of a source's pods."""
+        """Replace the complete set of a source's pods."""
         self._queue(self._mux.set(source, pods))
 
     def update(self, source: str, delta: StoreDelta[Pod], everything: Callable[[], list[Pod]]) -> None:
-        """Take the changes of a source's pods; `everything` returns its complete set."""
+        """Apply the changes of a source's pods; `everything` returns its complete set."""
         self._queue(self._mux.update(source, delta.changed, delta.removed, everything))
 
     def offer(self, source: str, pods: Sequence[Pod]) -> None:
-        """Take checkpointed pods of a source that has not reported yet."""
+        """Add checkpointed pods of a source that has not reported yet."""
         self._queue(self._mux.offer(source, pods))
 
     def when_dispatched(self, call: Callable[[], None]) -> None:

@@ -79,7 +79,7 @@ class PodStartupLatencyTracker:
         elif event.where in start.pulling and event.reason in ("Pulled", "Failed"):
             start.pulls.append((start.pulling.pop(event.where), self._clock()))
 
-    def gone(self, uid: str) -> None:
+    def forget(self, uid: str) -> None:
         """Drop the state of a removed pod."""
         self._pending.discard(uid)
         self._starts.pop(uid, None)
@@ -117,7 +117,7 @@ def first_seen(pod: Pod) -> float | None:
 def has_started(status: PodStatus) -> bool:
     """Return whether all ordinary containers of a pod run."""
     found = status.container_statuses
-    return bool(found) and all(one.state.running is not None for one in found)
+    return bool(found) and all(container.state.running is not None for container in found)
 
 
 def newly_ended(old: Iterable[ContainerStatus], new: Iterable[ContainerStatus]) -> list[ContainerStatus]:

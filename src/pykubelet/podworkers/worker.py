@@ -112,7 +112,7 @@ class PodWorker:
 
     @property
     def state(self) -> PodWorkerState:
-        """Where the pod is in its life."""
+        """State of the pod in its lifecycle."""
         return self._state
 
     @state.setter

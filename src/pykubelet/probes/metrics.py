@@ -36,7 +36,7 @@ class ProbeMetrics:
         )
         self._duration = Histogram(
             "prober_probe_duration_seconds",
-            "How long probes took that were answered well.",
+            "Duration of successful probes in seconds.",
             ["probe_type", "container", "pod", "namespace"],
             buckets=SECONDS,
             registry=registry,

@@ -89,19 +89,17 @@ class AllocationManager:
         state: AllocationState | None = None,
         rules: ResizeRules | None = None,
         *,
-        others: ResizeCollaborators | None = None,
         scope: TaskScope | None = None,
         group_of: Callable[[Pod], PodCgroup | None] = lambda pod: None,
         metrics: ResizeMetrics | None = None,
     ) -> None:
-        """Initialize with the pod history, checkpoints and rules; without `others` nothing is resized."""
+        """Initialize with the pod history, checkpoints and rules; nothing is resized before `start`."""
         self.state = state or in_memory_allocation_state()
         self.metrics = metrics or ResizeMetrics()
         self.conditions = ResizeConditions(self.metrics.now)
         self._journal = journal
         self._rules = rules or ResizeRules()
-        self.others = others
-        """Callbacks; None until they are set."""
+        self._collaborators: ResizeCollaborators | None = None
         self._group_of = group_of
         self._scope = scope
         self._views: dict[str, tuple[Pod, PodResources, Pod]] = {}
@@ -114,9 +112,9 @@ class AllocationManager:
         """Trigger of the scheduled evaluation of all pending resizes; None if none is scheduled."""
         self._next_retry = 0.0
 
-    def start(self, others: ResizeCollaborators) -> None:
+    def start(self, collaborators: ResizeCollaborators) -> None:
         """Evaluate pending resizes from now on, with parts of the pod engine that use this manager."""
-        self.others = others
+        self._collaborators = collaborators
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the uid of each pod whose `counted` resources may have changed."""
@@ -299,20 +297,20 @@ class AllocationManager:
 
     def _schedule_retry(self, trigger: str) -> None:
         """Schedule one evaluation of all pending resizes, unless one is scheduled already."""
-        if self.others is None or not self._pending:
+        if self._collaborators is None or not self._pending:
             return
         if self._trigger is None:
-            self.others.later(self._retry)
+            self._collaborators.later(self._retry)
         self._trigger = trigger
 
     def _retry(self) -> None:
         trigger, self._trigger = self._trigger or "periodic_retry", None
-        assert self.others is not None
-        if not self.others.is_ready():
+        assert self._collaborators is not None
+        if not self._collaborators.is_ready():
             return  # `tidy` retries
         self._next_retry = asyncio.get_running_loop().time() + RETRY_SECONDS
         uids, self._pending = self._pending, set()
-        found = [pod for uid in uids if (pod := self.others.pod(uid)) is not None]
+        found = [pod for uid in uids if (pod := self._collaborators.pod(uid)) is not None]
         for pod in sorted(found, key=self._urgency):
             self._decide(pod, trigger)
 
@@ -321,17 +319,17 @@ class AllocationManager:
         return urgency(pod, self.allocated(pod), since, pod_level=self._rules.pod_level)
 
     def _decide(self, pod: Pod, trigger: str) -> None:
-        assert self.others is not None
+        assert self._collaborators is not None
         allocated = self.allocated(pod)
         if allocated is pod:
             self.conditions.clear_pending(pod.uid)
-            self.others.wake(pod.uid)
+            self._collaborators.wake(pod.uid)
             return
         if (why := infeasible(pod, allocated, self._rules)) is not None:
             self.metrics.infeasible(why.detail)
             self._wait(pod, INFEASIBLE, why.message)
             return
-        self._apply_decision(pod, self.others.evaluate(pod), trigger)
+        self._apply_decision(pod, self._collaborators.evaluate(pod), trigger)
 
     def _apply_decision(self, pod: Pod, result: AdmitResult | DeferredResult, trigger: str) -> None:
         match result:
@@ -348,16 +346,16 @@ class AllocationManager:
 
     async def _decide_after_wait(self, pod: Pod, result: DeferredResult | Preempt, trigger: str) -> None:
         """Wait for the deferred result or the preemption, then decide if the desired spec is unchanged."""
-        assert self.others is not None
+        assert self._collaborators is not None
         admission: AdmitResult = None
         try:
             if isinstance(result, DeferredResult):
                 admission = await result.result()
             else:
-                await self.others.preempt(pod, result)
+                await self._collaborators.preempt(pod, result)
         finally:
             self._waiting.discard(pod.uid)
-        now = self.others.pod(pod.uid)
+        now = self._collaborators.pod(pod.uid)
         if isinstance(result, Preempt) or now is None or now.spec != pod.spec:
             self._schedule_retry(trigger)
             return
@@ -365,7 +363,7 @@ class AllocationManager:
         self._apply_decision(now, admission, trigger)
 
     def _wait(self, pod: Pod, reason: str, message: str) -> None:
-        assert self.others is not None
+        assert self._collaborators is not None
         before = self.status_conditions(pod.uid)
         if self.conditions.set_pending(pod, reason, message):
             self._journal.note(pod.uid, "resize", f"{reason}: {message}")
@@ -373,10 +371,10 @@ class AllocationManager:
             text = summary(f"Pod resize {reason}", pod, pod.metadata.generation, message)
             self._journal.event(pod, "Warning", kind, text)
         if self.status_conditions(pod.uid) != before:
-            self.others.wake(pod.uid)
+            self._collaborators.wake(pod.uid)
 
     def _grant(self, pod: Pod, trigger: str) -> None:
-        assert self.others is not None
+        assert self._collaborators is not None
         try:
             self.state.allocated.put_durable(pod.uid, resources_of(pod, self._rules.scope))
         except OSError as err:
@@ -390,7 +388,7 @@ class AllocationManager:
         self._journal.note(pod.uid, "resize", "promised")
         message = summary("Pod resize started", pod, pod.metadata.generation)
         self._journal.event(pod, "Normal", "ResizeStarted", message)
-        self.others.wake(pod.uid)
+        self._collaborators.wake(pod.uid)
 
     def _set(self, uid: str, container: str, resources: ResourceRequirements) -> None:
         known = self.state.actuated.get(uid) or PodResources()

@@ -184,26 +184,26 @@ class ResizeMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._requested = Counter(
             "kubelet_container_requested_resizes_total",
-            "Changes of containers' resources that were wished for, each resource by itself.",
+            "Requested changes of container resources, counted per resource.",
             ["resource", "requirement", "operation"],
             registry=registry,
         )
         self._duration = Histogram(
             "kubelet_pod_resize_duration_milliseconds",
-            "How long it took to resize a pod.",
+            "Duration of pod resizes in milliseconds.",
             ["success"],
             buckets=_MILLISECONDS,
             registry=registry,
         )
         self._pending = Gauge(
             "kubelet_pod_pending_resizes",
-            "Pods that do not get what they wish for, or not yet.",
+            "Pods whose resize is deferred or infeasible.",
             ["reason"],
             registry=registry,
         )
         self._infeasible = Counter(
             "kubelet_pod_infeasible_resizes_total",
-            "Wishes that this node cannot fulfil.",
+            "Resizes that this node cannot grant.",
             ["reason_detail"],
             registry=registry,
         )
@@ -212,7 +212,7 @@ class ResizeMetrics:
         )
         self._accepted = Counter(
             "kubelet_pod_deferred_accepted_resizes_total",
-            "Wishes that were fulfilled after they had to wait, by what made room.",
+            "Resizes that were granted after they were deferred, by the trigger of the retry.",
             ["retry_trigger"],
             registry=registry,
         )

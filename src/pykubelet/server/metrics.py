@@ -63,24 +63,24 @@ class ServerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "kubelet_http_requests_total", "Requests to the agent's servers.", _LABELS, registry=registry
+            "kubelet_http_requests_total", "Requests to the kubelet's servers.", _LABELS, registry=registry
         )
         self._duration = Histogram(
             "kubelet_http_requests_duration_seconds",
-            "How long requests to the agent's servers took.",
+            "Duration of requests to the kubelet's servers in seconds.",
             _LABELS,
             buckets=SECONDS,
             registry=registry,
         )
         self._inflight = Gauge(
             "kubelet_http_inflight_requests",
-            "Requests to the agent's servers that are under way.",
+            "Requests to the kubelet's servers in progress.",
             _LABELS,
             registry=registry,
         )
         self._websockets = Counter(
             "kubelet_websocket_streaming_requests_total",
-            "Streaming requests that came over WebSocket, by subresource.",
+            "Streaming requests over WebSocket, by subresource.",
             ["subresource"],
             registry=registry,
         )
@@ -94,32 +94,32 @@ class ServerMetrics:
         }
         self._token_requests = Counter(
             "authentication_token_cache_request_total",
-            "Bearer tokens looked up, by whether the answer was known.",
+            "Bearer token lookups, by cache hit or miss.",
             ["status"],
             registry=registry,
         )
         self._token_seconds = Histogram(
             "authentication_token_cache_request_duration_seconds",
-            "How long the look-up of a bearer token took.",
+            "Duration of bearer token lookups in seconds.",
             ["status"],
             buckets=SECONDS,
             registry=registry,
         )
         self._token_fetches = Counter(
             "authentication_token_cache_fetch_total",
-            "Reviews of bearer tokens, by how they went.",
+            "Bearer token reviews, by result.",
             ["status"],
             registry=registry,
         )
         self._token_active = Gauge(
             "authentication_token_cache_active_fetch_count",
-            "Look-ups of bearer tokens that wait for a review (blocked), and reviews under way (in_flight).",
+            "Bearer token lookups that wait for a review (blocked), and reviews in progress (in_flight).",
             ["status"],
             registry=registry,
         )
         self._certificate_expiration = Histogram(
             "apiserver_client_certificate_expiration_seconds",
-            "How long the certificates that clients show are still valid.",
+            "Remaining lifetime of client certificates in seconds.",
             buckets=_CERTIFICATE_SECONDS,
             registry=registry,
         )
@@ -188,7 +188,7 @@ class ServerMetrics:
 def _review_counter(kind: Review, registry: CollectorRegistry) -> Counter:
     return Counter(
         f"apiserver_delegated_{kind}_request_total",
-        "Questions to the API server about senders of requests, by code of its answer.",
+        "Token and access reviews by the API server, by status code.",
         ["code"],
         registry=registry,
     )
@@ -197,7 +197,7 @@ def _review_counter(kind: Review, registry: CollectorRegistry) -> Counter:
 def _review_histogram(kind: Review, registry: CollectorRegistry) -> Histogram:
     return Histogram(
         f"apiserver_delegated_{kind}_request_duration_seconds",
-        "How long the API server took to answer about senders of requests.",
+        "Duration of token and access reviews by the API server in seconds.",
         ["code"],
         buckets=_REVIEW_SECONDS,
         registry=registry,
@@ -222,7 +222,7 @@ class KubeletInfo(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
         yield _family("kubelet_node_name", "The node's name.", {"node": self._node_name}, 1)
-        yield _family("kubernetes_build_info", "What the agent is.", build_labels(), 1)
+        yield _family("kubernetes_build_info", "Version of the kubelet.", build_labels(), 1)
         features = GaugeMetricFamily(
             "kubernetes_feature_enabled", "Whether a feature gate is on.", labels=["name", "stage"]
         )
@@ -233,7 +233,7 @@ class KubeletInfo(Collector):
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         yield GaugeMetricFamily(
             "process_virtual_memory_max_bytes",
-            "Most virtual memory that the agent may have, in bytes.",
+            "Maximum amount of virtual memory in bytes.",
             value=_NO_LIMIT if limit == resource.RLIM_INFINITY else limit,
         )
 

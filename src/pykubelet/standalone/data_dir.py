@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.standalone.instance import AlreadyRunning, DirectoryError, EmbeddedError, Instance
+from pykubelet.util.files import write_atomically
 
 _TEXT = """\
 This directory belongs to pykubelet, a Kubernetes node agent.
@@ -237,12 +238,7 @@ def load_state(instance: Instance) -> State | None:
 def save_state(instance: Instance, state: State) -> None:
     """Write the state atomically: a crash leaves either the old or the new one."""
     text = msgspec.json.format(msgspec.json.encode(state), indent=2)
-    draft = instance.state.with_suffix(".new")
-    with draft.open("wb") as file:
-        file.write(text + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(instance.state)
+    write_atomically(instance.state, text + b"\n", 0o644, temporary=instance.state.with_suffix(".new"))
 
 
 def preexisting(present: Iterable[str], found_by_others: Iterable[Iterable[str]]) -> list[str]:

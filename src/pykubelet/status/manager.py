@@ -51,7 +51,7 @@ class StatusMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._sent = Histogram(
             "kubelet_pod_status_sync_duration_seconds",
-            "How long it took from a pod's first untold change to the API server knowing its status.",
+            "Seconds from the first unreported change of a pod's status until the API server has it.",
             buckets=_BUCKETS,
             registry=registry,
         )

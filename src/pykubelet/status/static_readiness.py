@@ -22,7 +22,8 @@ import msgspec
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus, PodStatus
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.static_pods import is_static_pod, write_atomically
+from pykubelet.podconfig.static_pods import is_static_pod
+from pykubelet.util.files import write_atomically
 from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)

@@ -2,7 +2,8 @@
 
 `KeyedBackoff` keeps a delay per key, for crashing containers and failing image pulls: 10 s, doubling up to a
 limit, and reset after twice the limit (or `expiry`) without a failure. `Backoff` is one sequence of delays
-for retries of API requests, with jitter so that many nodes do not retry in step.
+for retries of API requests, with jitter so that many nodes do not retry in step; `ExponentialDelay` is the
+plain sequence, for loops that retry on this host.
 
 An API server can be away for an hour, or come and go: `ErrorLogLimiter` logs each type of failure once, and
 again every ten minutes while it persists.
@@ -82,6 +83,24 @@ def delay_with_retry_after(delay: float, retry_after: float | None) -> float:
     return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER_SECONDS))
 
 
+class ExponentialDelay:
+    """Delays of a loop that retries: `first` seconds, doubling up to `limit`, until `reset`."""
+
+    def __init__(self, first: float, limit: float) -> None:
+        self._first = first
+        self._limit = limit
+        self._next = first
+
+    def next(self) -> float:
+        """Return the delay before the next attempt."""
+        delay, self._next = self._next, min(self._next * 2, self._limit)
+        return delay
+
+    def reset(self) -> None:
+        """Start over with the first delay."""
+        self._next = self._first
+
+
 class Backoff:
     """Exponential back-off with jitter: `first` seconds, doubling up to `limit`, times a random 1 to 2.
 
@@ -96,11 +115,9 @@ class Backoff:
         reset_after: float = 120.0,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self._first = first
-        self._limit = limit
+        self._delay = ExponentialDelay(first, limit)
         self._reset_after = reset_after
         self._rng = rng
-        self._next = first
         self._last: float | None = None
         self._cause: object = None
 
@@ -111,9 +128,9 @@ class Backoff:
         retried sooner than one that is not reachable.
         """
         if cause != self._cause or (self._last is not None and now - self._last > self._reset_after):
-            self._next, self._cause = self._first, cause
-        delay = self._next * (1 + self._rng())
-        self._next = min(self._next * 2, self._limit)
+            self._delay.reset()
+            self._cause = cause
+        delay = self._delay.next() * (1 + self._rng())
         # The delay itself does not count as time without a failure.
         self._last = now + delay
         return delay

@@ -14,7 +14,7 @@ class TokenBucket:
 
     def __init__(self, qps: float, burst: int) -> None:
         self._qps = qps
-        self._burst = max(burst, 1)
+        self._burst = burst
         self._tokens = float(self._burst)
         self._updated: float | None = None
 

@@ -36,7 +36,7 @@ class VolumeNumbers(Collector):
         """Yield the current metrics."""
         volumes = GaugeMetricFamily(
             "volume_manager_total_volumes",
-            "Volumes that pods want, and that they have.",
+            "Volumes that pods need (desired) and volumes that are mounted (actual).",
             labels=["plugin_name", "state"],
         )
         for labels, number in sorted(self._count.totals().items()):

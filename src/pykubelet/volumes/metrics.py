@@ -56,21 +56,21 @@ class VolumeMetrics:
         self.count = VolumeCount()
         self._operations = Histogram(
             "storage_operation_duration_seconds",
-            "How long what was done to a volume took.",
+            "Duration of volume operations in seconds.",
             ["volume_plugin", "operation_name", "status", "migrated"],
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._overall = Histogram(
             "volume_operation_total_seconds",
-            "How long it took from the first wish for a volume until it was there.",
+            "Seconds from the first request for a volume until it is mounted.",
             ["plugin_name", "operation_name"],
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
         self._calls = Histogram(
             "csi_operations_seconds",
-            "How long calls to CSI drivers took.",
+            "Duration of calls to CSI drivers in seconds.",
             ["driver_name", "method_name", "grpc_status_code", "migrated"],
             buckets=DURATION_BUCKETS,
             registry=registry,

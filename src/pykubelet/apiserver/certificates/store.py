@@ -13,7 +13,6 @@ The metrics use the caller's registry, because several kubelets can run in one p
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from pykubelet.apiserver.certificates.x509 import Lifetime, Subject, certificates, lifetime, subject
 from pykubelet.apiserver.tls import BadMaterial, check_identity
 from pykubelet.logs import get_logger
+from pykubelet.util.files import fsync_directory, write_atomically
 from pykubelet.util.metrics import PlainCounter
 
 log = get_logger(__name__)
@@ -69,24 +69,13 @@ def read_pair(certificate: Path, key: Path) -> StoredPair:
 
 
 def write_file(path: Path, data: bytes, mode: int, temporary: Path | None = None) -> None:
-    """Write a file atomically and durably. Raises OSError.
+    """Write a file atomically and durably, and create its directory. Raises OSError.
 
     The data is first written to `temporary`, which a crash may leave behind.
     """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     temporary = temporary or path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+    write_atomically(path, data, mode, temporary=temporary, sync_directory=True)
 
 
 class CertificateStore:
@@ -143,7 +132,7 @@ class CertificateStore:
         updated.unlink(missing_ok=True)
         updated.symlink_to(target)
         updated.replace(self.current_path)
-        _sync(self._directory)
+        fsync_directory(self._directory)
 
     def _named(self, what: str) -> Path:
         return self._directory / f"{self._prefix}-{what}.pem"
@@ -157,15 +146,6 @@ def _validated_pair(pem: bytes, certificate: Path, key: Path) -> StoredPair:
         return StoredPair(certificate, key, lifetime(leaf), subject(leaf), digest)
     except (BadMaterial, ValueError, IndexError) as err:
         raise UnfitPair(f"{certificate}: {err}") from None
-
-
-def _sync(directory: Path) -> None:
-    """Fsync a directory, so that a new name survives a power failure."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 _LIVES = [60, 3600, 14400, 86400, 604800, 2592000, 7776000, 15552000, 31104000, 124416000]

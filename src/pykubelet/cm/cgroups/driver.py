@@ -437,22 +437,22 @@ class CgroupMetrics:
         """
         self._duration = Histogram(
             "kubelet_cgroup_manager_duration_seconds",
-            "How long it took to make, set or remove a cgroup.",
+            "Duration of cgroup creation, update and removal in seconds.",
             ["operation_type"],
             buckets=SECONDS,
             registry=registry,
         )
-        version = Gauge("kubelet_cgroup_version", "The version of the machine's cgroups.", registry=registry)
+        version = Gauge("kubelet_cgroup_version", "Cgroup version of the host.", registry=registry)
         version.set(2 if unified else 1)
         seen = registry if memory_qos else None
         self._minimum = Gauge(
             "kubelet_memory_qos_node_memory_min_bytes",
-            "Memory of guaranteed pods that the kernel never takes back.",
+            "Memory of Guaranteed pods that is protected from reclaim (memory.min), in bytes.",
             registry=seen,
         )
         self._low = Gauge(
             "kubelet_memory_qos_node_memory_low_bytes",
-            "Memory of burstable pods that the kernel takes back only when there is no other.",
+            "Memory of Burstable pods that is reclaimed last (memory.low), in bytes.",
             registry=seen,
         )
 

@@ -46,27 +46,27 @@ class CpuMetrics:
         self._alignment = alignment or AlignmentMetrics()
         self.requests = Counter(
             "kubelet_cpu_manager_pinning_requests_total",
-            "Containers that were to get CPUs for themselves.",
+            "Containers that requested exclusive CPUs.",
             registry=registry,
         )
         self.errors = Counter(
             "kubelet_cpu_manager_pinning_errors_total",
-            "Containers that could not get CPUs for themselves.",
+            "Containers whose request for exclusive CPUs failed.",
             registry=registry,
         )
         self._shared = Gauge(
             "kubelet_cpu_manager_shared_pool_size_millicores",
-            "CPUs that can still be given to containers for themselves, in millicores.",
+            "Size of the shared CPU pool in millicores.",
             registry=registry,
         )
         self._exclusive = Gauge(
             "kubelet_cpu_manager_exclusive_cpu_allocation_count",
-            "CPUs that containers have for themselves.",
+            "Exclusively allocated CPUs.",
             registry=registry,
         )
         self._per_node = Gauge(
             "kubelet_cpu_manager_allocation_per_numa",
-            "CPUs that containers have for themselves, by NUMA node.",
+            "Exclusively allocated CPUs, by NUMA node.",
             ["numa_node"],
             registry=registry,
         )

@@ -17,7 +17,7 @@ import msgspec
 
 from pykubelet.api import cpuset
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.text import fnv1a_32, quoted
 
 FILE_NAME = "cpu_manager_state"

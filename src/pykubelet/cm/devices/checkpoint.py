@@ -15,7 +15,7 @@ import msgspec
 
 from pykubelet.cm.devices.registry import DeviceAllocation, DeviceOwner, DeviceRegistry
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.text import fnv1a_32
 
 FILE_NAME = "kubelet_internal_checkpoint"

@@ -214,7 +214,7 @@ class DeviceMetrics:
         )
         self._allocations = Histogram(
             "kubelet_device_plugin_alloc_duration_seconds",
-            "How long a device plugin took to hand out devices.",
+            "Duration of device plugin allocations in seconds.",
             ["resource_name"],
             buckets=SECONDS,
             registry=registry,

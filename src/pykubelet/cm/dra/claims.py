@@ -24,7 +24,7 @@ from pykubelet.api.names import is_extended_resource
 from pykubelet.api.pod import Container, Pod, PodResourceClaim
 from pykubelet.api.resource_claim import ResourceClaim
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 
 DEVICE_CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Prefix of extended resources that stand for a device class, which follows by name."""

@@ -21,7 +21,7 @@ from pykubelet.api.pod_status import ResourceHealth
 from pykubelet.cm.dra import dra_health_pb2 as pb
 from pykubelet.cm.dra.claims import PreparedDevice
 from pykubelet.logs import get_logger
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)

@@ -26,14 +26,14 @@ class DraMetrics:
         self._registry = registry
         self._operations = Histogram(
             "dra_operations_duration_seconds",
-            "How long all claims of a pod took to be made ready or given back.",
+            "Duration of the preparation and unpreparation of all claims of a pod in seconds.",
             ["operation_name", "is_error"],
             buckets=_BUCKETS,
             registry=registry,
         )
         self._calls = Histogram(
             "dra_grpc_operations_duration_seconds",
-            "How long calls to drivers of claims took.",
+            "Duration of gRPC calls to DRA drivers in seconds.",
             ["driver_name", "method_name", "grpc_status_code"],
             buckets=_BUCKETS,
             registry=registry,

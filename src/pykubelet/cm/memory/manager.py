@@ -50,12 +50,12 @@ class MemoryMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.requests = Counter(
             "kubelet_memory_manager_pinning_requests_total",
-            "Containers that were to get memory of certain NUMA nodes.",
+            "Containers that requested memory of certain NUMA nodes.",
             registry=registry,
         )
         self.errors = Counter(
             "kubelet_memory_manager_pinning_errors_total",
-            "Containers that could not get memory of certain NUMA nodes.",
+            "Containers whose request for memory of certain NUMA nodes failed.",
             registry=registry,
         )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from pykubelet.cm.memory.numa_memory import Assignments, Machine, MemoryBlock, MemoryTable, NodeMemory
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.podconfig.static_pods import write_atomically
+from pykubelet.util.files import write_atomically
 from pykubelet.util.text import fnv1a_32, quoted
 
 T = TypeVar("T")

@@ -47,13 +47,13 @@ class AlignmentMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self._aligned = PlainCounter(
             "kubelet_container_aligned_compute_resources_count",
-            "Containers that got what they asked for from within a boundary.",
+            "Containers whose resources were allocated within a boundary.",
             _LABELS,
             registry=registry,
         )
         self._failed = PlainCounter(
             "kubelet_container_aligned_compute_resources_failure_count",
-            "Containers that could not get what they asked for from within a boundary.",
+            "Containers whose resources could not be allocated within a boundary.",
             _LABELS,
             registry=registry,
         )
@@ -85,17 +85,17 @@ class TopologyMetrics:
         self.alignment = alignment or AlignmentMetrics()
         self._requests = Counter(
             "kubelet_topology_manager_admission_requests_total",
-            "Pods whose CPUs, memory and devices had to be found.",
+            "Pods whose CPUs, memory and devices the topology manager had to align.",
             registry=registry,
         )
         self.errors = Counter(
             "kubelet_topology_manager_admission_errors_total",
-            "Pods that were refused because theirs could not be given near to each other.",
+            "Pods that were rejected because their resources could not be aligned.",
             registry=registry,
         )
         self._duration = Histogram(
             "kubelet_topology_manager_admission_duration_ms",
-            "How long finding them took, in milliseconds.",
+            "Duration of the alignment of a pod's resources in milliseconds.",
             buckets=_MILLISECONDS,
             registry=registry,
         )

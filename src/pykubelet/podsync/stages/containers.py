@@ -31,9 +31,9 @@ from pykubelet.util.backoff import KeyedBackoff
 RETRY_SECONDS = 10.0
 """Seconds until the next attempt to start a container that failed to start."""
 FAILURE_SECONDS = 5.0
-"""How long a container's status shows why its image could not be pulled, before it shows ImagePullBackOff."""
+"""Seconds for which a container's status shows the reason of a failed pull before ImagePullBackOff."""
 CRASH_EXPIRY_SECONDS = 600.0
-"""How long a container must have run for its crash-loop back-off to start over, whatever the maximum is."""
+"""Seconds that a container must run until its crash-loop back-off is reset, whatever the maximum is."""
 CRASH_SECONDS = (10.0, 300.0)
 """The first and the longest crash-loop back-off delay."""
 REDUCED_CRASH_SECONDS = (1.0, 60.0)

@@ -25,13 +25,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from pykubelet.linux.mounts import read_mounts
+from pykubelet.util.files import write_atomically
 from pykubelet.volumes.csi.names import EPHEMERAL, PLUGIN_DIR, staging_dir_name
 from pykubelet.volumes.csi.pending_unpublish import PendingUnpublish
 from pykubelet.volumes.errors import VolumePluginError
@@ -75,8 +76,8 @@ def write_data(path: Path, data: VolumeData) -> None:
     make_directory(path.parent)
     if read_data(path) == data:
         return
-    with _atomic_replace(path) as new:
-        new.write_bytes(msgspec.json.encode(data) + b"\n")
+    content = msgspec.json.encode(data) + b"\n"
+    write_atomically(path, content, 0o644, temporary=_temporary(path), durable=False)
 
 
 def read_data(path: Path) -> VolumeData | None:
@@ -129,17 +130,6 @@ def remove_abandoned(
 
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
-
-
-@contextmanager
-def _atomic_replace(path: Path) -> Iterator[Path]:
-    new = _temporary(path)
-    try:
-        yield new
-        new.chmod(0o644)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 DEVICES = "volumeDevices"

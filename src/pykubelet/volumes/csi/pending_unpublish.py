@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from pykubelet.logs import get_logger
+from pykubelet.util.files import fsync_directory, write_atomically
 from pykubelet.volumes.csi.names import unique_name
 
 log = get_logger(__name__)
@@ -67,17 +68,10 @@ class PendingUnpublishStore:
         """Store a pending call durably (fsync), before anything is unmounted. Raises OSError."""
         file = self._file(pending_call)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new = file.with_suffix(".new")
-        try:
-            with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
-                out.write(msgspec.json.encode(pending_call) + b"\n")
-                out.flush()
-                os.fsync(out.fileno())
-            new.replace(file)
-        finally:
-            new.unlink(missing_ok=True)
+        content = msgspec.json.encode(pending_call) + b"\n"
+        write_atomically(file, content, temporary=file.with_suffix(".new"))
         for directory in (self._directory, self._directory.parent, self._directory.parent.parent):
-            _fsync_directory(directory)
+            fsync_directory(directory)
 
     def remove(self, pending_call: PendingUnpublish) -> None:
         """Delete a call that is no longer pending. Raises OSError."""
@@ -116,14 +110,6 @@ class PendingUnpublishStore:
 
     def _file(self, pending_call: PendingUnpublish) -> Path:
         return self._directory / f"{hashlib.sha256(pending_call.target.encode()).hexdigest()}.json"
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 ABSENT_SECONDS = 30.0

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pykubelet.linux.mounts import read_mounts, unmount
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
-from pykubelet.util.backoff import ErrorLogLimiter
+from pykubelet.util.backoff import ErrorLogLimiter, ExponentialDelay
 from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread
 from pykubelet.volumes.csi.dependencies import CsiDependencies, DriverCallError, driver_call
 from pykubelet.volumes.csi.drivers import Drivers
@@ -227,7 +227,7 @@ class UnpublishRetrier:
         """Make the pending calls of one driver, until none is left or the driver deregisters."""
         error_log = ErrorLogLimiter(log, "Failed to complete pending NodeUnpublishVolume", driver=driver)
         clock = asyncio.get_running_loop().time
-        delay = INITIAL_BACKOFF_SECONDS
+        delay = ExponentialDelay(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
         try:
             while (client := self._drivers.client(driver)) is not None:
                 change = self._driver_change
@@ -237,9 +237,8 @@ class UnpublishRetrier:
                 except (PluginError, OSError) as err:
                     error_log.failed(err, clock())
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(delay):
+                    async with asyncio.timeout(delay.next()):
                         await change.wait()
-                delay = min(delay * 2, MAX_BACKOFF_SECONDS)
         finally:
             self._active.discard(driver)
 
