@@ -1,5 +1,6 @@
 """What runs the tests: their order, the harness that stops processes, and the mutants."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests import durations
 from tests.mutation.operators import mutants, mutated_code
+from tests.support.ports import held_port
 
 SOURCE = """
 class Door:
@@ -49,6 +51,16 @@ def test_durations_of_cluster_tests_count_as_machine() -> None:
     assert durations.kind_of("tests/cluster/test_x.py::test_y", ()) == ("tests/cluster/test_x.py", True)
     assert durations.kind_of("tests/sync/test_x.py::test_y", ("machine",))[1]
     assert not durations.kind_of("tests/sync/test_x.py::test_y", ())[1]
+
+
+def test_held_port_refuses_connections_until_server_listens() -> None:
+    with held_port() as port:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        with pytest.raises(OSError, match="in use"), socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
 
 
 STOPPING = """

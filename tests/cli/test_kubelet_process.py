@@ -20,7 +20,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import connect
 from pykubelet.linux.mounts import unshare_mounts
-from tests.embedded.pods import free_port
+from tests.support.ports import free_port
 
 BIN = Path(sys.executable).parent
 KUBELET = str(BIN / "kubelet")

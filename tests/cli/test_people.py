@@ -19,9 +19,9 @@ from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podconfig.manifests import read_manifest
 from pykubelet.podconfig.static_pods import static_pods
 from tests.cli.node import Ran, command, environment, pykubelet
-from tests.embedded.pods import free_port
 from tests.engine.conftest import short_dir
 from tests.engine.node import Node, running, up_node
+from tests.support.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.embedded.pods import free_port
+from tests.support.ports import free_port
 
 PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
 

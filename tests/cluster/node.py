@@ -5,7 +5,6 @@ ours, or the reference kubelet: tests of what both must do alike run with either
 """
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +15,11 @@ from pykubelet.cli.up import standalone_config
 from pykubelet.cm.cgroups.driver import CgroupFiles
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
 from pykubelet.devcluster.admin_client import ApiStatusError
-from pykubelet.devcluster.cluster import free_ports
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.cluster.plane import Document, Plane, pod_document, unique
 from tests.conftest import RunningRuntime
 from tests.engine.node import BIN, PATIENCE, Node, is_ready
+from tests.support.ports import held_port
 
 T = TypeVar("T")
 
@@ -183,25 +182,6 @@ class ClusterNode(Node):
         return self.truth.running() if self.reference else self.left_of()
 
 
-def hold_ports(count: int, held: contextlib.ExitStack) -> list[int]:
-    """Choose ports and keep them: others choose theirs before an agent listens, and between two of them.
-
-    A socket that is bound and does not listen keeps away whoever looks for a free port, and not those who
-    ask to use an address again, as all servers do.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        (port,) = free_ports(1)
-        keeper = held.enter_context(socket.socket())
-        try:
-            keeper.bind(("0.0.0.0", port))
-        except OSError:
-            continue  # somebody else was quicker
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.append(port)
-    return found
-
-
 def cluster_node(
     plane: Plane,
     runtime: RunningRuntime,
@@ -223,7 +203,7 @@ def cluster_node(
     name = name or unique("n")
     instance = runtime.instance
     held = contextlib.ExitStack()
-    secure, health, read_only = hold_ports(3, held)
+    secure, health, read_only = (held.enter_context(held_port()) for _ in range(3))
     config = {
         **standalone_config(instance, runtime.endpoint),
         "address": "0.0.0.0",

@@ -1,10 +1,6 @@
 """A pod made by hand, through CRI alone."""
 
-import contextlib
 import json
-import os
-import random
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,28 +21,6 @@ class Pod:
 
     sandbox: str
     container: str
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """A host port that nobody uses: several people may run these tests at once.
-
-    It is below those that the kernel and control planes give to others, whose callers would reach the pod
-    instead. It may be a while until it is bound, so no process of a run is given what another one, or the
-    same one, got before.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 11_000 + worker % 4 * 2_000
-    while True:
-        port = random.randrange(first, first + 2_000)
-        if port in _given:
-            continue
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            _given.add(port)
-            return port
 
 
 @asynccontextmanager

@@ -28,7 +28,8 @@ from pykubelet.standalone.teardown import (
     shim_sockets,
 )
 from tests.conftest import RunningRuntime, runtime_process, why_no_machine
-from tests.embedded.pods import connected, container_pid, free_port, start_pod
+from tests.embedded.pods import connected, container_pid, start_pod
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.machine,

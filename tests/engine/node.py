@@ -29,8 +29,8 @@ from pykubelet.cli.up import standalone_config
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.standalone.instance import Instance
 from tests.conftest import RunningRuntime
-from tests.embedded.pods import free_port
 from tests.engine.truth import Truth
+from tests.support.ports import free_port
 
 T = TypeVar("T")
 Document = dict[str, Any]

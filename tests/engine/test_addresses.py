@@ -9,9 +9,9 @@ from ipaddress import ip_address
 import pytest
 
 from tests.conftest import RunningRuntime
-from tests.embedded.pods import free_port
 from tests.engine.making import container, forever, pod
 from tests.engine.node import kubelet_node, running, status_of
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.machine
 

@@ -14,10 +14,10 @@ import yaml
 
 from pykubelet.linux.processes import Process
 from pykubelet.standalone.daemon import find_daemons
-from tests.embedded.pods import free_port
 from tests.engine.conftest import short_dir, take_down
 from tests.engine.making import IMAGE, Document
 from tests.engine.node import BIN, Node, is_ready, running, status_of, up_node
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.machine
 

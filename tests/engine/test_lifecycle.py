@@ -16,10 +16,10 @@ import pytest
 
 from pykubelet.status.static_readiness import FILE as READINESS
 from tests.conftest import RunningRuntime
-from tests.embedded.pods import free_port
 from tests.engine.making import Document, container, forever, pod
 from tests.engine.node import Node, condition, is_ready, kubelet_node, running, status_of
 from tests.engine.truth import CONTAINER_NAME
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.machine
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import socket
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,16 +102,6 @@ async def serving(context: ssl.SSLContext | None, port: int = 0) -> AsyncIterato
         yield server
     finally:
         await runner.cleanup()
-
-
-@contextmanager
-def held_port() -> Iterator[int]:
-    """A port of ours also while no server listens there: who connects is refused, and nobody else gets it."""
-    with socket.socket() as holder:
-        # As a server's socket does it: then both may have the port, as long as only one of them listens.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
 
 
 def answer(document: Any = None, code: int = 200, headers: dict[str, str] | None = None) -> Handler:

@@ -25,9 +25,10 @@ from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from tests.kube.certs import Authority, Pair
 from tests.kube.conftest import Opener
-from tests.kube.servers import Server, answer, held_port, refuse, server_context, serving
+from tests.kube.servers import Server, answer, refuse, server_context, serving
 from tests.kube.signing import PATH, Document, Signing
 from tests.kube.waiting import until
+from tests.support.ports import held_port
 
 NODE = {"metadata": {"name": "one"}}
 

@@ -31,7 +31,6 @@ from tests.kube.making import Heard, ScriptedSource, event, page, pod, status
 from tests.kube.servers import (
     Server,
     cut,
-    held_port,
     listing,
     refuse,
     reset,
@@ -40,6 +39,7 @@ from tests.kube.servers import (
     stream,
     text,
 )
+from tests.support.ports import held_port
 
 AWAY = Unreachable("https://x", "refused")
 FOREVER = [10**9]

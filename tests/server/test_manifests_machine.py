@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.cluster import free_ports
 from tests.conftest import RunningRuntime, runtime_process
 from tests.engine.conftest import short_dir
 from tests.engine.making import pod
 from tests.engine.node import Node, kubelet_node, running
 from tests.kube.certs import Authority, Pair
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.machine
 
@@ -46,7 +46,7 @@ class Api:
 
 
 def test_pods_over_https(runtime: RunningRuntime, tmp_path: Path) -> None:
-    authority, port = Authority(tmp_path, "people"), free_ports(1)[0]
+    authority, port = Authority(tmp_path, "people"), free_port()
     ways = {
         "anonymous": {"enabled": False},
         "webhook": {"enabled": False},
