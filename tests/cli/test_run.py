@@ -32,7 +32,6 @@ from pykubelet.podconfig.static_pods import (
     plan_installation,
     read_manifest_dir,
     static_pods,
-    write_atomically,
 )
 from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
