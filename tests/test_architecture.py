@@ -9,19 +9,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in (ROOT / "src/pykubelet").glob("*/__init__.py")}
 
 
-def test_figure_is_current() -> None:
+def test_diagram_check_figure_is_current() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts/diagram"), "--check"], capture_output=True, text=True
     )
     assert not done.returncode, done.stderr
 
 
-def test_page_lists_every_package() -> None:
+def test_architecture_page_lists_every_package() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     assert set(re.findall(r"^\| `(\w+)/`", page, re.M)) == PACKAGES
 
 
-def test_pages_name_modules_that_exist() -> None:
+def test_architecture_pages_named_modules_exist() -> None:
     pages = [ROOT / "docs/architecture.md", *(ROOT / "docs/packages").glob("*.md")]
     packages = "|".join(sorted(PACKAGES))
     for page in pages:

@@ -8,7 +8,7 @@ from pykubelet.util.metrics import PlainCounter
 from tests.metrics_page import STATES, Page, rows
 
 
-def test_each_metric_is_there_once_and_says_why_it_is_not_shown() -> None:
+def test_metrics_table_rows_unique_and_hidden_metrics_have_reason() -> None:
     table = rows()
     assert len({(row.endpoint, row.metric) for row in table}) == len(table)
     for row in table:
@@ -19,7 +19,7 @@ def test_each_metric_is_there_once_and_says_why_it_is_not_shown() -> None:
         assert "*" not in row.metric or row.state in ("later", "never"), row
 
 
-def test_the_text() -> None:
+def test_text_format_returns_prometheus_exposition() -> None:
     registry = CollectorRegistry()
     Counter("b_total", "With\na \\ break.", ["x"], registry=registry).labels('"\\\n').inc()
     PlainCounter("a_errors", "Plain.", registry=registry).inc(2)

@@ -54,12 +54,14 @@ async def taken(configured: str, *answers: Answer) -> str:
         ("cgroupfs", [AWAY, UNKNOWN], "cgroupfs"),
     ],
 )
-async def test_the_driver(configured: str, answers: list[Answer], expected: str) -> None:
+async def test_take_cgroup_driver_runtime_config_overrides_configuration(
+    configured: str, answers: list[Answer], expected: str
+) -> None:
     assert await taken(configured, *answers) == expected
 
 
 @pytest.mark.looptime
-async def test_a_runtime_that_does_not_say() -> None:
+async def test_take_cgroup_driver_runtime_unavailable_or_unknown_raises_startup_error() -> None:
     with pytest.raises(StartupError, match=r"cannot ask the container runtime .*code = Unavailable"):
         await taken("cgroupfs", AWAY, AWAY, AWAY)
     assert asyncio.get_running_loop().time() >= 4
@@ -67,7 +69,7 @@ async def test_a_runtime_that_does_not_say() -> None:
         await taken("cgroupfs", tells(7))
 
 
-def test_a_machine_without_cgroups_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_machine_cgroups_missing_raises_startup_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise FileNotFoundError(2, "No such file or directory", "/sys/fs/cgroup")
 

@@ -30,12 +30,12 @@ UNNUMBERED = rows("Without a number, but tried")
 
 
 @pytest.mark.parametrize("cve", KNOWN.split())
-def test_every_vulnerability_has_a_row(cve: str) -> None:
+def test_security_page_each_known_cve_has_one_row(cve: str) -> None:
     assert len([row for row in NUMBERED if cve in row[0].split(", ")]) == 1
 
 
 @pytest.mark.parametrize("row", [*NUMBERED, *UNNUMBERED], ids=lambda row: row[0][:40])
-def test_every_row_has_a_state_and_a_test(row: list[str]) -> None:
+def test_security_page_each_row_has_state_and_test(row: list[str]) -> None:
     assert len(row) == (4 if row in NUMBERED else 3)
     state, how = row[-2:]
     assert state in STATES
@@ -44,7 +44,7 @@ def test_every_row_has_a_state_and_a_test(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_every_test_that_is_named_exists(name: str) -> None:
+def test_security_page_named_tests_exist(name: str) -> None:
     file, *parts = name.split("::")
     body = ast.parse((ROOT / file).read_text()).body
     for part in parts:

@@ -39,7 +39,7 @@ def test_durations_expected_unknown_files_count_by_their_tests() -> None:
     }
 
 
-def test_durations_saved_file_is_loaded_again(tmp_path: Path) -> None:
+def test_durations_saved_file_is_reloaded(tmp_path: Path) -> None:
     path = tmp_path / "durations.tsv"
     assert durations.load(path) == {}
     durations.save({("tests/b.py", True): 3.25, ("tests/a.py", False): 0.5}, path)
@@ -125,7 +125,7 @@ def test_mutants_change_one_function_and_no_file(tmp_path: Path) -> None:
     assert path.read_text() == SOURCE
 
 
-def test_mutated_code_replaces_that_of_a_loaded_function(tmp_path: Path) -> None:
+def test_mutated_code_replaces_code_of_loaded_function(tmp_path: Path) -> None:
     path = tmp_path / "door.py"
     path.write_text(SOURCE)
     names: dict[str, type] = {}

@@ -101,7 +101,7 @@ async def test_event_recorder_hold_between_ticks_delivers(monkeypatch: pytest.Mo
 
 
 @pytest.mark.looptime
-async def test_in_own_thread_cancelled_caller_waits_at_most_its_patience() -> None:
+async def test_in_own_thread_caller_cancelled_waits_at_most_cancel_timeout() -> None:
     release = threading.Event()
     waiting = asyncio.ensure_future(in_own_thread(release.wait, name="stuck", cancel_timeout=3 + TINY))
     await asyncio.sleep(1)
@@ -170,7 +170,7 @@ def test_source_waits_for_remainders_are_bounded() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-def test_source_check_finds_an_unbounded_remainder() -> None:
+def test_source_check_unbounded_remainder_is_found() -> None:
     loop = """
 async def run(self):
     while (left := self.due - loop.time()) > 0:

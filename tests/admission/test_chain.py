@@ -43,21 +43,21 @@ class Failing:
         raise RuntimeError("lost")
 
 
-def test_the_first_refusal_counts() -> None:
+def test_admit_handler_chain_returns_first_rejection() -> None:
     first, second = AdmitRejection("First", "one"), AdmitRejection("Second", "two")
     last = Saying(second)
     assert AdmitHandlerChain([Saying(None), Saying(first), last]).admit(attempt(pod())) == first
     assert not last.asked
 
 
-def test_nobody_makes_room_for_a_pod_that_is_refused() -> None:
+def test_admit_handler_chain_preempt_then_rejection_returns_rejection() -> None:
     room = Preempt([pod("victim")], "cpu")
     refusal = AdmitRejection("No", "never")
     assert AdmitHandlerChain([Saying(room), Saying(refusal)]).admit(attempt(pod())) == refusal
     assert AdmitHandlerChain([Saying(room), Saying(None)]).admit(attempt(pod())) == room
 
 
-def test_pods_that_run_are_shown_only_to_who_hands_something_out() -> None:
+def test_admit_handler_chain_running_pod_calls_only_for_running_handlers() -> None:
     refusal = AdmitRejection("No", "never")
     giver = Saying(None, for_running=True)
     chain = AdmitHandlerChain([Saying(refusal), giver])
@@ -66,7 +66,7 @@ def test_pods_that_run_are_shown_only_to_who_hands_something_out() -> None:
     assert chain.admit(attempt(pod())) == refusal
 
 
-def test_a_link_that_fails_keeps_the_pod_away() -> None:
+def test_admit_handler_chain_handler_raises_rejects_pod() -> None:
     answer = AdmitHandlerChain([Failing()]).admit(attempt(pod()))
     assert answer == AdmitRejection("UnexpectedAdmissionError", "Failing failed: lost")
 
@@ -92,7 +92,7 @@ class Waiting:
         return self._answer
 
 
-async def test_links_that_wait_are_waited_for_in_their_order() -> None:
+async def test_admit_handler_chain_deferred_handlers_awaited_in_order() -> None:
     first, second, last = Waiting(None), Waiting(None), Saying(AdmitRejection("Last", "told last"))
     answer = AdmitHandlerChain([Saying(None), first, second, last]).admit(attempt(pod()))
     assert isinstance(answer, DeferredResult)
@@ -102,7 +102,7 @@ async def test_links_that_wait_are_waited_for_in_their_order() -> None:
     assert (first.waited, second.waited, last.asked) == (1, 1, 1)
 
 
-async def test_what_was_waited_for_may_be_a_refusal_or_fail() -> None:
+async def test_admit_handler_chain_deferred_rejection_or_error_rejects_pod() -> None:
     room, behind = Preempt([pod("victim")], "cpu"), Waiting(None)
     for link, expected in (
         (Waiting(None), room),
@@ -118,12 +118,12 @@ async def test_what_was_waited_for_may_be_a_refusal_or_fail() -> None:
     assert behind.waited == 1
 
 
-def test_nobody_is_waited_for_when_the_pod_is_refused_before() -> None:
+def test_admit_handler_chain_rejected_before_deferred_handler_not_deferred() -> None:
     refusal = AdmitRejection("No", "never")
     assert AdmitHandlerChain([Saying(refusal), Waiting(None)]).admit(attempt(pod())) == refusal
 
 
-def test_the_order_of_the_links() -> None:
+def test_make_chain_handler_order() -> None:
     pressure, allocation, shutdown = (Saying(None) for _ in range(3))
     chain = make_chain(surroundings(pressure=pressure, allocation=allocation, shutdown=shutdown))
     names = [type(link).__name__ for link in chain.handlers]
@@ -154,7 +154,7 @@ class Entry:
         return self.made
 
 
-def test_links_of_others_are_asked_in_the_order_of_their_names() -> None:
+def test_installed_handlers_sorted_by_entry_point_name() -> None:
     first, second = Saying(None), Saying(None)
     entries = [Entry("b", lambda _: second), Entry("a", lambda _: first)]
     assert installed_handlers(surroundings(), entries) == [first, second]
@@ -168,7 +168,7 @@ def broken(_: AdmitHandlerDeps) -> PodAdmitHandler:
     ("made", "problem"),
     [(broken, "no such socket"), (lambda _: object(), "is no link: it has no for_running and no admit")],
 )
-def test_a_link_of_others_that_cannot_be_used_keeps_pods_away(
+def test_installed_handlers_unusable_entry_point_rejects_new_pods_only(
     made: Callable[[AdmitHandlerDeps], PodAdmitHandler], problem: str
 ) -> None:
     chain = AdmitHandlerChain(installed_handlers(surroundings(), [Entry("mine", made)]))
@@ -181,7 +181,7 @@ def test_a_link_of_others_that_cannot_be_used_keeps_pods_away(
     assert chain.admit(attempt(pod(), running=True)) is None
 
 
-def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_chain_entry_point_handler_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "never-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: never\nVersion: 1\n")
@@ -207,7 +207,7 @@ def test_an_installed_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("Anything", "Other"),
     ],
 )
-def test_metrics(reason: str, label: str) -> None:
+def test_admission_metrics_rejections_and_preemptions_labelled(reason: str, label: str) -> None:
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
     metrics.rejected(reason)

@@ -18,7 +18,7 @@ def pod_of(*resources: str, claimed: tuple[str, ...] = ()) -> Pod:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_claim_serves_does_not_have_to_be_there(name: str) -> None:
+def test_insufficient_resources_extended_resource_with_claim_not_counted(name: str) -> None:
     def short(pod: Pod, has: dict[str, int]) -> list[str]:
         found = insufficient_resources(
             pod,

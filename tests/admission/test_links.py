@@ -51,7 +51,9 @@ from tests.admission.making import attempt, node, pod, surroundings
         (["a.b", "c.d"], [], {}, '"a.b" not allowlisted'),
     ],
 )
-def test_sysctls(names: list[str], allowed: list[str], spec: dict[str, Any], problem: str | None) -> None:
+def test_sysctls_handler_forbidden_sysctl_rejected(
+    names: list[str], allowed: list[str], spec: dict[str, Any], problem: str | None
+) -> None:
     link = Sysctls(surroundings(allowed_sysctls=allowed))
     wishes = [{"name": name, "value": "1"} for name in names]
     refusal = link.admit(attempt(pod(securityContext={"sysctls": wishes}, **spec)))
@@ -71,7 +73,7 @@ def test_sysctls(names: list[str], allowed: list[str], spec: dict[str, Any], pro
         ("10.0", 12, "net.ipv4.tcp_wmem"),
     ],
 )
-def test_what_is_safe_depends_on_the_kernel(kernel: str, count: int, last: str) -> None:
+def test_safe_sysctls_by_kernel_version(kernel: str, count: int, last: str) -> None:
     safe = list(safe_sysctls(kernel))
     assert (len(safe), safe[-1]) == (count, last)
 
@@ -87,7 +89,9 @@ def test_what_is_safe_depends_on_the_kernel(kernel: str, count: int, last: str) 
         ({}, "windows", "PodOSNotSupported"),
     ],
 )
-def test_operating_system(labels: dict[str, str], os: str | None, reason: str | None) -> None:
+def test_operating_system_handler_other_os_rejected(
+    labels: dict[str, str], os: str | None, reason: str | None
+) -> None:
     asked = pod(meta={"labels": labels}, os={"name": os} if os else None)
     # Whatever label the node was given: the machine is what it is.
     refusal = OperatingSystem().admit(attempt(asked, at=node({"kubernetes.io/os": "windows"})))
@@ -96,7 +100,9 @@ def test_operating_system(labels: dict[str, str], os: str | None, reason: str | 
 
 @pytest.mark.parametrize("policy", [None, "Merge", "Strict"])
 @pytest.mark.parametrize("features", [None, NodeFeatures(), NodeFeatures(supplemental_groups_policy=True)])
-def test_supplemental_groups(policy: str | None, features: NodeFeatures | None) -> None:
+def test_supplemental_groups_handler_strict_unsupported_rejected(
+    policy: str | None, features: NodeFeatures | None
+) -> None:
     asked = pod(securityContext={"supplementalGroupsPolicy": policy} if policy else {})
     here = node()
     here.status.features = features
@@ -133,7 +139,7 @@ EMPTY = 'invalid empty AppArmor profile name: "&AppArmorProfile{Type:Localhost,L
         ({"type": "Localhost"}, None, "runtime/default", OFF, None),
     ],
 )
-def test_apparmor(
+def test_apparmor_handler_unenforceable_profile_rejected(
     pod_profile: dict[str, str] | None,
     own: dict[str, str] | None,
     annotation: str | None,
@@ -155,7 +161,7 @@ def test_apparmor(
     assert AppArmor(surroundings()).admit(attempt(begun)) is None
 
 
-def test_whether_the_kernel_has_apparmor(tmp_path: Path) -> None:
+def test_apparmor_is_enabled_reads_kernel_parameter(tmp_path: Path) -> None:
     assert not apparmor_is_enabled(tmp_path)
     (tmp_path / "kernel/security/apparmor").mkdir(parents=True)
     assert not apparmor_is_enabled(tmp_path)
@@ -176,7 +182,9 @@ def test_whether_the_kernel_has_apparmor(tmp_path: Path) -> None:
         ({"limits": {"example.com/dongle": "1"}}, False),
     ],
 )
-def test_pod_level_resources(whole: dict[str, Any] | None, refused: bool) -> None:
+def test_pod_level_resources_handler_gate_disabled_rejected(
+    whole: dict[str, Any] | None, refused: bool
+) -> None:
     asked = attempt(pod(resources=whole))
     assert PodLevelResources(surroundings()).admit(asked) is None
     refusal = PodLevelResources(surroundings({"PodLevelResources": False})).admit(asked)
@@ -209,7 +217,7 @@ RULES = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "val
         ),
     ],
 )
-def test_features_that_this_node_lacks(spec: dict[str, Any], missing: str) -> None:
+def test_declared_features_handler_missing_node_feature_rejected(spec: dict[str, Any], missing: str) -> None:
     link = DeclaredFeatures(surroundings())
     message = f"Pod requires node features that are not available: {missing}"
     expected = AdmitRejection("PodFeatureUnsupported", message) if missing else None

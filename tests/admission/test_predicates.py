@@ -55,7 +55,7 @@ def ask(one: Pod, *others: Pod, **at: Any) -> AdmitResult:
         ({"dongle": "1"}, [], None, ()),
     ],
 )
-def test_room(
+def test_predicates_insufficient_resources_rejected_with_amounts(
     wanted: dict[str, Any], others: list[dict[str, Any]], reason: str | None, numbers: tuple[int, ...]
 ) -> None:
     there = [asking(f"other-{number}", **texts) for number, texts in enumerate(others)]
@@ -72,7 +72,7 @@ def test_room(
 
 
 @pytest.mark.parametrize(("there", "held", "refused"), [("2", 1, False), ("2", 2, True), ("0", 0, True)])
-def test_extended_resources_that_the_node_has(there: str, held: int, refused: bool) -> None:
+def test_predicates_extended_resource_exhausted_rejected(there: str, held: int, refused: bool) -> None:
     others = [asking(f"other-{number}", dongle="1") for number in range(held)]
     answer = ask(asking(dongle="1"), *others, at=node(dongle=there))
     message = (
@@ -81,7 +81,7 @@ def test_extended_resources_that_the_node_has(there: str, held: int, refused: bo
     assert answer == (AdmitRejection("OutOfexample.com/dongle", message) if refused else None)
 
 
-def test_init_containers_and_overhead_count() -> None:
+def test_insufficient_resources_init_containers_and_overhead_included() -> None:
     big = {"name": "first", "resources": {"requests": {"cpu": "1900m"}}}
     asked = pod(initContainers=[big], overhead={"cpu": "200m"})
     found = insufficient_resources(asked, Usage(0, {}), {"cpu": 2000, "pods": 9}, requests_of)
@@ -131,13 +131,15 @@ BY_NAME = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": 
         (ports({"containerPort": 80}), None),
     ],
 )
-def test_place(spec: dict[str, Any], reason: str | None) -> None:
+def test_failed_predicates_node_name_affinity_and_host_ports(
+    spec: dict[str, Any], reason: str | None
+) -> None:
     other = pod("other", **ports({"hostPort": 80}, {"hostPort": 81, "hostIP": "10.0.0.1"}))
     found = [one.reason for one in failed_predicates(pod(**spec), node({"zone": "a"}), [other])]
     assert found == ([reason] if reason else [])
 
 
-def test_ports_of_init_containers_count_only_where_they_stay() -> None:
+def test_failed_predicates_init_container_ports_counted_only_for_sidecars() -> None:
     for policy, taken in ((None, False), ("Always", True)):
         init = {"name": "first", "restartPolicy": policy, "ports": [{"hostPort": 80}]}
         found = failed_predicates(
@@ -165,14 +167,14 @@ def test_ports_of_init_containers_count_only_where_they_stay() -> None:
         ({"key": "k", "operator": "Odd", "value": "5"}, False),
     ],
 )
-def test_taints(toleration: dict[str, Any], tolerated: bool) -> None:
+def test_tolerates_by_operator_key_and_value(toleration: dict[str, Any], tolerated: bool) -> None:
     taint = Taint(key="k", value="5", effect="NoExecute")
     one = Toleration(**toleration)
     assert tolerates(one, taint, comparing=True) is tolerated
     assert tolerates(one, taint) is (tolerated and one.operator not in ("Lt", "Gt"))
 
 
-def test_only_taints_that_evict_count_and_not_for_static_pods() -> None:
+def test_predicates_only_no_execute_taints_reject_and_not_static_pods() -> None:
     here = node()
     here.spec.taints = [Taint(key="a", effect="NoSchedule"), Taint(key="b", effect="PreferNoSchedule")]
     assert ask(pod(), at=here) is None
@@ -182,7 +184,7 @@ def test_only_taints_that_evict_count_and_not_for_static_pods() -> None:
     assert ask(pod(source="file"), at=here) is None
 
 
-def test_a_label_that_is_missing_may_just_have_come() -> None:
+def test_predicates_node_affinity_alone_failed_rejection_is_stale() -> None:
     message = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
     wanting: dict[str, Any] = {"nodeSelector": {"zone": "b"}}
     assert ask(pod(**wanting)) == AdmitRejection("NodeAffinity", message, stale=True)
@@ -193,7 +195,7 @@ def test_a_label_that_is_missing_may_just_have_come() -> None:
     assert (refusal.reason, refusal.stale) == ("OutOfpods", False)
 
 
-def test_a_critical_pod_is_refused_for_its_place_but_not_for_want_of_room() -> None:
+def test_predicates_critical_pod_preempts_for_resources_not_for_affinity() -> None:
     full = asking("full", cpu="2")
     critical: dict[str, Any] = {
         "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}],
@@ -231,7 +233,7 @@ def test_a_critical_pod_is_refused_for_its_place_but_not_for_want_of_room() -> N
         (pod(), pod(), False),
     ],
 )
-def test_who_may_take_whose_place(mine: Pod, theirs: Pod, allowed: bool) -> None:
+def test_may_preempt_by_priority_and_source(mine: Pod, theirs: Pod, allowed: bool) -> None:
     assert may_preempt(mine, theirs) is allowed
 
 
@@ -265,7 +267,9 @@ CRITICAL = pod("critical", priority=SYSTEM)
         ([BEST_EFFORT, HIGH], {"pods": 2}, ["best-effort", "high-request"]),
     ],
 )
-def test_victims(others: list[Pod], missing: dict[str, int], chosen: list[str]) -> None:
+def test_choose_victims_prefers_least_important_pods(
+    others: list[Pod], missing: dict[str, int], chosen: list[str]
+) -> None:
     victims = choose_victims(CRITICAL, others, missing, requests_of=requests_of, class_of=qos_class)
     assert [victim.metadata.name for victim in victims] == chosen
 
@@ -284,7 +288,7 @@ missing_strategy = st.dictionaries(st.sampled_from(["cpu", "memory", "pods"]), s
 
 
 @given(others_strategy, missing_strategy)
-def test_victims_are_enough_and_none_is_critical(
+def test_choose_victims_sufficient_and_all_preemptible(
     given_others: list[tuple[int, int, bool, int | None]], missing: dict[str, int]
 ) -> None:
     others = [

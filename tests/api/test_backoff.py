@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from pykubelet.util.backoff import KeyedBackoff
 
 
-def test_pauses_double_up_to_the_limit() -> None:
+def test_keyed_backoff_repeated_attempts_delay_doubles_up_to_limit() -> None:
     back_off, now, pauses = KeyedBackoff(), 1000.0, []
     for _ in range(8):
         failed = now
@@ -16,7 +16,7 @@ def test_pauses_double_up_to_the_limit() -> None:
     assert pauses == [10, 20, 40, 80, 160, 300, 300, 300]
 
 
-def test_health_for_twice_the_limit_starts_over() -> None:
+def test_keyed_backoff_healthy_for_twice_limit_resets_delay() -> None:
     back_off = KeyedBackoff()
     back_off.attempt("k", 0, 0)
     back_off.attempt("k", 10, 10)
@@ -26,7 +26,7 @@ def test_health_for_twice_the_limit_starts_over() -> None:
     assert back_off.delay("k") == 10
 
 
-def test_keys_are_independent_and_forgotten() -> None:
+def test_keyed_backoff_keys_independent_and_removed_by_forget_and_prune() -> None:
     back_off = KeyedBackoff()
     back_off.attempt("a", 0, 0)
     assert back_off.remaining("b", 0, 0) == 0
@@ -37,14 +37,14 @@ def test_keys_are_independent_and_forgotten() -> None:
     assert back_off.delay("a") == 0
 
 
-def test_the_first_pause_never_exceeds_the_limit() -> None:
+def test_keyed_backoff_limit_below_initial_delay_caps_first_delay() -> None:
     back_off = KeyedBackoff(limit=1)
     back_off.attempt("a", 0, 0)
     assert back_off.delay("a") == 1
 
 
 @given(st.lists(st.tuples(st.floats(0, 2000), st.floats(0, 2000)), max_size=30))
-def test_a_pause_is_always_between_the_first_and_the_limit(moments: list[tuple[float, float]]) -> None:
+def test_keyed_backoff_delay_between_initial_and_limit(moments: list[tuple[float, float]]) -> None:
     back_off, now = KeyedBackoff(), 0.0
     for failed_ago, passed in moments:
         now += passed

@@ -66,7 +66,7 @@ NODE = amounts(cpu="2", memory="24580016Ki", ephemeral_storage="100Gi")
         ("status.hostIPs", "192.0.2.2,2001:db8::2"),
     ],
 )
-def test_fields(path: str, value: str) -> None:
+def test_field_value_supported_path_returns_value(path: str, value: str) -> None:
     selector = ObjectFieldSelector(field_path=path)
     assert (
         field_value(selector, POD, pod_ips=["10.0.0.1", "fd00::1"], host_ips=["192.0.2.2", "2001:db8::2"])
@@ -85,17 +85,17 @@ def test_fields(path: str, value: str) -> None:
         "status.phase",
     ],
 )
-def test_fields_that_are_not_given_out(path: str) -> None:
+def test_field_value_unsupported_path_raises_value_error(path: str) -> None:
     with pytest.raises(ValueError):
         field_value(ObjectFieldSelector(field_path=path), POD)
 
 
-def test_fields_of_another_version() -> None:
+def test_field_value_other_api_version_raises_value_error() -> None:
     with pytest.raises(ValueError, match="unsupported pod version: v2"):
         field_value(ObjectFieldSelector(field_path="metadata.name", api_version="v2"), POD)
 
 
-def test_addresses_before_there_are_any() -> None:
+def test_field_value_addresses_unknown_pod_ip_empty_host_ip_raises() -> None:
     assert field_value(ObjectFieldSelector(field_path="status.podIP"), POD) == ""
     for path in ("status.hostIP", "status.hostIPs"):
         with pytest.raises(ValueError, match="host IP unknown"):
@@ -122,12 +122,14 @@ def test_addresses_before_there_are_any() -> None:
         ("limits.cpu", "first", "1", "0"),
     ],
 )
-def test_resources(resource: str, container: str, divisor: str | int, value: str) -> None:
+def test_resource_value_supported_resource_divided_and_rounded(
+    resource: str, container: str, divisor: str | int, value: str
+) -> None:
     selector = ResourceFieldSelector(resource=resource, container_name=container, divisor=divisor)
     assert resource_value(selector, POD, POD.spec.containers[0], NODE) == value
 
 
-def test_limit_of_the_whole_pod_comes_before_the_nodes() -> None:
+def test_resource_value_pod_level_limit_precedes_node_allocatable() -> None:
     pod = Pod(
         spec=PodSpec(
             containers=[Container(name="main")], resources=ResourceRequirements(limits=amounts(cpu="500m"))
@@ -146,7 +148,9 @@ def test_limit_of_the_whole_pod_comes_before_the_nodes() -> None:
         ("limits.cpu", "absent", "container absent not found"),
     ],
 )
-def test_resources_that_are_not_given_out(resource: str, container: str, message: str) -> None:
+def test_resource_value_unsupported_resource_raises_value_error(
+    resource: str, container: str, message: str
+) -> None:
     selector = ResourceFieldSelector(resource=resource, container_name=container)
     with pytest.raises(ValueError, match=message):
         resource_value(selector, POD, POD.spec.containers[0], NODE)
@@ -162,11 +166,11 @@ def test_resources_that_are_not_given_out(resource: str, container: str, message
         ("\u200b\u00a0\U000e0001", r'"\u200b\u00a0\U000e0001"'),
     ],
 )
-def test_quoting_is_gos(text: str, quoted: str) -> None:
+def test_quote_matches_go_strconv(text: str, quoted: str) -> None:
     assert quote(text) == quoted
 
 
 @given(st.dictionaries(st.text(), st.text()))
-def test_a_map_is_one_line_per_key(values: dict[str, str]) -> None:
+def test_format_map_one_line_per_key(values: dict[str, str]) -> None:
     values = {key.replace("\n", ""): value for key, value in values.items()}
     assert format_map(values).count("\n") == max(0, len(values) - 1)

@@ -35,7 +35,7 @@ SECOND = 10**9
         ("-9223372036854775808ns", -(2**63)),
     ],
 )
-def test_reads(text: str, nanos: int) -> None:
+def test_duration_parse_valid_text_returns_nanoseconds(text: str, nanos: int) -> None:
     assert Duration.parse(text) == nanos
 
 
@@ -68,7 +68,7 @@ def test_reads(text: str, nanos: int) -> None:
         "1" * 300,
     ],
 )
-def test_refuses(text: str) -> None:
+def test_duration_parse_invalid_text_raises_short_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as|longest") as caught:
         Duration.parse(text)
     assert "\n" not in str(caught.value)
@@ -93,23 +93,23 @@ def test_refuses(text: str) -> None:
         (-(2**63), "-2562047h47m16.854775808s"),
     ],
 )
-def test_writes(nanos: int, text: str) -> None:
+def test_duration_str_matches_go(nanos: int, text: str) -> None:
     assert str(Duration(nanos)) == text
     assert f"{Duration(nanos)}" == text
 
 
-def test_seconds() -> None:
+def test_duration_from_seconds_and_repr() -> None:
     assert Duration.from_seconds(1.5).seconds == 1.5
     assert repr(Duration.from_seconds(90)) == "Duration('1m30s')"
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_what_is_written_reads_back_exactly(nanos: int) -> None:
+def test_duration_str_parse_roundtrip(nanos: int) -> None:
     assert Duration.parse(str(Duration(nanos))) == nanos
 
 
 @given(st.text() | st.from_regex(r"[-+]?([0-9.]{0,5}(ns|us|ms|s|m|h)?){0,4}", fullmatch=True))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_duration_parse_any_text_in_range_or_value_error(text: str) -> None:
     try:
         span = Duration.parse(text)
     except ValueError:

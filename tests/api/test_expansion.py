@@ -36,22 +36,24 @@ FALLBACK = {"A": "not me", "C": "c"}
         ("$(A)\n$(A)", "a\na"),
     ],
 )
-def test_expansion(text: str, result: str) -> None:
+def test_expand_references_and_escapes(text: str, result: str) -> None:
     assert expand(text, VARIABLES, FALLBACK) == result
 
 
 @given(st.text(alphabet="$()AB \n"), st.dictionaries(st.text(alphabet="$(AB"), st.text(max_size=20)))
-def test_expansion_never_fails_and_knows_escapes(text: str, variables: dict[str, str]) -> None:
+def test_expand_any_text_never_raises_and_escaped_dollar_roundtrips(
+    text: str, variables: dict[str, str]
+) -> None:
     expand(text, variables)
     assert expand(text.replace("$", "$$"), variables) == text
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="$")))
-def test_text_without_a_dollar_stays(text: str) -> None:
+def test_expand_text_without_dollar_unchanged(text: str) -> None:
     assert expand(text, VARIABLES) == text
 
 
-def test_a_bomb_is_refused() -> None:
+def test_expand_exponential_growth_raises_expansion_too_long() -> None:
     variables = {"V0": "x" * 1000}
     with pytest.raises(ExpansionTooLongError, match="more than"):
         for level in range(40):
@@ -59,7 +61,7 @@ def test_a_bomb_is_refused() -> None:
     assert max(map(len, variables.values())) <= LONGEST + 2000
 
 
-def test_many_openings_take_no_long_time() -> None:
+def test_expand_many_unclosed_references_linear_time() -> None:
     text = "$(" * 500_000
     assert expand(text, VARIABLES) == text
     assert expand(text + ")", VARIABLES) == text + ")"

@@ -39,14 +39,14 @@ documents = st.fixed_dictionaries(
 
 
 @given(documents, documents)
-def test_applied_to_the_old_it_gives_the_new(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_merge_patch_applied_to_old_yields_new(old: dict[str, Any], new: dict[str, Any]) -> None:
     patch = merge_patch(old, new, KEYS)
     assert apply_patch(old, json.loads(json.dumps(patch)), API_KEYS) == new
     assert bool(patch) == (json.dumps(old, sort_keys=True) != json.dumps(new, sort_keys=True))
 
 
 @given(documents)
-def test_nothing_to_say(old: dict[str, Any]) -> None:
+def test_merge_patch_equal_documents_is_empty(old: dict[str, Any]) -> None:
     assert merge_patch(old, old, KEYS) == {}
 
 
@@ -103,5 +103,7 @@ B = {"type": "B", "status": "True"}
         ),
     ],
 )
-def test_words(old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_merge_patch_change_yields_expected_patch(
+    old: dict[str, Any], new: dict[str, Any], patch: dict[str, Any]
+) -> None:
     assert merge_patch(old, new, KEYS) == patch

@@ -54,7 +54,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("text", "canonical", "units", "milli"), CASES, ids=[case[0] for case in CASES])
-def test_reads_and_writes(text: str, canonical: str, units: int, milli: int) -> None:
+def test_quantity_parse_canonical_text_units_and_milli(
+    text: str, canonical: str, units: int, milli: int
+) -> None:
     quantity = Quantity.parse(text)
     assert str(quantity) == canonical
     assert int(quantity) == units
@@ -95,14 +97,14 @@ def test_reads_and_writes(text: str, canonical: str, units: int, milli: int) -> 
         "1e" + "9" * 5000,
     ],
 )
-def test_refuses(text: str) -> None:
+def test_quantity_parse_invalid_text_raises_short_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity: write") as caught:
         Quantity.parse(text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
 
-def test_amounts_compare_however_they_are_written() -> None:
+def test_quantity_comparison_independent_of_notation() -> None:
     assert Quantity.parse("1Ki") == Quantity.parse("1024") == Quantity.parse("1024000m")
     assert hash(Quantity.parse("1Ki")) == hash(Quantity.parse("1024"))
     assert Quantity.parse("1G") < Quantity.parse("1Gi") <= Quantity.parse("1024Mi")
@@ -116,7 +118,7 @@ NOTATIONS: st.SearchStrategy[Notation] = st.sampled_from(["decimal", "binary", "
 
 
 @given(st.integers(-(2**63 - 1) * 10**9, (2**63 - 1) * 10**9), NOTATIONS)
-def test_what_is_written_reads_back_exactly(nanos: int, notation: Notation) -> None:
+def test_quantity_str_parse_roundtrip(nanos: int, notation: Notation) -> None:
     quantity = Quantity(nanos, notation)
     again = Quantity.parse(str(quantity))
     assert again == quantity
@@ -127,7 +129,7 @@ def test_what_is_written_reads_back_exactly(nanos: int, notation: Notation) -> N
     st.text()
     | st.from_regex(r"[+-]?[0-9.]{0,40}([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,12})?", fullmatch=True)
 )
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_quantity_parse_any_text_in_range_or_value_error(text: str) -> None:
     try:
         quantity = Quantity.parse(text)
     except ValueError:
@@ -137,7 +139,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.decimals(-(10**12), 10**12, allow_nan=False, places=15), st.sampled_from(["", "k", "m", "Ki"]))
-def test_the_amount_is_the_number_rounded_away_from_zero(number: Decimal, suffix: str) -> None:
+def test_quantity_parse_excess_precision_rounded_away_from_zero(number: Decimal, suffix: str) -> None:
     factor = {"": Decimal(1), "k": Decimal(1000), "m": Decimal("0.001"), "Ki": Decimal(1024)}[suffix]
     with localcontext() as context:
         context.prec = 100

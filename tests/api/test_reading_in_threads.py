@@ -33,6 +33,6 @@ print("all read")
 """
 
 
-def test_several_threads_at_once() -> None:
+def test_from_document_concurrent_threads_first_decode_succeeds() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "all read\n", "")

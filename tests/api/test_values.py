@@ -45,7 +45,7 @@ from pykubelet.util.text import LONGEST_SHOWN, quoted
         ("from_", "from"),
     ],
 )
-def test_wire_name(field: str, name: str) -> None:
+def test_wire_name_snake_case_to_api_field(field: str, name: str) -> None:
     assert wire_name(field) == name
 
 
@@ -60,7 +60,7 @@ def test_wire_name(field: str, name: str) -> None:
         ("65535", {65535}),
     ],
 )
-def test_cpuset_reads(text: str, cpus: set[int]) -> None:
+def test_cpuset_parse_valid_text_returns_cpus(text: str, cpus: set[int]) -> None:
     assert cpuset.parse(text) == cpus
 
 
@@ -84,19 +84,19 @@ def test_cpuset_reads(text: str, cpus: set[int]) -> None:
         "1\n",
     ],
 )
-def test_cpuset_refuses(text: str) -> None:
+def test_cpuset_parse_invalid_text_raises_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"such as|largest") as caught:
         cpuset.parse(text)
     assert "\n" not in str(caught.value)
 
 
 @given(st.frozensets(st.integers(0, 300)))
-def test_cpusets_read_back(cpus: frozenset[int]) -> None:
+def test_cpuset_format_parse_roundtrip(cpus: frozenset[int]) -> None:
     assert cpuset.parse(cpuset.format(cpus)) == cpus
 
 
 @given(st.text(alphabet="0123456789-, x", max_size=20))
-def test_any_cpuset_is_read_or_refused(text: str) -> None:
+def test_cpuset_parse_any_text_roundtrips_or_value_error(text: str) -> None:
     try:
         cpus = cpuset.parse(text)
     except ValueError:
@@ -116,7 +116,7 @@ def test_any_cpuset_is_read_or_refused(text: str) -> None:
         ("100.200.0.100", "100.200.0.100"),
     ],
 )
-def test_ip_reads(text: str, address: str) -> None:
+def test_parse_ip_valid_text_returns_address(text: str, address: str) -> None:
     assert parse_ip(text) == parse_ip(address)
     assert "." not in address or ":" in address or str(parse_ip(text)) == address
 
@@ -137,14 +137,14 @@ def test_ip_reads(text: str, address: str) -> None:
         "0.0.0.0\n",
     ],
 )
-def test_ip_refuses(text: str) -> None:
+def test_parse_ip_invalid_text_raises_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="is not an IP address: write one"):
         parse_ip(text)
     with pytest.raises(ValueError, match="is not a network: write one"):
         parse_cidr(text + "/x")
 
 
-def test_cidr_reads() -> None:
+def test_parse_cidr_masks_host_bits_and_rejects_invalid_text() -> None:
     assert str(parse_cidr("10.244.3.7/24")) == "10.244.3.0/24"
     assert str(parse_cidr("fd00::1/64")) == "fd00::/64"
     for text in ["10.0.0.0", "10.0.0.0/33", "10.0.0.0/255.0.0.0", "/8", "10.0.0.0/+8", "fd00::/129", "a/1"]:
@@ -153,7 +153,7 @@ def test_cidr_reads() -> None:
 
 
 @given(st.text())
-def test_any_address_is_read_or_refused(text: str) -> None:
+def test_parse_ip_and_cidr_any_text_roundtrips_or_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_ip(str(parse_ip(text))) == parse_ip(text)
     with contextlib.suppress(ValueError):
@@ -207,7 +207,7 @@ BAD_NAMES = {
 }
 
 
-def test_names() -> None:
+def test_name_validation_accepts_valid_and_rejects_invalid_names() -> None:
     for problem, names in GOOD_NAMES.items():
         assert {name: problem(name) for name in names} == dict.fromkeys(names)
     for problem, names in BAD_NAMES.items():
@@ -233,7 +233,7 @@ def test_names() -> None:
         ("vm.swappiness", None),
     ],
 )
-def test_sysctls(pattern: str, namespace: str | None) -> None:
+def test_namespace_of_sysctl_pattern_only_namespaced_accepted(pattern: str, namespace: str | None) -> None:
     assert namespace_of(pattern) == namespace
     assert (sysctl_pattern_problem(pattern) is None) == (namespace is not None)
 
@@ -253,18 +253,18 @@ def test_sysctls(pattern: str, namespace: str | None) -> None:
         "net." + "a" * 250,
     ],
 )
-def test_sysctl_patterns_refused(pattern: str) -> None:
+def test_sysctl_pattern_problem_invalid_pattern_rejected(pattern: str) -> None:
     assert sysctl_pattern_problem(pattern)
 
 
-def test_sysctl_names_are_normalized() -> None:
+def test_sysctl_normal_name_slashes_and_dots() -> None:
     assert normal_name("net/ipv4/conf/eno2.100/rp_filter") == "net.ipv4.conf.eno2/100.rp_filter"
     assert normal_name("net.ipv4.conf.eno2/100.rp_filter") == "net.ipv4.conf.eno2/100.rp_filter"
     assert normal_name("plain") == "plain"
 
 
 @given(st.text(max_size=300))
-def test_quoted_is_one_short_line(text: str) -> None:
+def test_quoted_any_text_is_one_short_line(text: str) -> None:
     shown = quoted(text)
     assert "\n" not in shown
     assert len(shown) <= 10 * (LONGEST_SHOWN + 1) + 2
@@ -277,7 +277,7 @@ def test_quoted_is_one_short_line(text: str) -> None:
         st.text(st.characters(exclude_categories=[])), st.text(st.characters(exclude_categories=[]))
     )
 )
-def test_whatever_a_text_holds_it_can_be_sent(labels: dict[str, str]) -> None:
+def test_to_json_lone_surrogates_dropped(labels: dict[str, str]) -> None:
     read = json.loads(to_json(ObjectMeta(name="x", labels=labels)))
     good = {name: value for name, value in labels.items() if not _has_surrogates(name + value)}
     assert good.items() <= read.get("labels", {}).items()

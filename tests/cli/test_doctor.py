@@ -182,7 +182,7 @@ def mounted_at_root(optional: str) -> str:
         ),
     ],
 )
-def test_judgements(findings: list[Finding], statuses: str, words: str) -> None:
+def test_doctor_evaluations_status_and_remedy(findings: list[Finding], statuses: str, words: str) -> None:
     assert " ".join(finding.status.value for finding in findings) == statuses
     assert any(words in f"{finding.what} {finding.remedy}" for finding in findings)
     for finding in findings:
@@ -190,7 +190,7 @@ def test_judgements(findings: list[Finding], statuses: str, words: str) -> None:
         assert "\n" not in finding.what + finding.remedy
 
 
-def test_an_error_line_is_taken_apart() -> None:
+def test_split_remedy_returns_cause_and_remedy() -> None:
     assert machine.split_remedy(HostnameError("a: b is bad: do c"), ": ") == ("a: b is bad", "do c")
     cause, remedy = machine.split_remedy(HostnameError("bad"), ": ")
     assert cause == "bad"
@@ -201,7 +201,7 @@ def check_that_crashes(_: DoctorContext) -> list[Finding]:
     raise RuntimeError("several\nlines")
 
 
-def test_a_check_that_crashes_is_a_finding_and_stops_nobody() -> None:
+def test_examine_crashing_check_is_warning_and_others_run() -> None:
     findings = examine(DoctorContext(Path("/tmp")), [check_that_crashes, machine.check_swap])
     assert len(findings) == 2
     assert findings[0].area == "that crashes"
@@ -209,7 +209,7 @@ def test_a_check_that_crashes_is_a_finding_and_stops_nobody() -> None:
     assert findings[0].what == "could not be checked: RuntimeError: several lines"
 
 
-def test_writing() -> None:
+def test_doctor_output_as_lines_and_json() -> None:
     findings = [Finding("a", Status.OK, "fine"), Finding("area", Status.FAIL, "bad", "do that")]
     assert as_lines(findings) == [
         "ok    a     fine",
@@ -240,7 +240,9 @@ def about(findings: list[dict[str, Any]], area: str) -> list[dict[str, Any]]:
     return [finding for finding in findings if finding["area"] == area]
 
 
-def test_here_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_doctor_json_covers_all_areas_and_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, findings = examined(capsys, tmp_path / "not/there", None)
     assert code == any(finding["status"] == "fail" for finding in findings)
     assert not [finding for finding in findings if "could not be checked" in finding["what"]]
@@ -251,14 +253,16 @@ def test_here_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not (tmp_path / "not").exists()
 
 
-def test_here_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_doctor_plain_lines_summary_matches_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = run_doctor(tmp_path, None, False)
     lines = capsys.readouterr().out.splitlines()
     assert (" 0 failed: this machine can be a node" in lines[-1]) == (code == 0)
     assert all(line.startswith(("ok ", "warn ", "fail ", "      ")) for line in lines[:-1])
 
 
-def test_here_as_a_table_on_a_terminal(tmp_path: Path) -> None:
+def test_run_doctor_terminal_prints_table(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.doctor import run_doctor\n"
         "assert 'rich' not in sys.modules\nsys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
@@ -294,7 +298,7 @@ def read_terminal(fd: int) -> bytes:
         return b""
 
 
-def test_a_taken_port_is_named_with_its_holder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_run_doctor_port_in_use_names_holder_pid(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -315,7 +319,7 @@ def test_a_taken_port_is_named_with_its_holder(capsys: pytest.CaptureFixture[str
         ("nonsense", "neither a URL nor an absolute path"),
     ],
 )
-def test_a_runtime_that_cannot_be_reached_fails_with_a_remedy(
+def test_run_doctor_unreachable_runtime_fails_with_remedy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, endpoint: str, words: str
 ) -> None:
     code, findings = examined(capsys, tmp_path, endpoint)
@@ -327,7 +331,7 @@ def test_a_runtime_that_cannot_be_reached_fails_with_a_remedy(
     assert not about(findings, "data directory")
 
 
-def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
+def test_run_doctor_non_utf8_data_dir_printed_escaped(tmp_path: Path) -> None:
     place = tmp_path / os.fsdecode(b"\xff")
     place.mkdir()
     script = (
@@ -339,7 +343,7 @@ def test_names_that_are_not_text_are_shown_escaped(tmp_path: Path) -> None:
     assert b"\\udcff" in done.stdout
 
 
-def test_a_data_directory_that_must_never_be_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_doctor_system_directory_as_data_dir_fails(capsys: pytest.CaptureFixture[str]) -> None:
     code, findings = examined(capsys, Path("/etc"), None)
     assert code == 1
     [place] = about(findings, "data directory")
@@ -386,7 +390,7 @@ def containerd() -> Iterator[str]:
 
 
 @pytest.mark.machine
-def test_a_real_containerd(
+def test_run_doctor_real_containerd_ok_without_cni_warns(
     containerd: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It listens before it is ready, which takes longer on a busy machine than a person would wait.

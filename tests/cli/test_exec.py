@@ -56,12 +56,14 @@ FRAMES: list[tuple[bytes, Frame | None]] = [
 
 
 @pytest.mark.parametrize(("wire", "frame"), FRAMES)
-def test_frames_that_a_server_sends(wire: bytes, frame: Frame | None) -> None:
+def test_spdy_frame_reader_server_frames_decoded(wire: bytes, frame: Frame | None) -> None:
     assert list(FrameReader().feed(wire)) == ([frame] if frame else [])
 
 
 @given(st.lists(st.sampled_from(FRAMES), max_size=10), st.lists(st.integers(0, 400), max_size=10))
-def test_frames_may_arrive_in_any_pieces(chosen: list[tuple[bytes, Frame | None]], cuts: list[int]) -> None:
+def test_spdy_frame_reader_arbitrary_chunks_same_frames(
+    chosen: list[tuple[bytes, Frame | None]], cuts: list[int]
+) -> None:
     wire = b"".join(part for part, _ in chosen)
     edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})
     reader = FrameReader()
@@ -70,14 +72,14 @@ def test_frames_may_arrive_in_any_pieces(chosen: list[tuple[bytes, Frame | None]
 
 
 @given(st.binary(max_size=3 * MAX_DATA_BYTES), st.booleans())
-def test_data_is_cut_into_frames_and_only_the_last_one_is_the_last(data: bytes, last: bool) -> None:
+def test_spdy_frame_writer_data_split_only_last_frame_has_fin(data: bytes, last: bool) -> None:
     frames = list(FrameReader().feed(FrameWriter().data(3, data, last=last)))
     assert all(isinstance(frame, Data) and len(frame.data) <= MAX_DATA_BYTES for frame in frames)
     assert b"".join(frame.data for frame in frames if isinstance(frame, Data)) == data
     assert [frame.last for frame in frames if isinstance(frame, Data)] == [False] * (len(frames) - 1) + [last]
 
 
-def test_streams_are_numbered_and_their_headers_are_one_compression() -> None:
+def test_spdy_frame_writer_streams_odd_ids_shared_header_compression() -> None:
     writer, inflate = FrameWriter(), zlib.decompressobj()
     for number, name in ((1, "error"), (3, "stdin"), (5, "stdout")):
         stream, frame = writer.open_stream({"streamType": name})
@@ -108,7 +110,7 @@ def test_streams_are_numbered_and_their_headers_are_one_compression() -> None:
         (b"plain text", Result(1, "plain text")),
     ],
 )
-def test_how_a_command_ended(document: bytes, result: Result) -> None:
+def test_read_result_status_document_to_exit_code(document: bytes, result: Result) -> None:
     assert read_result(document) == result
 
 
@@ -120,7 +122,7 @@ def test_how_a_command_ended(document: bytes, result: Result) -> None:
         ({}, "does not run"),
     ],
 )
-def test_a_container_that_does_not_run(state: dict[str, object], says: str) -> None:
+def test_running_id_container_not_running_raises_with_reason(state: dict[str, object], says: str) -> None:
     status = {"name": "main", "state": state, "containerID": "containerd://x"}
     with pytest.raises(NotRunning, match=says):
         running_id(pod_of("p", "u", status={"containerStatuses": [status]}), "main")
@@ -134,7 +136,7 @@ def test_a_container_that_does_not_run(state: dict[str, object], says: str) -> N
         (b"SSH-2.0-OpenSSH\r\n", "does not answer with HTTP"),
     ],
 )
-async def test_a_server_that_refuses(answer: bytes, says: str) -> None:
+async def test_exec_connect_server_rejects_upgrade_raises_stream_error(answer: bytes, says: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -148,7 +150,7 @@ async def test_a_server_that_refuses(answer: bytes, says: str) -> None:
                 pass
 
 
-async def test_a_server_that_is_not_there(unused_tcp_port: int) -> None:
+async def test_exec_connect_unreachable_or_https_raises_stream_error(unused_tcp_port: int) -> None:
     for url, says in (
         (f"http://127.0.0.1:{unused_tcp_port}/x", "cannot be reached"),
         ("https://127.0.0.1/x", "only plain HTTP"),
@@ -184,7 +186,7 @@ async def instance(private_runtime: RunningRuntime) -> AsyncIterator[Instance]:
 
 
 @pytest.mark.machine
-async def test_output_errors_and_exit_code_come_back(instance: Instance) -> None:
+async def test_pykubelet_exec_returns_stdout_stderr_and_exit_code(instance: Instance) -> None:
     ran = await pykubelet(instance, "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; exit 42")
     assert (ran.code, ran.out, ran.err) == (42, "out\n", "err\n")
     ran = await pykubelet(instance, "exec", "default/box-node1", "-c", "main", "--", "true")
@@ -192,19 +194,19 @@ async def test_output_errors_and_exit_code_come_back(instance: Instance) -> None
 
 
 @pytest.mark.machine
-async def test_input_is_passed_on_to_its_end(instance: Instance) -> None:
+async def test_pykubelet_exec_stdin_forwarded_until_eof(instance: Instance) -> None:
     ran = await pykubelet(instance, "exec", "-i", "box", "--", "cat", stdin=b"hello\nworld")
     assert (ran.code, ran.out) == (0, "hello\nworld")
 
 
 @pytest.mark.machine
-async def test_without_i_there_is_no_input(instance: Instance) -> None:
+async def test_pykubelet_exec_without_stdin_flag_stdin_empty(instance: Instance) -> None:
     ran = await pykubelet(instance, "exec", "box", "--", "cat", stdin=b"secret")
     assert (ran.code, ran.out) == (0, "")
 
 
 @pytest.mark.machine
-async def test_much_goes_in_and_out_unchanged(instance: Instance) -> None:
+async def test_pykubelet_exec_large_stdin_and_stdout_unchanged(instance: Instance) -> None:
     data = os.urandom(4 * 1024 * 1024).hex().encode()
     ran = await pykubelet(instance, "exec", "-i", "box", "--", "cat", stdin=data)
     assert ran.code == 0
@@ -212,7 +214,7 @@ async def test_much_goes_in_and_out_unchanged(instance: Instance) -> None:
 
 
 @pytest.mark.machine
-async def test_a_command_that_ends_before_its_input(instance: Instance) -> None:
+async def test_pykubelet_exec_command_exits_before_stdin_eof_succeeds(instance: Instance) -> None:
     # Of much more than a pipe holds, containerd 1.6 itself never finds out that nobody reads it.
     ran = await pykubelet(instance, "exec", "-i", "box", "--", "head", "-c", "3", stdin=b"x" * 50_000)
     assert (ran.code, ran.out) == (0, "xxx")
@@ -230,7 +232,7 @@ async def test_a_command_that_ends_before_its_input(instance: Instance) -> None:
         (("-t", "box", "--", "true"), 0, "a terminal needs -i, too"),
     ],
 )
-async def test_what_goes_wrong_is_a_line(
+async def test_pykubelet_exec_failure_prints_error_without_traceback(
     instance: Instance, arguments: Iterable[str], code: int, says: str
 ) -> None:
     ran = await pykubelet(instance, "exec", *arguments)
@@ -240,7 +242,7 @@ async def test_what_goes_wrong_is_a_line(
 
 
 @pytest.mark.machine
-async def test_a_reader_that_leaves_ends_it(instance: Instance) -> None:
+async def test_pykubelet_exec_stdout_closed_exits_141(instance: Instance) -> None:
     process = await asyncio.create_subprocess_exec(
         *command(instance, "exec", "box", "--", "yes"), stdout=PIPE, stderr=PIPE, env=environment()
     )
@@ -254,7 +256,7 @@ async def test_a_reader_that_leaves_ends_it(instance: Instance) -> None:
 
 
 @pytest.mark.machine
-async def test_ctrl_c_ends_it_when_there_is_no_terminal(instance: Instance) -> None:
+async def test_pykubelet_exec_sigint_without_tty_exits_by_signal(instance: Instance) -> None:
     process = await asyncio.create_subprocess_exec(
         *command(instance, "exec", "box", "--", "sh", "-c", "echo on; sleep 3600"),
         stdout=PIPE,
@@ -270,7 +272,7 @@ async def test_ctrl_c_ends_it_when_there_is_no_terminal(instance: Instance) -> N
 
 
 @pytest.mark.machine
-async def test_a_terminal_has_its_size_its_keys_and_its_colours(instance: Instance) -> None:
+async def test_pykubelet_exec_tty_resize_signals_and_exit_code(instance: Instance) -> None:
     terminal = Terminal(command(instance, "exec", "-it", "box", "--", "sh"), 33, 111)
     await terminal.until("# ")
     # A size takes a moment to arrive; what is typed comes back and must not look like the answer.
@@ -293,7 +295,7 @@ async def test_a_terminal_has_its_size_its_keys_and_its_colours(instance: Instan
 
 
 @pytest.mark.machine
-async def test_the_terminal_is_given_back_even_when_we_are_killed_politely(instance: Instance) -> None:
+async def test_pykubelet_exec_tty_sigterm_restores_terminal(instance: Instance) -> None:
     outer = (
         f"before=$(stty -g); {' '.join(command(instance, 'exec', '-it', 'box', '--', 'sh'))}; echo code=$?; "
     )

@@ -30,13 +30,13 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([KUBELET, *argv], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_version() -> None:
+def test_kubelet_version_flag_prints_kubernetes_version() -> None:
     done = run("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("Kubernetes v1.36.0+pykubelet")
 
 
-def test_help_names_every_flag_group() -> None:
+def test_kubelet_help_flag_lists_flags_within_width() -> None:
     done = run("--help")
     assert done.returncode == 0
     assert "--container-runtime-endpoint" in done.stdout
@@ -63,7 +63,9 @@ CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\
         (b"- 1\n", "mapping|object"),
     ],
 )
-def test_a_bad_config_file_is_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+def test_kubelet_invalid_config_file_prints_one_line_and_exits_1(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
     path = tmp_path / "kubelet.yaml"
     path.write_bytes(content)
     done = run("--config", str(path))
@@ -91,7 +93,9 @@ def test_a_bad_config_file_is_one_line(tmp_path: Path, content: bytes, says: str
         (["--exit-on-lock-contention"], "lock"),
     ],
 )
-def test_a_bad_command_line_is_one_line(tmp_path: Path, argv: list[str], says: str) -> None:
+def test_kubelet_invalid_flag_prints_one_line_and_creates_nothing(
+    tmp_path: Path, argv: list[str], says: str
+) -> None:
     done = run(f"--root-dir={tmp_path}", *argv)
     assert done.returncode == 1
     complaints = [line for line in done.stderr.splitlines() if line.startswith("kubelet: ")]
@@ -101,7 +105,7 @@ def test_a_bad_command_line_is_one_line(tmp_path: Path, argv: list[str], says: s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
+def test_kubelet_several_invalid_settings_all_reported(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.yaml"
     path.write_text(CONFIG + "maxPods: -1\nport: 99999\nimageGCHighThresholdPercent: 200\n")
     done = run("--config", str(path), "--event-burst=x")
@@ -110,7 +114,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         assert field in done.stderr
 
 
-def test_a_socket_that_is_none_and_one_that_is_silent(tmp_path: Path) -> None:
+def test_kubelet_runtime_endpoint_no_socket_or_silent_exits_1(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.touch()
     done = run(f"--root-dir={tmp_path}", f"--container-runtime-endpoint=unix://{plain}")
@@ -126,7 +130,7 @@ def test_a_socket_that_is_none_and_one_that_is_silent(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_no_root_is_one_line() -> None:
+def test_kubelet_without_root_exits_1_with_message() -> None:
     argv = ["setpriv", "--reuid=65534", "--clear-groups", "--inh-caps=-all", KUBELET]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     if "Permission denied" in done.stderr and "kubelet:" not in done.stderr:
@@ -225,7 +229,9 @@ def test_kubelet_other_root_dir_serves_device_plugins_at_upstream_path(  # type:
 
 
 @pytest.mark.machine
-def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_start_to_sigterm_notifies_systemd_and_exits_0(
+    private_runtime, tmp_path: Path, started: list[Process]
+) -> None:  # type: ignore[no-untyped-def]
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(address))
@@ -254,7 +260,7 @@ def test_a_life_from_start_to_signal(private_runtime, tmp_path: Path, started: l
 
 
 @pytest.mark.machine
-def test_a_taken_port_names_the_holder(private_runtime, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_healthz_port_in_use_error_names_holder_pid(private_runtime, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         done = run(
@@ -278,7 +284,9 @@ def test_a_taken_port_names_the_holder(private_runtime, tmp_path: Path) -> None:
 
 
 @pytest.mark.machine
-def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_exit_on_lock_contention_first_process_exits_0(
+    private_runtime, tmp_path: Path, started: list[Process]
+) -> None:  # type: ignore[no-untyped-def]
     lock = tmp_path / "lock"
     first = Process(private_runtime.endpoint, tmp_path, f"--lock-file={lock}", "--exit-on-lock-contention")
     started.append(first)
@@ -291,7 +299,9 @@ def test_lock_contention_ends_the_first(private_runtime, tmp_path: Path, started
 
 
 @pytest.mark.machine
-def test_a_root_directory_that_is_too_long(private_runtime, tmp_path: Path, started: list[Process]) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_root_dir_too_long_for_sockets_exits_1(
+    private_runtime, tmp_path: Path, started: list[Process]
+) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path / ("deep" * 25)
     folder.mkdir()
     kubelet = Process(private_runtime.endpoint, folder)
@@ -328,7 +338,9 @@ async def remove_pods(endpoint: str, name: str) -> list[str]:
 
 @pytest.mark.machine
 @pytest.mark.parametrize("good", [True, False])
-def test_run_once(private_runtime, tmp_path: Path, started: list[Process], good: bool) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_runonce_runs_pod_or_exits_1(
+    private_runtime, tmp_path: Path, started: list[Process], good: bool
+) -> None:  # type: ignore[no-untyped-def]
     name, image = (
         f"once-{good}".lower(),
         private_runtime.busybox_image if good else "pykubelet.local/absent:1",

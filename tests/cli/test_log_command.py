@@ -60,7 +60,9 @@ def made(
         (made(None), 3, 2, 1),
     ],
 )
-def test_which_run_is_meant(pod: Pod, runs: int, current: int | None, previous: int | None) -> None:
+def test_find_attempt_current_and_previous(
+    pod: Pod, runs: int, current: int | None, previous: int | None
+) -> None:
     for wanted, before in ((current, False), (previous, True)):
         if wanted is None:
             with pytest.raises(LogNotFound):
@@ -69,7 +71,7 @@ def test_which_run_is_meant(pod: Pod, runs: int, current: int | None, previous: 
             assert find_attempt(pod, "main", before, runs) == wanted
 
 
-def test_a_container_that_has_not_started_says_why() -> None:
+def test_find_attempt_container_not_started_error_has_reason() -> None:
     with pytest.raises(LogNotFound, match="has not started yet: ContainerCreating"):
         find_attempt(made(CREATING), "main", False, 0)
 
@@ -97,7 +99,7 @@ def test_a_container_that_has_not_started_says_why() -> None:
         (made(ENDED, init=True, sidecar=True, policy="Never"), "syncing", "later"),
     ],
 )
-def test_what_is_to_come(pod: Pod | None, state: str, outlook: LogOutlook) -> None:
+def test_log_outlook_by_pod_state(pod: Pod | None, state: str, outlook: LogOutlook) -> None:
     containers = [*pod.spec.init_containers, *pod.spec.containers] if pod else made(RUN).spec.containers
     assert log_outlook(pod, state, containers[0], 0) == outlook
 
@@ -120,7 +122,7 @@ def write(
             file.write(f"{stamp} {stream} {'P' if text.endswith('~') else 'F'} {text.rstrip('~')}\n")
 
 
-async def test_streams_are_kept_apart_and_lines_are_whole(instance: Instance) -> None:
+async def test_pykubelet_logs_streams_separated_and_partial_lines_joined(instance: Instance) -> None:
     pod = made(RUN)
     write(instance, pod, 0, "one", "!bad", "two beg~", "!worse", "ins")
     async with answering(instance, ScriptedView([pod])):
@@ -136,7 +138,7 @@ async def test_streams_are_kept_apart_and_lines_are_whole(instance: Instance) ->
         assert len(stamp) == len("2026-01-02T03:04:05.123456789Z")
 
 
-async def test_young_lines_only(instance: Instance) -> None:
+async def test_pykubelet_logs_since_prints_newer_lines_only(instance: Instance) -> None:
     pod = made(RUN)
     write(instance, pod, 0, "old", age=120)
     write(instance, pod, 0, "new")
@@ -148,7 +150,7 @@ async def test_young_lines_only(instance: Instance) -> None:
         assert "has no unit" in ran.err
 
 
-async def test_the_run_before(instance: Instance) -> None:
+async def test_pykubelet_logs_previous_prints_previous_attempt(instance: Instance) -> None:
     pod = made(RUN, 1, FAILED)
     write(instance, pod, 0, "first")
     write(instance, pod, 1, "second")
@@ -160,7 +162,7 @@ async def test_the_run_before(instance: Instance) -> None:
         assert (ran.code, ran.err) == (1, "pykubelet logs: the log of run 0 of container main was removed\n")
 
 
-async def test_a_container_that_was_not_named_is_said(instance: Instance) -> None:
+async def test_pykubelet_logs_without_container_prints_default_container_name(instance: Instance) -> None:
     pod = made(RUN, init=True)
     write(instance, pod, 0, "from other", container="other")
     write(instance, pod, 0, "from main")
@@ -173,7 +175,7 @@ async def test_a_container_that_was_not_named_is_said(instance: Instance) -> Non
         assert (await pykubelet(instance, "logs", "p", "-c", "main")).out == "from main\n"
 
 
-async def test_logs_can_be_read_while_no_node_runs(instance: Instance) -> None:
+async def test_pykubelet_logs_kubelet_not_running_reads_files(instance: Instance) -> None:
     pod = made(RUN)
     write(instance, pod, 0, "first")
     write(instance, pod, 1, "second")
@@ -185,7 +187,7 @@ async def test_logs_can_be_read_while_no_node_runs(instance: Instance) -> None:
     assert "no node runs on" in ran.err
 
 
-async def test_a_node_without_anything(instance: Instance) -> None:
+async def test_pykubelet_logs_kubelet_not_running_no_logs_exits_1(instance: Instance) -> None:
     ran = await pykubelet(instance, "logs", "p")
     assert (ran.code, ran.out) == (1, "")
     assert "start it with `pykubelet up" in ran.err
@@ -211,7 +213,7 @@ async def said(process: Process, *lines: str) -> None:
         assert (await process.stdout.readline()).decode() == f"{line}\n"
 
 
-async def test_a_log_is_followed_over_a_restart_to_the_pods_end(instance: Instance) -> None:
+async def test_pykubelet_logs_follow_container_restart_until_pod_failed(instance: Instance) -> None:
     view = ScriptedView([made(RUN)])
     write(instance, view.listed[0], 0, "old", "one")
     async with answering(instance, view), following(instance, "p", "--tail", "1") as process:
@@ -229,7 +231,7 @@ async def test_a_log_is_followed_over_a_restart_to_the_pods_end(instance: Instan
         assert await process.wait() == 0
 
 
-async def test_a_container_that_has_not_begun_is_waited_for(instance: Instance) -> None:
+async def test_pykubelet_logs_follow_container_not_started_waits(instance: Instance) -> None:
     view = ScriptedView([made(CREATING, phase="Pending")])
     async with answering(instance, view), following(instance, "p") as process:
         await asyncio.sleep(1)
@@ -240,7 +242,7 @@ async def test_a_container_that_has_not_begun_is_waited_for(instance: Instance) 
         assert await process.wait() == 0
 
 
-async def test_a_run_that_was_over_before_it_was_seen_is_printed(instance: Instance) -> None:
+async def test_pykubelet_logs_follow_pod_already_succeeded_prints_log(instance: Instance) -> None:
     view = ScriptedView([made(ENDED, phase="Succeeded", policy="Never")])
     write(instance, view.listed[0], 0, "quick")
     async with answering(instance, view), following(instance, "p") as process:
@@ -248,7 +250,7 @@ async def test_a_run_that_was_over_before_it_was_seen_is_printed(instance: Insta
         assert await process.wait() == 0
 
 
-async def test_ctrl_c_and_a_closed_pipe_are_no_errors(instance: Instance) -> None:
+async def test_pykubelet_logs_sigint_and_closed_pipe_print_no_error(instance: Instance) -> None:
     view = ScriptedView([made(RUN)])
     write(instance, view.listed[0], 0, "one")
     async with answering(instance, view):

@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_example_is_a_good_manifest(file: Path) -> None:
+def test_examples_each_manifest_is_one_valid_static_pod(file: Path) -> None:
     data = file.read_bytes()
     (written,) = read_manifest(data, str(file)).pods
     assert written.metadata.name == file.stem
@@ -77,7 +77,7 @@ async def logged(node: Node, name: str, text: str) -> Ran:
 
 
 @pytest.mark.machine
-async def test_web_is_ready_reached_edited_and_removed(
+async def test_pykubelet_run_web_example_ready_updated_and_removed(
     node: Node, examples: Path, unused_tcp_port: int
 ) -> None:
     ran = await ask(node, "run", str(examples / "web.yaml"))
@@ -108,7 +108,9 @@ async def test_web_is_ready_reached_edited_and_removed(
 
 
 @pytest.mark.machine
-async def test_a_page_is_edited_while_it_is_served(node: Node, examples: Path, unused_tcp_port: int) -> None:
+async def test_pykubelet_run_page_example_configmap_update_keeps_pod(
+    node: Node, examples: Path, unused_tcp_port: int
+) -> None:
     ran = await ask(node, "run", str(examples / "page.yaml"))
     assert ran.code == 0, ran
     assert "configMap default/page: handed to the node" in ran.out
@@ -125,7 +127,7 @@ async def test_a_page_is_edited_while_it_is_served(node: Node, examples: Path, u
 
 
 @pytest.mark.machine
-async def test_a_restart_in_place_keeps_the_address_and_is_followed(node: Node, examples: Path) -> None:
+async def test_pykubelet_restart_in_place_keeps_pod_ip_and_logs_followed(node: Node, examples: Path) -> None:
     document = yaml.safe_load((examples / "init.yaml").read_text())
     document["spec"] |= {"initContainers": [], "restartPolicy": "Always"}
     main = document["spec"]["containers"][0]
@@ -169,7 +171,9 @@ async def started(node: Node, name: str, *arguments: str) -> AsyncIterator[Proce
 
 
 @pytest.mark.machine
-async def test_a_crash_is_told_with_its_reason_and_last_words(node: Node, examples: Path) -> None:
+async def test_pykubelet_run_crashloop_example_reports_reason_and_last_log_lines(
+    node: Node, examples: Path
+) -> None:
     ran = await ask(node, "run", str(examples / "crashloop.yaml"))
     assert ran.code == 1
     assert "crashloop: CrashLoopBackOff" in ran.err
@@ -192,7 +196,7 @@ async def test_a_crash_is_told_with_its_reason_and_last_words(node: Node, exampl
 
 
 @pytest.mark.machine
-async def test_a_job_is_followed_through_its_failure_to_its_success(node: Node, examples: Path) -> None:
+async def test_pykubelet_run_job_example_retried_until_success(node: Node, examples: Path) -> None:
     ran = await ask(node, "run", str(examples / "job.yaml"))
     assert ran.code == 0, ran
     assert "job: succeeded" in ran.out
@@ -204,7 +208,9 @@ async def test_a_job_is_followed_through_its_failure_to_its_success(node: Node, 
 
 
 @pytest.mark.machine
-async def test_init_containers_are_counted_and_a_command_sees_their_work(node: Node, examples: Path) -> None:
+async def test_pykubelet_run_init_example_progress_shown_and_exec_reads_result(
+    node: Node, examples: Path
+) -> None:
     # Each state lasts long enough to be seen even on a busy machine.
     text = (examples / "init.yaml").read_text()
     assert text.count("sleep 1;") == 2
@@ -220,7 +226,7 @@ async def test_init_containers_are_counted_and_a_command_sees_their_work(node: N
 
 
 @pytest.mark.machine
-async def test_a_sidecars_log_is_followed_until_its_pod_is_gone(node: Node, examples: Path) -> None:
+async def test_pykubelet_logs_follow_sidecar_until_pod_removed(node: Node, examples: Path) -> None:
     assert (await ask(node, "run", str(examples / "sidecar.yaml"))).code == 0
     assert re.search(r"^sidecar-n1 +default +2/2 +Running", (await ask(node, "ps")).out, re.MULTILINE)
     async with started(node, "logs", "-f", "sidecar", "-c", "shipper") as process:
@@ -233,7 +239,7 @@ async def test_a_sidecars_log_is_followed_until_its_pod_is_gone(node: Node, exam
 
 
 @pytest.mark.machine
-async def test_clashes_are_refused_and_replaced_on_demand(node: Node, examples: Path) -> None:
+async def test_pykubelet_run_duplicate_pod_rejected_unless_replace(node: Node, examples: Path) -> None:
     assert (await ask(node, "run", "-d", str(examples / "init.yaml"))).code == 0
     document = yaml.safe_load((examples / "init.yaml").read_text())
     twin = examples / "twin.yaml"
@@ -245,7 +251,7 @@ async def test_clashes_are_refused_and_replaced_on_demand(node: Node, examples: 
 
 
 @pytest.mark.machine
-async def test_leaving_a_run_leaves_the_pod(node: Node, examples: Path) -> None:
+async def test_pykubelet_run_interrupted_or_timed_out_pod_stays(node: Node, examples: Path) -> None:
     document = yaml.safe_load((examples / "web.yaml").read_text())
     document["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
     (examples / "web.yaml").write_text(yaml.safe_dump(document))

@@ -210,18 +210,18 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("given_pod", "word", "ready"), TABLE.values(), ids=TABLE.keys())
-def test_a_pod_in_a_word(given_pod: Pod, word: str, ready: str) -> None:
+def test_pod_row_status_and_ready_columns(given_pod: Pod, word: str, ready: str) -> None:
     shown = pod_row(given_pod, "syncing", START)
     assert (shown.status, shown.ready) == (word, ready)
 
 
-def test_a_static_pod_that_is_being_stopped_is_terminating() -> None:
+def test_status_text_static_pod_terminating() -> None:
     assert status_text(pod([status("a", RUN, ready=True)]), "terminating") == "Terminating"
     done = pod([status("a", ended(0, "Completed"))], phase="Succeeded", conditions=INITIALIZED)
     assert status_text(done, "terminated") == "Completed"
 
 
-def test_restarts_say_when() -> None:
+def test_restarts_column_includes_time_of_last_restart() -> None:
     last = {"terminated": {"exitCode": 1, "finishedAt": "2026-01-02T03:04:05Z"}}
     crashed = pod([status("a", RUN, ready=True, restarts=2, lastState=last), status("b", RUN, restarts=1)])
     assert restarts(crashed, START + timedelta(minutes=5)) == "3 (5m ago)"
@@ -229,7 +229,7 @@ def test_restarts_say_when() -> None:
     assert restarts(pod([]), START) == "0"
 
 
-def test_restarts_of_init_containers_count_only_while_initializing() -> None:
+def test_restarts_column_init_containers_counted_only_while_initializing() -> None:
     init = [status("i", waiting("CrashLoopBackOff"), restarts=4)]
     assert (
         restarts(pod([status("a", CREATING)], init=init, phase="Pending", conditions=STARTING), START) == "4"
@@ -238,7 +238,7 @@ def test_restarts_of_init_containers_count_only_while_initializing() -> None:
     assert restarts(pod([status("a", RUN, restarts=1)], init=done), START) == "1"
 
 
-def test_a_row_has_what_the_pod_says() -> None:
+def test_pod_row_name_namespace_ip_and_age() -> None:
     shown = pod_row(
         pod_of("web", "u", status={"podIP": "10.1.0.7"}), "syncing", START + timedelta(seconds=90)
     )
@@ -271,12 +271,12 @@ def test_a_row_has_what_the_pod_says() -> None:
         (9 * 365 * 86400 + 86400, "9y"),
     ],
 )
-def test_spans(seconds: float, text: str) -> None:
+def test_format_duration_matches_kubectl(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
 @given(st.floats(-1e3, 1e10))
-def test_a_span_is_short(seconds: float) -> None:
+def test_format_duration_any_value_is_short(seconds: float) -> None:
     assert 2 <= len(format_duration(seconds)) <= 9
 
 
@@ -299,7 +299,7 @@ def test_a_span_is_short(seconds: float) -> None:
         ({"annotations": {}}, {"startTime": None}, None),
     ],
 )
-def test_when_a_pod_was_born(
+def test_pod_creation_time_from_metadata_or_status(
     metadata: dict[str, Any], status: dict[str, Any], birth: datetime | None
 ) -> None:
     assert pod_creation_time(pod_of("a", "u", metadata=metadata, status=status)) == birth
@@ -330,7 +330,7 @@ PODS = [
         ("api", "deadbeef5555"),
     ],
 )
-def test_the_pod_that_is_meant(text: str, uid: str) -> None:
+def test_choose_pod_by_name_namespace_or_uid(text: str, uid: str) -> None:
     assert choose_pod(PODS, text).uid == uid
 
 
@@ -346,32 +346,32 @@ def test_the_pod_that_is_meant(text: str, uid: str) -> None:
         ("", ["there is no pod"]),
     ],
 )
-def test_what_fits_nothing_or_too_much_is_refused_with_the_candidates(text: str, says: list[str]) -> None:
+def test_choose_pod_no_or_ambiguous_match_error_lists_candidates(text: str, says: list[str]) -> None:
     with pytest.raises(SelectionError) as caught:
         choose_pod(PODS, text)
     for part in says:
         assert part in str(caught.value)
 
 
-def test_a_long_list_of_candidates_is_cut() -> None:
+def test_choose_pod_many_candidates_list_truncated() -> None:
     with pytest.raises(SelectionError, match="and 40 more"):
         choose_pod([pod_of(f"p{n}", f"u{n}") for n in range(50)], "x")
     with pytest.raises(SelectionError, match="no pods at all"):
         choose_pod([], "x")
 
 
-def test_of_a_pod_and_its_successor_the_one_that_stays_is_meant() -> None:
+def test_choose_pod_same_name_prefers_pod_not_terminating() -> None:
     old, new = pod_of("web", "old1"), pod_of("web", "new1")
     assert choose_pod([old, new], "web", {"old1": "terminating", "new1": "syncing"}) is new
     assert choose_pod([new, old], "web", {"old1": "terminating", "new1": "syncing"}) is new
     assert choose_pod([old], "web", {"old1": "terminating"}) is old
 
 
-def test_names_as_they_were_written() -> None:
+def test_manifest_name_without_node_suffix() -> None:
     assert [manifest_name(one) for one in PODS] == ["web", "web", "db", "deadbeef", "api"]
 
 
-def test_which_container() -> None:
+def test_choose_container_explicit_annotated_or_first() -> None:
     two = pod_of(
         "p", "u", spec={"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]}
     )

@@ -104,7 +104,7 @@ def view() -> ScriptedView:
     )
 
 
-def test_columns_are_aligned_and_obey_nobody() -> None:
+def test_format_columns_aligned_and_control_characters_escaped() -> None:
     assert format_columns([("A", "LONGER"), ("xyz", "1"), ("\x1b[2J", "")]) == [
         "A         LONGER",
         "xyz       1",
@@ -113,7 +113,7 @@ def test_columns_are_aligned_and_obey_nobody() -> None:
 
 
 @given(st.text())
-def test_what_is_visible_cannot_command_a_terminal(text: str) -> None:
+def test_escape_unprintable_any_text_has_no_control_characters(text: str) -> None:
     assert all(character.isprintable() or character in "\n\t" for character in escape_unprintable(text))
     assert escape_unprintable(text, lines=False).isprintable()
 
@@ -131,11 +131,11 @@ def test_what_is_visible_cannot_command_a_terminal(text: str) -> None:
         ([A], [], [replace(A, status=REMOVED_STATUS, ready="-", ip="-")]),
     ],
 )
-def test_only_what_changed_is_news(before: list[Row], after: list[Row], news: list[Row]) -> None:
+def test_ps_changes_returns_only_changed_rows(before: list[Row], after: list[Row], news: list[Row]) -> None:
     assert changes(before, after) == news
 
 
-async def test_a_table_of_pods(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_ps_prints_table(instance: Instance, view: ScriptedView) -> None:
     async with answering(instance, view):
         ran = await pykubelet(instance, "ps")
     heading, job, web = ran.out.splitlines()
@@ -145,7 +145,7 @@ async def test_a_table_of_pods(instance: Instance, view: ScriptedView) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-async def test_pods_as_a_document(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_ps_json_prints_pod_list(instance: Instance, view: ScriptedView) -> None:
     async with answering(instance, view):
         ran = await pykubelet(instance, "ps", "-o", "json")
         document = json.loads(ran.out)
@@ -153,14 +153,14 @@ async def test_pods_as_a_document(instance: Instance, view: ScriptedView) -> Non
         assert (await pykubelet(instance, "ps", "-o", "json", "-w")).code == 2
 
 
-async def test_no_pods_at_all(instance: Instance) -> None:
+async def test_pykubelet_ps_no_pods_prints_hint(instance: Instance) -> None:
     async with answering(instance, ScriptedView()):
         ran = await pykubelet(instance, "ps")
     assert (ran.code, ran.out) == (0, "")
     assert "pykubelet run FILE" in ran.err
 
 
-async def test_watching_prints_changes_and_survives_a_restart_of_the_agent(
+async def test_pykubelet_ps_watch_prints_changes_and_survives_kubelet_restart(
     instance: Instance, view: ScriptedView
 ) -> None:
     async with answering(instance, view):
@@ -188,7 +188,9 @@ async def test_watching_prints_changes_and_survives_a_restart_of_the_agent(
             assert (await process.communicate(), process.returncode) == ((b"", b""), 130)
 
 
-async def test_watching_on_a_terminal_draws_and_cleans_up(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_ps_watch_terminal_redraws_and_restores_cursor(
+    instance: Instance, view: ScriptedView
+) -> None:
     async with answering(instance, view):
         terminal = Terminal(command(instance, "ps", "-w"))
         await terminal.until("web-node1")
@@ -200,7 +202,9 @@ async def test_watching_on_a_terminal_draws_and_cleans_up(instance: Instance, vi
     assert await terminal.end() == 130
 
 
-async def test_a_page_about_a_pod(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_describe_running_pod_prints_all_sections(
+    instance: Instance, view: ScriptedView
+) -> None:
     async with answering(instance, view):
         ran = await pykubelet(instance, "describe", "web")
         assert ran.code == 0
@@ -238,13 +242,13 @@ async def test_a_page_about_a_pod(instance: Instance, view: ScriptedView) -> Non
     ]
 
 
-def test_a_page_about_a_pod_of_which_nothing_is_known_yet() -> None:
+def test_describe_text_pod_without_status_omits_empty_sections() -> None:
     page = describe_text(pod_of("new", "u", status={"phase": "Pending"}), "syncing", PodJournal(), START)
     assert "    State: not reported yet" in page
     assert not any(line in page for line in ("Events:", "Timeline:", "Volumes:", "Conditions:"))
 
 
-async def test_restarts(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_restart_by_pod_and_container(instance: Instance, view: ScriptedView) -> None:
     async with answering(instance, view):
         ran = await pykubelet(instance, "restart", "web")
         assert (ran.code, ran.out) == (0, "Restarting main of web-node1 in place\n")
@@ -260,7 +264,7 @@ async def test_restarts(instance: Instance, view: ScriptedView) -> None:
     assert view.restarts == [("aaaa1111", None), ("aaaa1111", "main")]
 
 
-async def test_a_reader_that_leaves_is_no_error(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_ps_closed_pipe_prints_no_error(instance: Instance, view: ScriptedView) -> None:
     view.listed += [pod_of(f"p{number}", f"u{number}") for number in range(3000)]
     async with answering(instance, view):
         process = await asyncio.create_subprocess_shell(
@@ -271,14 +275,14 @@ async def test_a_reader_that_leaves_is_no_error(instance: Instance, view: Script
     assert err == b""
 
 
-def test_no_node_is_said_with_the_remedy(instance: Instance) -> None:
+def test_node_client_kubelet_not_running_error_has_remedy(instance: Instance) -> None:
     with pytest.raises(
         KubeletNotRunning, match=f"start it with `pykubelet up --data-dir {instance.data_dir}`"
     ):
         NodeClient(instance).pods()
 
 
-def test_a_node_that_is_on_its_way_is_not_called_down(instance: Instance) -> None:
+def test_node_client_kubelet_starting_error_is_not_kubelet_not_running(instance: Instance) -> None:
     with (
         hold_lock(instance, "up"),
         pytest.raises(NodeError, match="still starting, or stopping") as caught,
@@ -287,7 +291,7 @@ def test_a_node_that_is_on_its_way_is_not_called_down(instance: Instance) -> Non
     assert not isinstance(caught.value, KubeletNotRunning)
 
 
-async def test_answers_of_the_client(instance: Instance, view: ScriptedView) -> None:
+async def test_node_client_pods_journal_and_not_found_errors(instance: Instance, view: ScriptedView) -> None:
     client = NodeClient(instance)
     async with answering(instance, view):
         assert (await asyncio.to_thread(client.pods)).pods == view.listed
@@ -308,7 +312,9 @@ async def test_answers_of_the_client(instance: Instance, view: ScriptedView) -> 
         (b"SSH-2.0-OpenSSH\r\n", "the connection to the node broke"),
     ],
 )
-async def test_a_stranger_on_the_socket(instance: Instance, answer: bytes, says: str) -> None:
+async def test_node_client_invalid_response_raises_node_error(
+    instance: Instance, answer: bytes, says: str
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -319,7 +325,9 @@ async def test_a_stranger_on_the_socket(instance: Instance, answer: bytes, says:
             await asyncio.to_thread(NodeClient(instance).pods)
 
 
-def test_a_node_that_hangs(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_client_server_hangs_raises_timeout_error(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pykubelet.cli.client.REQUEST_TIMEOUT_SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(instance.kubelet_root / SOCKET_NAME))
@@ -329,7 +337,7 @@ def test_a_node_that_hangs(instance: Instance, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_only_root_may_ask(instance: Instance, view: ScriptedView) -> None:
+async def test_pykubelet_ps_without_root_exits_1_with_message(instance: Instance, view: ScriptedView) -> None:
     async with answering(instance, view):
         instance.data_dir.parent.chmod(0o755)
         program = "import os, sys; from pathlib import Path; from pykubelet.cli.ps import run_ps; "

@@ -67,7 +67,7 @@ def names(*given_names: str) -> Names:
         ),
     ],
 )
-def test_where_a_manifest_goes(
+def test_plan_installation_target_and_removed_files(
     mine: Names, present: Mapping[str, Names | None], replace: bool, plan: InstallationPlan
 ) -> None:
     there = {FOLDER / file: pods for file, pods in present.items()}
@@ -84,7 +84,7 @@ def test_where_a_manifest_goes(
         (names(WEB), {"other.yaml": names(WEB, DB)}, True, "with others: take it out there"),
     ],
 )
-def test_no_other_pod_is_pushed_out_or_doubled(
+def test_plan_installation_other_pod_lost_or_duplicated_raises_conflict(
     mine: Names, present: Mapping[str, Names | None], replace: bool, says: str
 ) -> None:
     there = {FOLDER / file: pods for file, pods in present.items()}
@@ -97,7 +97,7 @@ folders = st.dictionaries(st.sampled_from(["a", "b", "web.yaml"]).map(lambda nam
 
 
 @given(pods.filter(bool), folders, st.booleans())
-def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
+def test_plan_installation_any_manifests_each_pod_in_exactly_one_file(
     mine: Names, present: dict[Path, Names], replace: bool
 ) -> None:
     target = FOLDER / "web.yaml"
@@ -112,7 +112,7 @@ def test_whatever_is_there_every_pod_is_in_one_place_afterwards(
         assert frozenset[str]().union(*present.values()) <= frozenset[str]().union(*after.values())
 
 
-def test_hidden_files_and_double_names_are_refused() -> None:
+def test_plan_installation_hidden_file_or_duplicate_pod_raises_conflict() -> None:
     with pytest.raises(ManifestConflict, match="hidden"):
         plan_installation(FOLDER / ".web.yaml", names(WEB), {}, replace=True)
     twice = read_manifest(f"{POD % 'a'}---\n{POD % 'a'}".encode(), "x")
@@ -120,7 +120,7 @@ def test_hidden_files_and_double_names_are_refused() -> None:
         names_of(twice)
 
 
-def test_a_folder_is_read_and_written(tmp_path: Path) -> None:
+def test_install_manifest_writes_target_and_removes_replaced_files(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(POD % "a")
     (tmp_path / "bad.yaml").write_text("{")
     (tmp_path / ".hidden").write_text(POD % "h")
@@ -135,14 +135,14 @@ def test_a_folder_is_read_and_written(tmp_path: Path) -> None:
     assert (tmp_path / "b.yaml").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_write_atomically_failure_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     with pytest.raises(OSError):
         write_atomically(tmp_path / "target", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
-def test_only_this_version_of_the_pod_is_found() -> None:
+def test_find_running_pod_matches_only_same_manifest_and_file() -> None:
     def node_has(data: bytes) -> list[Pod]:
         origin = str(FOLDER / "web.yaml")
         return static_pods(data, source="file", origin=origin, node_name="node1", now=time.time_ns())
@@ -230,11 +230,13 @@ ENDED = {"terminated": {"exitCode": 3, "reason": "Error", "message": "no config"
         ),
     ],
 )
-def test_when_the_waiting_is_over(pod: Pod, state: str, seconds: float, verdict: RunOutcome | None) -> None:
+def test_run_outcome_by_pod_status_and_elapsed_time(
+    pod: Pod, state: str, seconds: float, verdict: RunOutcome | None
+) -> None:
     assert run_outcome(pod, state, seconds) == verdict
 
 
-def test_what_containers_do() -> None:
+def test_container_progress_lists_init_sidecar_and_main_containers() -> None:
     pod = shown(
         RUN,
         ready=True,
@@ -252,7 +254,7 @@ def test_what_containers_do() -> None:
     ]
 
 
-def test_what_went_wrong_is_told_with_the_way_it_ended() -> None:
+def test_explain_failed_pod_lists_states_and_last_warnings() -> None:
     events = [
         Event("Normal", "Started", "Container started", "", 1, 9),
         Event("Warning", "BackOff", "Back-off", "", 1, 5, 4),
@@ -270,7 +272,7 @@ def test_what_went_wrong_is_told_with_the_way_it_ended() -> None:
     assert explain(refused, [], START) == ["OutOfcpu: no room"]
 
 
-def test_plain_progress_says_each_thing_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_view_unchanged_snapshot_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     event = Event("Normal", "Pulled", "there \x1b[31m", "", 1, 1)
     with PlainView() as view:
         view.show([PodSnapshot("p")])
@@ -288,7 +290,9 @@ def instance(data_dir: Path) -> Instance:
     return found
 
 
-async def test_a_manifest_waits_for_the_node(instance: Instance, tmp_path: Path) -> None:
+async def test_pykubelet_run_kubelet_not_running_installs_manifest(
+    instance: Instance, tmp_path: Path
+) -> None:
     file = tmp_path / "web.yaml"
     file.write_text(POD % "web")
     ran = await pykubelet(instance, "run", str(file))
@@ -315,7 +319,7 @@ HIDDEN = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {key: h
         ),
     ],
 )
-async def test_objects_are_handed_over_and_not_shown(
+async def test_pykubelet_run_configmap_and_secret_installed_without_content_output(
     instance: Instance, tmp_path: Path, text: str, mode: int, handed: list[str], says: str
 ) -> None:
     file = tmp_path / "all.yaml"
@@ -332,7 +336,9 @@ async def test_objects_are_handed_over_and_not_shown(
     assert (ran.code, f"holds {handed[0]}" in ran.err) == (1, True)
 
 
-async def test_a_running_node_is_given_objects_without_waiting(instance: Instance, tmp_path: Path) -> None:
+async def test_pykubelet_run_only_objects_kubelet_running_returns_immediately(
+    instance: Instance, tmp_path: Path
+) -> None:
     (tmp_path / "page.yaml").write_text(CONFIG)
     with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
@@ -354,7 +360,7 @@ async def test_a_running_node_is_given_objects_without_waiting(instance: Instanc
         (CONFIG + "---\n" + CONFIG, "configMap default/page is in the manifest twice"),
     ],
 )
-async def test_a_bad_manifest_is_not_handed_over(
+async def test_pykubelet_run_invalid_manifest_exits_1_and_installs_nothing(
     instance: Instance, tmp_path: Path, text: str, says: str
 ) -> None:
     file = tmp_path / "bad.yaml"
@@ -366,7 +372,7 @@ async def test_a_bad_manifest_is_not_handed_over(
     assert list(instance.manifests.iterdir()) == []
 
 
-async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> None:
+async def test_pykubelet_run_missing_file_or_data_dir_exits_1(instance: Instance, tmp_path: Path) -> None:
     ran = await pykubelet(instance, "run", str(tmp_path / "none.yaml"))
     assert (ran.code, ran.err) == (
         1,
@@ -380,7 +386,9 @@ async def test_without_a_node_or_a_file(instance: Instance, tmp_path: Path) -> N
     assert (await pykubelet(instance, "run", str(tmp_path / "web.yaml"), "--timeout", "soon")).code == 2
 
 
-async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Path) -> None:
+async def test_pykubelet_run_pod_never_appears_exits_1_after_timeout(
+    instance: Instance, tmp_path: Path
+) -> None:
     (tmp_path / "web.yaml").write_text(POD % "web")
     with hold_lock(instance, "up"):
         async with answering(instance, ScriptedView()):
@@ -390,7 +398,9 @@ async def test_a_node_that_does_not_take_it_up(instance: Instance, tmp_path: Pat
     assert "the node has not taken the manifest up" in ran.err
 
 
-async def test_progress_on_a_terminal_up_to_the_failure(instance: Instance, tmp_path: Path) -> None:
+async def test_pykubelet_run_terminal_crashloop_shows_progress_and_exits_1(
+    instance: Instance, tmp_path: Path
+) -> None:
     (tmp_path / "web.yaml").write_text(POD % "web")
     origin = str(instance.manifests / "web.yaml")
     data = (POD % "web").encode()

@@ -26,7 +26,9 @@ def up(data_dir: Path, *argv: str) -> subprocess.CompletedProcess[str]:
         (["--feature-gates=Nonsense=true"], "Nonsense"),
     ],
 )
-def test_wrong_flags(tmp_path: Path, argv: list[str], says: str) -> None:
+def test_pykubelet_up_invalid_flag_exits_1_and_creates_nothing(
+    tmp_path: Path, argv: list[str], says: str
+) -> None:
     done = up(tmp_path / "d", *argv)
     assert done.returncode == 1
     assert says in done.stderr
@@ -34,7 +36,7 @@ def test_wrong_flags(tmp_path: Path, argv: list[str], says: str) -> None:
     assert not (tmp_path / "d").exists()
 
 
-def test_a_configuration_file_is_refused(tmp_path: Path) -> None:
+def test_pykubelet_up_config_flag_rejected(tmp_path: Path) -> None:
     config = tmp_path / "kubelet.yaml"
     config.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
     done = up(tmp_path / "d", f"--config={config}")
@@ -44,7 +46,7 @@ def test_a_configuration_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["port", "healthz-port", "read-only-port"])
-def test_a_taken_port(tmp_path: Path, flag: str) -> None:
+def test_pykubelet_up_port_in_use_exits_1_and_creates_nothing(tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         free = {"port": free_port(), "healthz-port": 0, "read-only-port": 0}
@@ -56,7 +58,7 @@ def test_a_taken_port(tmp_path: Path, flag: str) -> None:
     assert not (tmp_path / "d").exists()
 
 
-def test_a_strangers_folder(tmp_path: Path) -> None:
+def test_pykubelet_up_foreign_data_dir_rejected_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("do not touch")
     done = up(tmp_path, f"--port={free_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
@@ -65,7 +67,7 @@ def test_a_strangers_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/usr", "/etc"])
-def test_a_folder_that_must_never_be_ours(path: str) -> None:
+def test_pykubelet_up_system_directory_as_data_dir_rejected(path: str) -> None:
     done = up(Path(path), f"--port={free_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1

@@ -168,7 +168,9 @@ def wait_event(node: ClusterNode, pod: Document, reason: str) -> str:
     return message
 
 
-def test_every_refusal(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_every_rejection_reason_and_message(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     amounts = {DONGLE: "1"}
     plane.patch(
         "node", node.name, "", {"status": {"capacity": amounts, "allocatable": amounts}}, subresource="status"
@@ -221,7 +223,7 @@ def test_every_refusal(plane: Plane, namespace: str, node: ClusterNode) -> None:
         node.delete_pod(pod)
 
 
-def test_room_is_made_for_a_critical_pod(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_critical_pod_preempts_running_pod(plane: Plane, namespace: str, node: ClusterNode) -> None:
     known = node.node_object()
     assert known is not None
     cpu = known["status"]["allocatable"]["cpu"]
@@ -249,7 +251,9 @@ def test_room_is_made_for_a_critical_pod(plane: Plane, namespace: str, node: Clu
         node.delete_pod(pod)
 
 
-def test_a_pod_that_does_not_bear_the_nodes_taint(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_untolerated_no_execute_taint_rejected(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     plane.patch("node", node.name, "", {"spec": {"taints": [{"key": "keep-off", "effect": "NoExecute"}]}})
     message = PREDICATE.format("TaintToleration") + "had taints that the pod didn't tolerate"
     try:
@@ -278,7 +282,9 @@ def _said(plane: Plane, pod: Document) -> tuple[str, str] | None:
     )
 
 
-def test_a_label_that_comes_with_the_pod_is_seen(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_node_label_added_before_pod_is_admitted(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     plane.patch("node", node.name, "", {"metadata": {"labels": {"example.com/new": "yes"}}})
     pod = node.create_pod(namespace, "wanting", nodeSelector={"example.com/new": "yes"})
     node.wait_pod_ready(pod)

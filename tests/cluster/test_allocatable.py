@@ -43,7 +43,9 @@ def node_events(node: ClusterNode) -> set[tuple[str, str, str]]:
 
 
 @pytest.mark.skipif(detect_cgroups().unified, reason="looks at the files of cgroup v1")
-def test_what_is_reserved(make_node: Make, runtime: RunningRuntime) -> None:
+def test_node_allocatable_reservations_reported_and_enforced(
+    make_node: Make, runtime: RunningRuntime
+) -> None:
     root = runtime.instance.cgroup_root
     for name in ("sys", "kube"):
         CgroupFiles(detect_cgroups()).make(parse_path(f"{root}/{name}"), CgroupValues())
@@ -81,7 +83,9 @@ def test_what_is_reserved(make_node: Make, runtime: RunningRuntime) -> None:
     node.wait("an event about cgroups", lambda: "CgroupV1" in {reason for _, reason, _ in node_events(node)})
 
 
-def test_a_cgroup_that_is_not_there(make_node: Make, runtime: RunningRuntime) -> None:
+def test_node_allocatable_reserved_cgroup_missing_exits_1_with_event(
+    make_node: Make, runtime: RunningRuntime
+) -> None:
     root = f"{runtime.instance.cgroup_root}/none"
     node = make_node(settings=settings(root))
     problem = f"system-reserved but there is no cgroup {root}/sys: make it in every hierarchy"

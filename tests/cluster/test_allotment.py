@@ -63,7 +63,7 @@ def wants_a_cpu(node: ClusterNode, name: str, namespace: str) -> Document:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
 @pytest.mark.parametrize("agent", ["ours", "reference"])
-def test_a_cpu_that_is_taken(
+def test_cpu_manager_static_policy_no_free_cpu_pod_rejected(
     plane: Plane, runtime: RunningRuntime, namespace: str, agent: str, case: Case
 ) -> None:
     program = plane.reference_kubelet if agent == "reference" else None

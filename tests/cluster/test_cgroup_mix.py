@@ -177,7 +177,9 @@ def tier_weights(node: ClusterNode) -> dict[str, str]:
     return {cgroup: value for _, cgroup, _, value in rows}
 
 
-def test_the_cgroups_of_thirty_pods(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_pod_cgroups_thirty_pods_match_upstream_recording(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     created = [plane.create(document) for document in mix(node, namespace)]
     assert len(created) == 30
     pods = [node.wait_pod_ready(pod, 120) for pod in created]

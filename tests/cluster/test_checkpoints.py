@@ -18,7 +18,7 @@ def pods_in(folder: Path) -> list[str]:
     return [path.stem for path in folder.glob("*.json") if path.stem != "node"]
 
 
-def test_pods_come_back_without_the_api_server(
+def test_pod_checkpoint_api_server_unavailable_pods_restored(
     plane: Plane, make_node: Callable[..., ClusterNode], namespace: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"

@@ -36,7 +36,7 @@ def rig(node: ClusterNode, namespace: str) -> Iterator[Rig]:
         yield made
 
 
-def test_the_cluster_knows_the_driver(rig: Rig, node: ClusterNode) -> None:
+def test_csi_node_info_driver_registered_and_removed(rig: Rig, node: ClusterNode) -> None:
     found = node.plane.get("csinode", node.name)
     (entry,) = found["spec"]["drivers"]
     assert entry == {
@@ -56,7 +56,7 @@ def test_the_cluster_knows_the_driver(rig: Rig, node: ClusterNode) -> None:
     node.wait("the driver to be back", lambda: drivers(node), SECONDS)
 
 
-def test_a_volume_is_attached_used_and_detached(rig: Rig, node: ClusterNode) -> None:
+def test_csi_attachable_volume_attached_mounted_and_detached(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=True, fsGroupPolicy="File")
     name, handle = rig.claim(fsType="ext4", volumeAttributes={"color": "blue"})
     volume = {"persistentVolumeClaim": {"claimName": name}}
@@ -84,7 +84,7 @@ def test_a_volume_is_attached_used_and_detached(rig: Rig, node: ClusterNode) -> 
     node.plane.wait_gone("volumeattachment", attachment, seconds=SECONDS)
 
 
-def test_a_volume_of_a_kind_of_old_is_its_drivers(rig: Rig, node: ClusterNode) -> None:
+def test_csi_migrated_in_tree_volume_uses_csi_driver(rig: Rig, node: ClusterNode) -> None:
     """The attach controller reads it by itself: it and the agent must mean the same volume."""
     name = MIGRATED["awsElasticBlockStore"]
 
@@ -116,7 +116,7 @@ def test_a_volume_of_a_kind_of_old_is_its_drivers(rig: Rig, node: ClusterNode) -
             node.wait("the driver to be gone", lambda: name not in names(), SECONDS)
 
 
-def test_a_device_survives_the_agents_death(rig: Rig, node: ClusterNode) -> None:
+def test_csi_block_volume_kubelet_restart_device_usable(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=False)
     name, handle = rig.claim(block=True)
     pod = rig.pod({"persistentVolumeClaim": {"claimName": name}}, device=True)
@@ -131,7 +131,7 @@ def test_a_device_survives_the_agents_death(rig: Rig, node: ClusterNode) -> None
         assert image.read(7) == b"written"
 
 
-def test_volumes_go_from_ours_to_the_reference_kubelet_and_back(rig: Rig, node: ClusterNode) -> None:
+def test_csi_volumes_handover_to_upstream_kubelet_and_back(rig: Rig, node: ClusterNode) -> None:
     """Each takes down what the other has mounted, by what it left on disk."""
     program = rig.plane.reference_kubelet
     if program is None:
@@ -179,9 +179,7 @@ def test_volumes_go_from_ours_to_the_reference_kubelet_and_back(rig: Rig, node: 
                 hand_to(None)
 
 
-def test_an_inline_volume_with_tokens_while_the_driver_hangs_and_the_agent_dies(
-    rig: Rig, node: ClusterNode
-) -> None:
+def test_csi_inline_volume_driver_hangs_kubelet_restart_published(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(
         attachRequired=False,
         podInfoOnMount=True,
@@ -208,7 +206,7 @@ def test_an_inline_volume_with_tokens_while_the_driver_hangs_and_the_agent_dies(
     assert rig.shell(pod, "echo x > /data/x; cat /data/x").strip() == "x"
 
 
-def test_a_volume_grows_under_its_pod(rig: Rig, node: ClusterNode) -> None:
+def test_csi_volume_expansion_with_running_pod_resizes_file_system(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=False)
     name, handle = rig.claim(fsType="ext4")
     pod = rig.pod({"persistentVolumeClaim": {"claimName": name}})
@@ -231,7 +229,7 @@ def test_a_volume_grows_under_its_pod(rig: Rig, node: ClusterNode) -> None:
         node.wait(f"an event about {about}", told, SECONDS)
 
 
-def test_a_pod_waits_for_a_driver_that_comes_later(rig: Rig, node: ClusterNode) -> None:
+def test_csi_driver_registered_later_pod_waits_and_starts(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=False)
     name, _ = rig.claim()
     rig.driver.stop()
@@ -247,7 +245,7 @@ def test_a_pod_waits_for_a_driver_that_comes_later(rig: Rig, node: ClusterNode) 
     node.wait_pod_ready(pod, SECONDS)
 
 
-def test_pods_leave_although_their_driver_never_comes_back(rig: Rig, node: ClusterNode) -> None:
+def test_csi_driver_gone_pods_deleted_and_unpublish_retried_on_return(rig: Rig, node: ClusterNode) -> None:
     """Nobody may detach the volumes meanwhile; an agent that dies owes the same as before."""
     rig.driver_object(attachRequired=True)
     pods, handles = [], []
@@ -293,7 +291,7 @@ def test_pods_leave_although_their_driver_never_comes_back(rig: Rig, node: Clust
         node.plane.wait_gone("volumeattachment", attachment, seconds=SECONDS)
 
 
-def test_a_volume_is_reported_before_it_is_mounted(rig: Rig, node: ClusterNode) -> None:
+def test_csi_volume_in_use_reported_before_mount(rig: Rig, node: ClusterNode) -> None:
     rig.driver_object(attachRequired=True)
     name, handle = rig.claim()
     pod = rig.pod({"persistentVolumeClaim": {"claimName": name}})
@@ -304,7 +302,7 @@ def test_a_volume_is_reported_before_it_is_mounted(rig: Rig, node: ClusterNode) 
         node.wait_pod_ready(pod, SECONDS)
 
 
-def test_a_node_is_ready_when_it_has_its_csi_node(node: ClusterNode) -> None:
+def test_csi_node_exists_when_node_ready_and_restart_keeps_ready(node: ClusterNode) -> None:
     """Whoever finds a node ready finds its CSINode; and a restart does not make a ready node unready."""
     plane = node.plane
     since = _ready(plane.get("node", node.name))["lastTransitionTime"]

@@ -70,7 +70,7 @@ def port() -> int:
     return free_ports(1)[0]
 
 
-def test_its_whole_life(programs: Binaries, folder: Path, port: int) -> None:
+def test_dev_cluster_up_status_repair_and_down(programs: Binaries, folder: Path, port: int) -> None:
     said, pids = up(folder, port)
     assert set(pids) == set(Component)
     assert f"export KUBECONFIG={folder}/admin.kubeconfig" in said
@@ -120,7 +120,9 @@ def test_its_whole_life(programs: Binaries, folder: Path, port: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
-def test_ended_in_the_middle(programs: Binaries, folder: Path, sign: signal.Signals, port: int) -> None:
+def test_dev_cluster_up_interrupted_cleans_up_or_resumes(
+    programs: Binaries, folder: Path, sign: signal.Signals, port: int
+) -> None:
     command = [PYKUBELET, "dev", "cluster", "up", "--data-dir", str(folder), f"--port={port}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
@@ -138,7 +140,7 @@ def test_ended_in_the_middle(programs: Binaries, folder: Path, sign: signal.Sign
         up(folder, port)
 
 
-def test_a_given_port_stays_the_api_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_settings_explicit_port_reserved_for_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "free_ports", lambda count: list(range(20001, 20001 + count)))
     for port in range(20000, 20005):
         made = cluster.new_settings(port, address="127.0.0.1")
@@ -146,7 +148,7 @@ def test_a_given_port_stays_the_api_servers(monkeypatch: pytest.MonkeyPatch) -> 
         assert len({port, made.etcd_port, made.etcd_peer_port}) == 3
 
 
-def test_a_taken_port(programs: Binaries, folder: Path) -> None:
+def test_dev_cluster_up_port_in_use_error_names_holder(programs: Binaries, folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         done = dev("up", folder, f"--port={port}")
@@ -154,7 +156,7 @@ def test_a_taken_port(programs: Binaries, folder: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_program_that_does_not_run(
+def test_dev_cluster_up_failing_binary_error_quotes_output(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     for name in ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"):
@@ -164,14 +166,16 @@ def test_a_program_that_does_not_run(
     one_line(dev("up", folder, f"--port={port}"), "ended while waiting for", "cannot do that")
 
 
-def test_no_programs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dev_cluster_up_binaries_missing_exits_with_error(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
     one_line(dev("up", folder), "has no etcd and no kube-apiserver")
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("verb", ["up", "down", "status"])
-def test_a_strangers_folder(tmp_path: Path, verb: str) -> None:
+def test_dev_cluster_foreign_data_dir_rejected_and_unchanged(tmp_path: Path, verb: str) -> None:
     (tmp_path / "precious").write_text("do not touch")
     one_line(dev(verb, tmp_path), "was not made by", "--data-dir")
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
@@ -185,12 +189,12 @@ def test_a_strangers_folder(tmp_path: Path, verb: str) -> None:
         (["--node=Not A Name"], "cannot be a node's name"),
     ],
 )
-def test_wrong_words(folder: Path, argv: list[str], says: str) -> None:
+def test_dev_cluster_up_invalid_option_rejected(folder: Path, argv: list[str], says: str) -> None:
     one_line(dev("up", folder, *argv), says)
     assert not folder.exists()
 
 
-def test_broken_settings(programs: Binaries, folder: Path) -> None:
+def test_dev_cluster_unreadable_settings_file_error_has_remedy(programs: Binaries, folder: Path) -> None:
     folder.mkdir()
     (folder / ".pykubelet-dev").touch()
     (folder / "cluster.json").write_text("{")
@@ -198,6 +202,8 @@ def test_broken_settings(programs: Binaries, folder: Path) -> None:
     one_line(dev("status", folder), "cannot be read")
 
 
-def test_a_parent_that_is_not_there(programs: Binaries, tmp_path: Path, port: int) -> None:
+def test_dev_cluster_up_parent_directory_missing_error_has_remedy(
+    programs: Binaries, tmp_path: Path, port: int
+) -> None:
     done = dev("up", tmp_path / "a" / "b", f"--port={port}")
     one_line(done, f"mkdir -p {tmp_path / 'a'}")

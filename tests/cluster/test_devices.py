@@ -57,7 +57,7 @@ def health(pod: Document) -> list[Any]:
     return [(one["name"], [(dev["resourceID"], dev["health"]) for dev in one["resources"]]) for one in told]
 
 
-def test_pods_come_to_the_node_that_has_devices(
+def test_device_plugin_pods_scheduled_allocated_and_rejected(
     plane: Plane, node: ClusterNode, plugin: DevicePluginProcess, namespace: str
 ) -> None:
     asking = Asking(node.root)
@@ -119,7 +119,7 @@ def test_pods_come_to_the_node_that_has_devices(
     assert asking.listed() == {"much/main": ["d1", "d2"]}
 
 
-def test_devices_of_an_earlier_machine_are_not_promised(
+def test_device_plugin_checkpoint_removed_capacity_reset_to_zero(
     plane: Plane, node: ClusterNode, plugin: DevicePluginProcess
 ) -> None:
     wait_amounts(node, "2", "2")

@@ -226,7 +226,7 @@ def rig(dra_node: DraNode, namespace: str) -> Iterator[Rig]:
                 made.unpublish()
 
 
-def test_a_claim_from_a_template(rig: Rig) -> None:
+def test_dra_claim_from_template_prepared_and_unprepared(rig: Rig) -> None:
     rig.driver.behave(health={f"{rig.node.name}/dev-0": ["UNHEALTHY", "on fire"]})
     pod = rig.pod({"resourceClaimTemplateName": rig.template()})
     rig.node.wait_pod_ready(pod, SECONDS)
@@ -264,7 +264,7 @@ def test_a_claim_from_a_template(rig: Rig) -> None:
     rig.plane.wait_gone("resourceclaim", name, rig.namespace, SECONDS)
 
 
-def test_a_shared_claim_while_the_agent_dies(rig: Rig) -> None:
+def test_dra_shared_claim_kubelet_killed_prepared_once(rig: Rig) -> None:
     source = {"resourceClaimName": rig.claim()}
     first, second = rig.pod(source), rig.pod(source)
     rig.node.wait_pod_ready(first, SECONDS)
@@ -283,7 +283,7 @@ def test_a_shared_claim_while_the_agent_dies(rig: Rig) -> None:
     assert rig.driver.claims(UNPREPARE) == [[source["resourceClaimName"]]]
 
 
-def test_the_agent_dies_between_preparing_and_starting(rig: Rig) -> None:
+def test_dra_kubelet_killed_during_prepare_pod_starts_after_restart(rig: Rig) -> None:
     name = rig.claim()
     rig.driver.behave(hang=[PREPARE])
     pod = rig.pod({"resourceClaimName": name})
@@ -297,7 +297,7 @@ def test_the_agent_dies_between_preparing_and_starting(rig: Rig) -> None:
     assert len(rig.cdi(pod)[-1]) == 1
 
 
-def test_a_pod_waits_for_its_driver(rig: Rig) -> None:
+def test_dra_driver_not_registered_pod_waits_and_starts(rig: Rig) -> None:
     rig.driver.stop()
     pod, unlucky = (rig.pod({"resourceClaimName": rig.claim()}) for _ in range(2))
     for one in (pod, unlucky):
@@ -308,7 +308,7 @@ def test_a_pod_waits_for_its_driver(rig: Rig) -> None:
     assert rig.driver.claims(PREPARE) == [[pod["spec"]["resourceClaims"][0]["resourceClaimName"]]]
 
 
-def test_the_end_of_a_pod_is_told_when_its_claim_was_given_back(rig: Rig) -> None:
+def test_dra_unprepare_fails_terminal_phase_reported_after_retry(rig: Rig) -> None:
     name = rig.claim()
     rig.driver.behave(fail={UNPREPARE: ["INTERNAL", "still busy"]})
     pod = rig.pod({"resourceClaimName": name}, "sleep 1", restartPolicy="Never")
@@ -324,7 +324,7 @@ def test_the_end_of_a_pod_is_told_when_its_claim_was_given_back(rig: Rig) -> Non
     )
 
 
-def test_force_wins_over_a_driver_that_refuses(rig: Rig) -> None:
+def test_dra_unprepare_rejected_force_delete_removes_pod_and_retries(rig: Rig) -> None:
     name = rig.claim()
     pod = rig.pod({"resourceClaimName": name})
     rig.node.wait_pod_ready(pod, SECONDS)
@@ -343,7 +343,7 @@ def test_force_wins_over_a_driver_that_refuses(rig: Rig) -> None:
     rig.node.wait("the claim to be given back", lambda: not rig.kept(), SECONDS)
 
 
-def test_a_damaged_file_is_not_guessed_about(rig: Rig) -> None:
+def test_dra_checkpoint_corrupted_kubelet_exits_1(rig: Rig) -> None:
     path = rig.node.root / "dra_manager_state"
     whole = path.read_bytes()
     rig.node.stop()
@@ -360,7 +360,7 @@ def test_a_damaged_file_is_not_guessed_about(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("resource", [GPU, "deviceclass.resource.kubernetes.io/{}"])
-def test_an_extended_resource_that_a_driver_serves(rig: Rig, resource: str) -> None:
+def test_dra_extended_resource_backed_by_claim_prepared(rig: Rig, resource: str) -> None:
     spec = {"resources": {"limits": {resource.format(rig.kind): "1"}}}
     document = rig.node.pod_document(unique("p"), rig.namespace)
     document["spec"]["containers"][0] |= spec
@@ -373,7 +373,7 @@ def test_an_extended_resource_that_a_driver_serves(rig: Rig, resource: str) -> N
     assert rig.cdi(pod) == [[f"{DRIVER}/claim={claim['metadata']['uid']}-dev-0"]]
 
 
-def test_claims_go_from_the_reference_kubelet_to_ours_and_back(rig: Rig) -> None:
+def test_dra_claims_handover_from_upstream_kubelet_and_back(rig: Rig) -> None:
     program = rig.plane.reference_kubelet
     if program is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")

@@ -314,7 +314,7 @@ def as_recorded(replay: Replay, name: str, document: Any) -> Any:
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_requests(replay: Replay, stem: str, name: str) -> None:
+def test_golden_cri_requests_match_recording(replay: Replay, stem: str, name: str) -> None:
     uid = replay.pods[name]["metadata"]["uid"]
     ours = as_recorded(replay, name, requests_of(replay.recording, uid))
     theirs = recording_of(stem)[name]["cri"]
@@ -324,7 +324,7 @@ def test_requests(replay: Replay, stem: str, name: str) -> None:
     assert ours == theirs
 
 
-def test_variables_keep_their_order(replay: Replay) -> None:
+def test_golden_container_env_order_preserved(replay: Replay) -> None:
     """Those of services come last; only the reference's have no order."""
     _, main = requests_of(replay.recording, replay.pods["env"]["metadata"]["uid"])
     names = [variable["key"] for variable in main["config"]["envs"]]
@@ -333,7 +333,7 @@ def test_variables_keep_their_order(replay: Replay) -> None:
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_statuses(replay: Replay, stem: str, name: str) -> None:
+def test_golden_pod_status_matches_recording(replay: Replay, stem: str, name: str) -> None:
     ours = as_recorded(replay, name, replay.pods[name]["status"])
     theirs = recording_of(stem)[name]["status"]
     # The runtime has two names for the image and gives either.
@@ -347,7 +347,7 @@ def test_statuses(replay: Replay, stem: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_events(replay: Replay, stem: str, name: str) -> None:
+def test_golden_pod_events_match_recording(replay: Replay, stem: str, name: str) -> None:
     assert as_recorded(replay, name, replay.events[name]) == recording_of(stem)[name]["events"]
 
 
@@ -360,7 +360,7 @@ def own_object(replay: Replay, name: str) -> Document:
     return found
 
 
-def test_the_node(replay: Replay) -> None:
+def test_golden_node_object_matches_recording(replay: Replay) -> None:
     ours, theirs = own_object(replay, "node"), golden("node.json")
     # The machine's own, and what is on it; how they are found is compared with the recording in tests/node.
     machine, config = read_machine(), KubeletConfiguration(eviction_hard=EVICTION)
@@ -389,13 +389,13 @@ def test_the_node(replay: Replay) -> None:
     assert ours == theirs
 
 
-def test_the_lease(replay: Replay) -> None:
+def test_golden_lease_matches_recording(replay: Replay) -> None:
     ours = own_object(replay, "lease")
     ours["metadata"]["uid"] = "UUID"
     assert ours == golden("lease.json")
 
 
-def test_the_mirror_pod(replay: Replay) -> None:
+def test_golden_mirror_pod_matches_recording(replay: Replay) -> None:
     ours, theirs = own_object(replay, "mirror-pod"), golden("mirror-pod.json")
     ours["metadata"]["uid"] = "UID_OF_static-web-vm"
     hashes = [ours["metadata"]["annotations"][f"kubernetes.io/config.{what}"] for what in ("hash", "mirror")]
@@ -410,7 +410,7 @@ def test_the_mirror_pod(replay: Replay) -> None:
     assert ours == theirs
 
 
-def test_the_cgroups(replay: Replay) -> None:
+def test_golden_cgroups_match_recording(replay: Replay) -> None:
     if detect_cgroups().unified:
         pytest.skip("the recording is of cgroup v1")
     assert replay.cgroups == _recorded_cgroups()
@@ -435,14 +435,14 @@ def _other_files(files: set[Row]) -> tuple[set[str], set[Row]]:
     return {path.removeprefix("ROOT/") for path, _, _ in theirs - files}, ours
 
 
-def test_the_root_directory(replay: Replay) -> None:
+def test_golden_root_directory_files_match(replay: Replay) -> None:
     assert _other_files(replay.files) == OTHER_FILES
 
 
 ASKING = ("List", "PodSandboxStatus", "ContainerStatus")
 
 
-def test_the_order_of_calls(replay: Replay) -> None:
+def test_golden_pod_lifecycle_cri_call_order_matches_recording(replay: Replay) -> None:
     """Last, because it ends a pod."""
     node, pod = replay.node, replay.pods["besteffort"]
     uid = pod["metadata"]["uid"]

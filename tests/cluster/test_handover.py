@@ -243,7 +243,9 @@ def left_behind(node: ClusterNode, uid: str) -> list[str]:
 
 
 @pytest.mark.parametrize("first", ["reference", "ours"])
-def test_a_node_is_handed_over(plane: Plane, node: ClusterNode, namespace: str, first: str) -> None:
+def test_handover_running_pods_unaffected(
+    plane: Plane, node: ClusterNode, namespace: str, first: str
+) -> None:
     agents: list[Path | None] = [plane.reference_kubelet, None]
     if first == "ours":
         agents.reverse()
@@ -327,7 +329,7 @@ def test_a_node_is_handed_over(plane: Plane, node: ClusterNode, namespace: str, 
 
 
 @pytest.mark.parametrize("first", ["reference", "ours"])
-def test_private_image_after_a_hand_over_is_known_to_the_next_kubelet(
+def test_handover_private_image_pull_records_used_by_next_kubelet(
     plane: Plane, node: ClusterNode, namespace: str, first: str, tmp_path: Path
 ) -> None:
     """Verify that each kubelet uses the other's records: access for the secret, and for nobody else."""

@@ -20,7 +20,7 @@ def connected(node: ClusterNode) -> Counter[str]:
     return Counter(re.findall(r'"Client connected" protocol="?([^ "]*)', node.log_text()))
 
 
-def test_the_api_server_speaks_http2(cluster_member: ClusterNode, namespace: str) -> None:
+def test_kubelet_server_api_server_proxy_uses_http2(cluster_member: ClusterNode, namespace: str) -> None:
     node, kubectl = cluster_member, Kubectl(cluster_member.plane)
     pod = node.wait_pod_ready(
         node.create_pod(
@@ -47,7 +47,7 @@ def test_the_api_server_speaks_http2(cluster_member: ClusterNode, namespace: str
     assert connected(node)["http/1.1"] > before["http/1.1"]
 
 
-def test_kubectl_speaks_http2_to_the_node_itself(
+def test_kubelet_server_kubectl_direct_connection_uses_http2(
     cluster_member: ClusterNode, plane: Plane, tmp_path: Path
 ) -> None:
     node = cluster_member

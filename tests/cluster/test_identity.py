@@ -82,7 +82,7 @@ async def until(what: str, look: Callable[[], object], seconds: float = 60) -> N
             await asyncio.sleep(0.1)
 
 
-async def test_from_token_to_node(plane: Plane, joining: Joining) -> None:
+async def test_bootstrap_token_yields_node_client_certificate(plane: Plane, joining: Joining) -> None:
     access = await joining.ensure()
     async with Transport(access) as transport:
         made = await client_of(transport).create(NODES, Node(metadata=ObjectMeta(name=joining.name)))
@@ -96,7 +96,9 @@ async def test_from_token_to_node(plane: Plane, joining: Joining) -> None:
     assert joining.current.readlink() == before
 
 
-async def test_killed_again_and_again(plane: Plane, joining: Joining) -> None:
+async def test_bootstrap_killed_repeatedly_resumes_with_same_key_and_csr(
+    plane: Plane, joining: Joining
+) -> None:
     """By SIGKILL at any moment: the next start goes on, with the same key and the same request."""
     arguments = [str(p) for p in (joining.kubeconfig, joining.bootstrap, joining.pki)]
     code = (
@@ -135,7 +137,7 @@ async def test_killed_again_and_again(plane: Plane, joining: Joining) -> None:
     assert f"system:node:{joining.name}" in plane.kubectl("auth", "whoami", kubeconfig=joining.kubeconfig)
 
 
-async def test_rotated_without_a_missed_heartbeat(plane: Plane, joining: Joining) -> None:
+async def test_client_certificate_rotation_heartbeats_uninterrupted(plane: Plane, joining: Joining) -> None:
     # Certificates begin five minutes before they are issued: this is two seconds after.
     fraction = (300 + 2) / (300 + 120)
     rotation = joining.rotation(rng=lambda: (fraction - 0.7) / 0.2)
@@ -196,7 +198,7 @@ async def test_rotated_without_a_missed_heartbeat(plane: Plane, joining: Joining
     assert len(used) >= 3
 
 
-async def test_an_expired_certificate_and_the_bootstrap_token(plane: Plane, joining: Joining) -> None:
+async def test_bootstrap_client_certificate_expired_requests_new_one(plane: Plane, joining: Joining) -> None:
     short = plane.node_kubeconfig(joining.name, timedelta(seconds=1))
     joining.kubeconfig.write_bytes(short.read_bytes())
     await asyncio.sleep(1.2)
@@ -211,7 +213,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [str(given["err"]) for given in keys if "err" in given]
 
 
-async def test_a_wrong_token_until_it_is_right(
+async def test_bootstrap_invalid_token_retried_until_valid(
     plane: Plane, joining: Joining, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = joining.bootstrap.read_bytes()
@@ -225,7 +227,9 @@ async def test_a_wrong_token_until_it_is_right(
     assert "401 Unauthorized" in complaints(caplog)[0]
 
 
-async def test_a_serving_certificate(plane: Plane, joining: Joining) -> None:
+async def test_serving_certificate_denied_csr_retried_and_new_address_renews(
+    plane: Plane, joining: Joining
+) -> None:
     addresses = [
         NodeAddress(type="Hostname", address="localhost"),
         NodeAddress(type="InternalIP", address="127.0.0.1"),
@@ -269,7 +273,9 @@ async def test_a_serving_certificate(plane: Plane, joining: Joining) -> None:
 
 
 @pytest.mark.machine
-async def test_what_the_reference_began_is_finished(plane: Plane, joining: Joining, tmp_path: Path) -> None:
+async def test_bootstrap_started_by_upstream_kubelet_is_completed(
+    plane: Plane, joining: Joining, tmp_path: Path
+) -> None:
     """And it can use what it then finds: the files and the names of requests are the same."""
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")

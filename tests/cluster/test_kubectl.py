@@ -103,7 +103,9 @@ LINES = [f"line {number}" for number in range(1, 6)]
         (["--all-containers"], ["prepared", *LINES, "late", "beside", "to stderr"]),
     ],
 )
-def test_logs(admin: Kubectl, talker: Document, space: str, options: list[str], expected: list[str]) -> None:
+def test_kubectl_logs_options_select_lines(
+    admin: Kubectl, talker: Document, space: str, options: list[str], expected: list[str]
+) -> None:
     chosen = [] if "-c" in options or "--all-containers" in options else ["-c", "main"]
     said = admin.ok("logs", "-n", space, "talker", *chosen, *options).decode()
     # The two streams of a container are two pipes: which of two lines came first, nobody knows.
@@ -112,7 +114,7 @@ def test_logs(admin: Kubectl, talker: Document, space: str, options: list[str], 
         assert said.splitlines() == expected
 
 
-def test_logs_have_times_and_can_begin_at_one(admin: Kubectl, talker: Document, space: str) -> None:
+def test_kubectl_logs_timestamps_since_and_since_time(admin: Kubectl, talker: Document, space: str) -> None:
     ask = ("logs", "-n", space, "talker", "-c", "main")
     lines = admin.ok(*ask, "--timestamps").decode().splitlines()
     times = [datetime.fromisoformat(line.split(" ")[0][:26].rstrip("Z") + "+00:00") for line in lines]
@@ -125,7 +127,7 @@ def test_logs_have_times_and_can_begin_at_one(admin: Kubectl, talker: Document, 
     assert admin.ok(*ask, "--since=1s") == b""
 
 
-def test_logs_are_followed_to_the_end(
+def test_kubectl_logs_follow_until_container_exits(
     admin: Kubectl, cluster_member: ClusterNode, worker: Document, space: str
 ) -> None:
     script = f"echo one; {UNTIL_TOLD}; echo two"
@@ -139,7 +141,9 @@ def test_logs_are_followed_to_the_end(
         assert following.wait_end() == 0
 
 
-def test_the_log_of_the_run_before(admin: Kubectl, cluster_member: ClusterNode, space: str) -> None:
+def test_kubectl_logs_previous_prints_previous_container(
+    admin: Kubectl, cluster_member: ClusterNode, space: str
+) -> None:
     script = "if [ -e /d/x ]; then echo second; sleep 1000; fi; touch /d/x; echo first; exit 3"
     main = {
         "name": "main",
@@ -169,7 +173,7 @@ def test_the_log_of_the_run_before(admin: Kubectl, cluster_member: ClusterNode, 
 # Commands
 
 
-def test_a_command_has_its_streams_and_its_exit_code(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_exec_streams_and_exit_code(kubectl: Kubectl, worker: Document, space: str) -> None:
     run = ("exec", "-n", space, "worker", "--", "sh", "-c")
     said = kubectl.run(*run, "echo out; echo err >&2; exit 7")
     assert (said.code, said.text) == (7, "out\n")
@@ -178,13 +182,13 @@ def test_a_command_has_its_streams_and_its_exit_code(kubectl: Kubectl, worker: D
     assert kubectl.ok(*run, "wc -c", input=b"not sent") == b"0\n"
 
 
-def test_a_command_reads_until_its_input_is_closed(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_exec_stdin_read_until_eof(kubectl: Kubectl, worker: Document, space: str) -> None:
     data = os.urandom(3_000_000)
     echoed = kubectl.ok("exec", "-i", "-n", space, "worker", "--", "cat", input=data, timeout=180)
     assert sha256(echoed) == sha256(data)
 
 
-def test_a_command_that_writes_much(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_exec_large_output_unchanged(kubectl: Kubectl, worker: Document, space: str) -> None:
     script = "head -c 20000000 /dev/urandom | tee /big | cat; sha256sum < /big >&2; rm /big"
     said = kubectl.run("exec", "-n", space, "worker", "--", "sh", "-c", script, timeout=180)
     assert said.code == 0
@@ -200,7 +204,7 @@ def test_a_command_that_writes_much(kubectl: Kubectl, worker: Document, space: s
         (["nobody", "--", "true"], 'pods "nobody" not found'),
     ],
 )
-def test_a_command_that_cannot_be_run(
+def test_kubectl_exec_invalid_command_or_target_fails_with_message(
     kubectl: Kubectl, worker: Document, space: str, arguments: list[str], message: str
 ) -> None:
     said = kubectl.run("exec", "-n", space, *arguments)
@@ -208,9 +212,7 @@ def test_a_command_that_cannot_be_run(
     assert message in said.err
 
 
-def test_a_command_in_a_container_that_has_ended(
-    kubectl: Kubectl, cluster_member: ClusterNode, space: str
-) -> None:
+def test_kubectl_exec_completed_pod_fails(kubectl: Kubectl, cluster_member: ClusterNode, space: str) -> None:
     made = cluster_member.create_pod(space, script="true", restartPolicy="Never")
     cluster_member.wait_pod_phase(made, "Succeeded")
     said = kubectl.run("exec", "-n", space, made["metadata"]["name"], "--", "true")
@@ -219,7 +221,7 @@ def test_a_command_in_a_container_that_has_ended(
     cluster_member.delete_pod(made)
 
 
-def test_a_terminal(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_exec_tty_size_and_exit_code(kubectl: Kubectl, worker: Document, space: str) -> None:
     with kubectl.terminal("exec", "-it", "-n", space, "worker", "--", "sh", rows=33, columns=111) as terminal:
         terminal.wait_seen("# ")
         terminal.type("[ -t 0 ] && echo has-a-$((6*7))\n")
@@ -237,7 +239,9 @@ def _wait_size(terminal: Terminal, size: str) -> None:
     terminal.wait_seen("is-2")
 
 
-def test_ctrl_c_is_the_commands(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_exec_tty_ctrl_c_interrupts_command_only(
+    kubectl: Kubectl, worker: Document, space: str
+) -> None:
     with kubectl.terminal("exec", "-it", "-n", space, "worker", "--", "sh") as terminal:
         terminal.wait_seen("# ")
         terminal.type("echo now-$((1+1)); sleep 1000\n")
@@ -251,7 +255,7 @@ def test_ctrl_c_is_the_commands(kubectl: Kubectl, worker: Document, space: str) 
 # Attaching
 
 
-def test_attaching_to_a_process(kubectl: Kubectl, cluster_member: ClusterNode, space: str) -> None:
+def test_kubectl_attach_stdin_and_output(kubectl: Kubectl, cluster_member: ClusterNode, space: str) -> None:
     reader = {
         "name": "main",
         "image": cluster_member.image,
@@ -269,7 +273,9 @@ def test_attaching_to_a_process(kubectl: Kubectl, cluster_member: ClusterNode, s
     cluster_member.plane.delete("pod", made["metadata"]["name"], space, grace=0)
 
 
-def test_attaching_a_terminal(kubectl: Kubectl, cluster_member: ClusterNode, space: str) -> None:
+def test_kubectl_attach_tty_size_and_exit_code(
+    kubectl: Kubectl, cluster_member: ClusterNode, space: str
+) -> None:
     shell = {
         "name": "main",
         "image": cluster_member.image,
@@ -294,7 +300,9 @@ def test_attaching_a_terminal(kubectl: Kubectl, cluster_member: ClusterNode, spa
 # Copies and ports
 
 
-def test_files_are_copied_both_ways(kubectl: Kubectl, worker: Document, space: str, tmp_path: Path) -> None:
+def test_kubectl_cp_to_and_from_container_unchanged(
+    kubectl: Kubectl, worker: Document, space: str, tmp_path: Path
+) -> None:
     here, back = tmp_path / "here", tmp_path / "back"
     here.write_bytes(os.urandom(MEGABYTES * 1_000_000))
     wanted = sha256(here.read_bytes())
@@ -323,7 +331,7 @@ def server_pod(cluster_member: ClusterNode, space: str) -> Iterator[Document]:
     cluster_member.plane.delete("pod", made["metadata"]["name"], space, grace=0)
 
 
-def test_ports_are_forwarded(
+def test_kubectl_port_forward_two_ports_data_unchanged(
     kubectl: Kubectl, cluster_member: ClusterNode, server_pod: Document, space: str
 ) -> None:
     name = server_pod["metadata"]["name"]
@@ -351,7 +359,9 @@ def test_ports_are_forwarded(
         print(f"port-forward of {MEGABYTES} MB: {down:.1f} s down, {time.monotonic() - began:.1f} s up")
 
 
-def test_a_forwarded_port_that_nobody_listens_on(kubectl: Kubectl, worker: Document, space: str) -> None:
+def test_kubectl_port_forward_no_listener_connection_refused(
+    kubectl: Kubectl, worker: Document, space: str
+) -> None:
     with kubectl.running("port-forward", "-n", space, "worker", ":8081") as forwarding:
         said = forwarding.wait_said("-> 8081")
         (port,) = set(re.findall(r":(\d+) -> ", said))
@@ -363,7 +373,9 @@ def test_a_forwarded_port_that_nobody_listens_on(kubectl: Kubectl, worker: Docum
 # Debugging
 
 
-def test_an_ephemeral_container(kubectl: Kubectl, cluster_member: ClusterNode, space: str) -> None:
+def test_kubectl_debug_ephemeral_container_sees_target_processes(
+    kubectl: Kubectl, cluster_member: ClusterNode, space: str
+) -> None:
     made = cluster_member.wait_pod_ready(cluster_member.create_pod(space))
     name = made["metadata"]["name"]
     with kubectl.terminal(
@@ -387,7 +399,7 @@ def test_an_ephemeral_container(kubectl: Kubectl, cluster_member: ClusterNode, s
 # The node through the API server's proxy
 
 
-def test_the_nodes_own_pages(
+def test_kubectl_get_raw_node_proxy_endpoints(
     admin: Kubectl, cluster_member: ClusterNode, worker: Document, space: str
 ) -> None:
     def page(path: str) -> str:

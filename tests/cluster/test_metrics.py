@@ -10,7 +10,7 @@ from tests.metrics_page import Page, differences
 pytestmark = pytest.mark.machine
 
 
-def test_a_pods_life_in_numbers(cluster_member: ClusterNode, namespace: str) -> None:
+def test_kubelet_metrics_pod_lifecycle_counted(cluster_member: ClusterNode, namespace: str) -> None:
     node, began = cluster_member, time.time()
     before = Page(node.page("/metrics"))
     first = {"name": "first", "image": node.image, "command": ["sh", "-c", "sleep 1.5"]}

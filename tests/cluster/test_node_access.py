@@ -175,13 +175,13 @@ def people(
 
 
 @pytest.mark.parametrize("person", EXPECTED)
-def test_who_gets_what(people: Asker, person: str) -> None:
+def test_kubelet_server_authorization_status_by_user_and_path(people: Asker, person: str) -> None:
     ask = people.who(person)
     got = {path: ask(_METHODS.get(path, "GET"), _PLACES.get(path, path))[0] for path in EXPECTED[person]}
     assert got == EXPECTED[person]
 
 
-def test_refusals_say_what_is_missing(people: Asker) -> None:
+def test_kubelet_server_denied_request_names_missing_permission(people: Asker) -> None:
     ask = people.who("a user without permission")
     status, text = ask("GET", "/pods")
     assert status == 403
@@ -189,7 +189,9 @@ def test_refusals_say_what_is_missing(people: Asker) -> None:
     assert people.who("no credentials")("GET", "/pods") == (401, "Unauthorized")
 
 
-def test_permissions_through_the_api_server(plane: Plane, cluster_member: ClusterNode) -> None:
+def test_kubelet_server_node_proxy_user_without_permission_forbidden(
+    plane: Plane, cluster_member: ClusterNode
+) -> None:
     stranger = Kubectl(plane, kubeconfig=plane.user_kubeconfig(unique("user")))
     said = stranger.run("get", "--raw", f"/api/v1/nodes/{cluster_member.name}/proxy/pods")
     assert said.code == 1

@@ -11,7 +11,9 @@ pytestmark = pytest.mark.machine
 GIVEN = ["10.7.0.9", "fd07::9"]
 
 
-def test_the_cloud_has_the_last_word(make_node: Callable[..., ClusterNode], namespace: str) -> None:
+def test_node_addresses_external_cloud_provider_override_pod_host_ips(
+    make_node: Callable[..., ClusterNode], namespace: str
+) -> None:
     node = make_node(flags=["--cloud-provider=external"])
     node.start()
     hostname = {"type": "Hostname", "address": node.name}

@@ -134,7 +134,7 @@ def taints(node: Document) -> set[str]:
     return {taint["key"] for taint in node["spec"].get("taints", [])}
 
 
-async def test_registers_reports_and_lives(reported: Reported) -> None:
+async def test_node_reporter_registers_node_and_writes_status_and_lease(reported: Reported) -> None:
     reported.runtime.answer = runtime_status(network=False)
     mark = reported.plane.audit_mark()
     async with reported.running(labels={"role": "web"}, provider_id="test:///1"):
@@ -180,7 +180,7 @@ async def test_registers_reports_and_lives(reported: Reported) -> None:
     assert {event["responseStatus"]["code"] for event in writes} <= {200, 201}
 
 
-async def test_a_change_on_a_real_server(reported: Reported) -> None:
+async def test_node_reporter_status_patch_preserves_other_controllers_fields(reported: Reported) -> None:
     """What the server makes of our patches is what we meant."""
     plane = reported.plane
     async with reported.running() as reporter:
@@ -210,7 +210,7 @@ async def test_a_change_on_a_real_server(reported: Reported) -> None:
         )
 
 
-async def test_comes_back(reported: Reported) -> None:
+async def test_node_reporter_restart_reconciles_existing_node(reported: Reported) -> None:
     plane = reported.plane
     async with reported.running(labels={"role": "web"}, taints=()):
         before = await reported.ready()
@@ -253,7 +253,7 @@ async def test_comes_back(reported: Reported) -> None:
         assert [address["type"] for address in node["status"]["addresses"]] == ["InternalIP", "Hostname"]
 
 
-async def test_a_deleted_node_stays_deleted_until_the_agent_starts_again(reported: Reported) -> None:
+async def test_node_reporter_deleted_node_not_recreated_until_restart(reported: Reported) -> None:
     plane = reported.plane
     async with reported.running(update_seconds=1.0, lease_seconds=4):
         before = await reported.ready()
@@ -282,7 +282,7 @@ async def test_a_deleted_node_stays_deleted_until_the_agent_starts_again(reporte
         assert lease["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
 
 
-async def test_born_with_taints(reported: Reported) -> None:
+async def test_node_reporter_unschedulable_external_cloud_registers_with_taints(reported: Reported) -> None:
     async with reported.running(schedulable=False, external_cloud=True):
         node = await reported.ready()
         assert node["spec"]["unschedulable"] is True
@@ -302,7 +302,7 @@ def plane_node(reported: Reported) -> Document:
     return reported.plane.get("node", reported.name)
 
 
-async def test_dual_stack(reported: Reported) -> None:
+async def test_node_reporter_dual_stack_reports_both_addresses(reported: Reported) -> None:
     """Two addresses of one type, which a merge by type would lose."""
     found = {ip.version: ip for ip in own_ips()}
     if len(found) < 2:
@@ -328,14 +328,14 @@ def own_ips() -> list[IPAddress]:
     return [ip for ip in found if is_global_unicast(ip)]
 
 
-async def test_without_permission(plane: Plane, reported: Reported) -> None:
+async def test_try_register_without_permission_raises_forbidden(plane: Plane, reported: Reported) -> None:
     async with clients(plane.user_kubeconfig("somebody")) as made:
         ours = blank_node(reported.settings(), "amd64")
         with pytest.raises(Forbidden, match=r'resources: \["nodes"\], verbs: \["create"\]'):
             await try_register(made.objects, ours, reported.settings(), reset_extended=False)
 
 
-async def test_the_server_goes_away_and_comes_back(reported: Reported) -> None:
+async def test_node_reporter_api_server_restart_status_and_lease_resume(reported: Reported) -> None:
     plane = reported.plane
     async with reported.running(update_seconds=1.0, lease_seconds=4):
         await reported.ready()

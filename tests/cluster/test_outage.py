@@ -120,7 +120,9 @@ def check_went_on(node: ClusterNode, pod: Document, since: float) -> None:
     node.wait_api_pod(pod, "to have gone on", lambda it: without_ready_time(it) == before)
 
 
-def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+def test_api_server_outage_pods_continue_and_status_reported_after(
+    plane: Plane, make_node: MakeNode, namespace: str
+) -> None:
     node = started(make_node)
     steady = probed_pod(node, namespace)
     crashing = node.create_pod(namespace)
@@ -195,7 +197,9 @@ def test_the_truth_after_an_outage(plane: Plane, make_node: MakeNode, namespace:
     assert all(datetime.fromisoformat(event["firstTimestamp"]) < back for event in own)
 
 
-def test_nobody_there_at_the_start(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+def test_kubelet_start_without_api_server_runs_static_pods_then_registers(
+    plane: Plane, make_node: MakeNode, namespace: str
+) -> None:
     node = make_node()
     name = node.write(static_pod("first", namespace))
     with plane.without_server():
@@ -216,7 +220,9 @@ def answers(plane: Plane) -> bool:
     return True
 
 
-def test_an_api_server_that_comes_and_goes(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+def test_api_server_repeated_outages_kubelet_recovers(
+    plane: Plane, make_node: MakeNode, namespace: str
+) -> None:
     node = started(make_node)
     steady = probed_pod(node, namespace)
     ending = node.wait_pod_ready(node.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 3"))
@@ -235,7 +241,9 @@ def test_an_api_server_that_comes_and_goes(plane: Plane, make_node: MakeNode, na
     node.wait_pod_ready(node.create_pod(namespace))
 
 
-def test_the_agent_is_killed_while_nobody_is_there(plane: Plane, make_node: MakeNode, namespace: str) -> None:
+def test_kubelet_killed_during_outage_pods_adopted_and_reconciled(
+    plane: Plane, make_node: MakeNode, namespace: str
+) -> None:
     node = started(make_node)
     steady = probed_pod(node, namespace)
     crashing, deleted = node.create_pod(namespace), node.create_pod(namespace)
@@ -262,7 +270,7 @@ def test_the_agent_is_killed_while_nobody_is_there(plane: Plane, make_node: Make
     check_went_on(node, steady, begin)
 
 
-def test_a_reboot_without_the_api_server(
+def test_reboot_without_api_server_pods_restored_from_checkpoints(
     plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "checkpoints"
@@ -319,7 +327,7 @@ def test_a_reboot_without_the_api_server(
 # Refused
 
 
-def test_a_missing_permission_is_named_until_it_is_given(
+def test_kubelet_missing_permission_logs_rbac_rule_until_granted(
     plane: Plane, make_node: MakeNode, namespace: str
 ) -> None:
     user = unique("stranger")
@@ -340,7 +348,7 @@ def test_a_missing_permission_is_named_until_it_is_given(
         plane.delete("clusterrolebinding", binding)
 
 
-def test_another_nodes_identity_is_recognised(plane: Plane, make_node: MakeNode) -> None:
+def test_kubelet_kubeconfig_of_other_node_logged_as_cause(plane: Plane, make_node: MakeNode) -> None:
     node = make_node(kubeconfig=plane.node_kubeconfig(unique("other")))
     node.start()
     for what in ("renew the node's lease", "list or watch", "register the node"):
@@ -363,7 +371,7 @@ def write_identity(plane: Plane, node: str, path: Path, life: timedelta) -> None
     new.rename(path)
 
 
-def test_a_certificate_that_expires(
+def test_kubelet_client_certificate_expired_logged_and_reloaded(
     plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path
 ) -> None:
     name, pem = unique("n"), tmp_path / "current.pem"
@@ -383,7 +391,9 @@ def test_a_certificate_that_expires(
 # The wrong time
 
 
-def test_a_clock_two_hours_off(plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path) -> None:
+def test_kubelet_clock_two_hours_off_pods_and_tokens_work(
+    plane: Plane, make_node: MakeNode, namespace: str, tmp_path: Path
+) -> None:
     ahead = tmp_path / "ahead"
     env = {"PYTHONPATH": str(CLOCK), "PYKUBELET_TEST_CLOCK": str(ahead)}
     node = make_node(env=env, settings={"nodeLeaseDurationSeconds": 8})

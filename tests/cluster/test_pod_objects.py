@@ -96,7 +96,7 @@ async def eventually(ask: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_a_node_has_what_its_pods_refer_to(
+async def test_cluster_objects_referenced_objects_returned_others_forbidden(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope, strategy: str
 ) -> None:
     plane.create(config_map(namespace, "settings", data={"color": "blue"}))
@@ -124,7 +124,7 @@ async def test_a_node_has_what_its_pods_refer_to(
     assert str(refused.value).startswith('secrets "not-ours" is forbidden: User "system:node:')
 
 
-async def test_changes_are_told_at_once(
+async def test_cluster_objects_change_notifies_listener_immediately(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope
 ) -> None:
     plane.create(config_map(namespace, "settings", data={"a": "1"}))
@@ -145,7 +145,7 @@ async def test_changes_are_told_at_once(
     assert (await objects.config_map(pod, "settings")).data == {"a": "3"}
 
 
-async def test_many_pods_share_the_watches(
+async def test_cluster_objects_many_pods_share_one_watch(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope
 ) -> None:
     mark = plane.audit_mark()
@@ -176,7 +176,7 @@ async def test_many_pods_share_the_watches(
     assert "fieldSelector=metadata.name%3Dkube-root-ca.crt" in watch["requestURI"]
 
 
-async def test_tokens(
+async def test_cluster_objects_token_cached_and_bound_to_pod(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope
 ) -> None:
     vault = {"serviceAccountToken": {"audience": "vault", "path": "token"}}
@@ -197,7 +197,7 @@ async def test_tokens(
         await objects.token(pod, audience="", seconds=3607)
 
 
-async def test_services_and_runtime_classes(
+async def test_services_env_and_runtime_class_handler_from_api_server(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope
 ) -> None:
     services, name = Services(client), unique("class")
@@ -233,7 +233,7 @@ async def test_services_and_runtime_classes(
         plane.delete("runtimeclass", name)
 
 
-async def test_trust_bundles(
+async def test_cluster_objects_trust_bundle_absent_raises_object_error(
     plane: Plane, namespace: str, node_name: str, client: ApiClient, scope: TaskScope
 ) -> None:
     """Most API servers do not serve them; the answer is the same for both kinds."""

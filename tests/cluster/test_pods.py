@@ -69,7 +69,7 @@ def pod_writes(node: ClusterNode, since: int, namespace: str) -> list[tuple[str,
 # Coming
 
 
-def test_a_pod_runs_and_is_told_of_in_one_write(member: ClusterNode, namespace: str) -> None:
+def test_pod_start_running_status_written_in_one_patch(member: ClusterNode, namespace: str) -> None:
     mark, began = member.plane.audit_mark(), time.monotonic()
     created = member.wait_pod_ready(member.create_pod(namespace))
     took = time.monotonic() - began
@@ -89,7 +89,7 @@ def test_a_pod_runs_and_is_told_of_in_one_write(member: ClusterNode, namespace: 
     assert 1 <= len(writes) <= max(2, 1 + int(took))
 
 
-def test_a_pod_that_cannot_start_says_why(member: ClusterNode, namespace: str) -> None:
+def test_pod_image_never_pull_missing_stays_pending_with_reason(member: ClusterNode, namespace: str) -> None:
     document = member.pod_document(unique("p"), namespace)
     document["spec"]["containers"][0]["image"] = "nowhere.invalid/none:1"
     created = member.plane.create(document)
@@ -99,7 +99,7 @@ def test_a_pod_that_cannot_start_says_why(member: ClusterNode, namespace: str) -
     assert found["status"]["phase"] == "Pending"
 
 
-def test_readiness_gates(member: ClusterNode, namespace: str) -> None:
+def test_pod_readiness_gate_false_not_ready_until_set(member: ClusterNode, namespace: str) -> None:
     gates = [{"conditionType": "example.com/ready"}]
     created = member.create_pod(namespace, readinessGates=gates)
     member.wait_api_pod(
@@ -123,7 +123,7 @@ def test_readiness_gates(member: ClusterNode, namespace: str) -> None:
     assert condition(found, "example.com/ready") == "True"
 
 
-def test_what_others_write_over_is_corrected(member: ClusterNode, namespace: str) -> None:
+def test_pod_status_overwritten_by_other_client_is_corrected(member: ClusterNode, namespace: str) -> None:
     created = member.wait_pod_ready(member.create_pod(namespace))
     name = created["metadata"]["name"]
     for wrong in ({"phase": "Pending"}, {"reason": "Nonsense", "containerStatuses": None}):
@@ -134,7 +134,7 @@ def test_what_others_write_over_is_corrected(member: ClusterNode, namespace: str
 # Going
 
 
-def test_deletion_takes_everything_with_it(member: ClusterNode, namespace: str) -> None:
+def test_pod_delete_removes_all_remnants_with_few_writes(member: ClusterNode, namespace: str) -> None:
     created = member.wait_pod_ready(member.create_pod(namespace))
     mark, began = member.plane.audit_mark(), datetime.now(UTC)
     member.delete_pod(created)
@@ -160,7 +160,7 @@ def test_deletion_takes_everything_with_it(member: ClusterNode, namespace: str) 
     assert len(patches) <= 1 + int(took)
 
 
-def test_a_shorter_grace_counts(member: ClusterNode, namespace: str) -> None:
+def test_pod_delete_shorter_grace_period_takes_effect(member: ClusterNode, namespace: str) -> None:
     created = member.create_pod(namespace, script=STUBBORN, terminationGracePeriodSeconds=600)
     member.wait_pod_ready(created)
     delete(member, created)
@@ -248,13 +248,13 @@ def test_delete_does_not_wait_for_removal_of_pod_directory(
     member.delete_pod(namesake)
 
 
-def test_a_pod_deleted_by_force_ends_too(member: ClusterNode, namespace: str) -> None:
+def test_pod_force_deleted_containers_terminated(member: ClusterNode, namespace: str) -> None:
     created = member.wait_pod_ready(member.create_pod(namespace))
     delete(member, created, grace=0)
     wait_gone(member, created)
 
 
-def test_a_namesake_does_not_wait_for_a_pod_deleted_by_force(member: ClusterNode, namespace: str) -> None:
+def test_pod_force_deleted_same_name_pod_starts_immediately(member: ClusterNode, namespace: str) -> None:
     name = unique("p")
     first = member.create_pod(namespace, name, script=STUBBORN, terminationGracePeriodSeconds=30)
     member.wait_pod_ready(first)
@@ -280,7 +280,7 @@ def test_active_deadline_with_exit_code_zero_stays_failed(member: ClusterNode, n
     member.delete_pod(created)
 
 
-def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace: str) -> None:
+def test_pod_succeeded_not_restarted_and_removed_on_delete(member: ClusterNode, namespace: str) -> None:
     created = member.create_pod(namespace, script="exit 0", restartPolicy="Never")
     done = member.wait_pod_phase(created, "Succeeded")
     assert condition(done, "Ready") == "False"
@@ -292,7 +292,7 @@ def test_a_finished_pod_stays_until_it_is_deleted(member: ClusterNode, namespace
     member.delete_pod(created)
 
 
-def test_a_pod_held_by_a_finalizer(member: ClusterNode, namespace: str) -> None:
+def test_pod_deleted_with_finalizer_terminated_and_not_restarted(member: ClusterNode, namespace: str) -> None:
     document = member.pod_document(unique("p"), namespace)
     document["metadata"]["finalizers"] = ["example.com/hold"]
     document["spec"]["containers"][0]["command"] = forever("touch /tmp/begun")
@@ -319,7 +319,7 @@ def test_a_pod_held_by_a_finalizer(member: ClusterNode, namespace: str) -> None:
 # With the agent away
 
 
-def test_a_pod_that_was_deleted_before_it_ever_began(member: ClusterNode, namespace: str) -> None:
+def test_pod_deleted_before_start_never_started(member: ClusterNode, namespace: str) -> None:
     member.stop()
     created = member.create_pod(namespace)
     delete(member, created)
@@ -332,7 +332,7 @@ def test_a_pod_that_was_deleted_before_it_ever_began(member: ClusterNode, namesp
     }
 
 
-def test_a_pod_that_others_ended_never_runs(member: ClusterNode, namespace: str) -> None:
+def test_pod_failed_by_other_client_never_started(member: ClusterNode, namespace: str) -> None:
     member.stop()
     created = member.create_pod(namespace)
     name = created["metadata"]["name"]
@@ -348,7 +348,7 @@ def test_a_pod_that_others_ended_never_runs(member: ClusterNode, namespace: str)
     assert (found["status"]["phase"], found["status"]["reason"]) == ("Failed", "Lost")
 
 
-def test_pods_deleted_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:
+def test_pods_deleted_while_kubelet_down_removed_after_start(member: ClusterNode, namespace: str) -> None:
     graceful = member.create_pod(namespace)
     forced = member.create_pod(namespace)
     for created in (graceful, forced):
@@ -369,7 +369,7 @@ PROBES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_an_agent_that_comes_back_changes_nothing(member: ClusterNode, namespace: str, end: str) -> None:
+def test_kubelet_restart_changes_no_pods_and_no_status(member: ClusterNode, namespace: str, end: str) -> None:
     document = member.pod_document(unique("p"), namespace)
     document["spec"]["containers"][0] |= PROBES
     plain = container("init", ["true"]) | {"imagePullPolicy": "Never", "image": member.image}
@@ -408,7 +408,7 @@ def test_an_agent_that_comes_back_changes_nothing(member: ClusterNode, namespace
 # With the API server away
 
 
-def test_what_happens_while_the_api_server_is_away(member: ClusterNode, namespace: str) -> None:
+def test_api_server_outage_pod_changes_reported_after(member: ClusterNode, namespace: str) -> None:
     plane = member.plane
     steady = member.wait_pod_ready(member.create_pod(namespace))
     ending = member.create_pod(namespace, script=f"{UNTIL_TOLD}; exit 7", restartPolicy="Never")
@@ -438,7 +438,7 @@ def test_what_happens_while_the_api_server_is_away(member: ClusterNode, namespac
     assert now["status"] == steady["status"]
 
 
-def test_a_deletion_is_finished_although_agent_and_api_server_were_away(
+def test_pod_deletion_completes_after_kubelet_and_api_server_restart(
     member: ClusterNode, namespace: str
 ) -> None:
     plane = member.plane
@@ -462,7 +462,7 @@ def test_a_deletion_is_finished_although_agent_and_api_server_were_away(
     assert container_ids(now) == container_ids(kept)
 
 
-def test_a_pod_whose_status_the_api_server_never_got_is_adopted(member: ClusterNode, namespace: str) -> None:
+def test_pod_status_never_reported_adopted_after_restart(member: ClusterNode, namespace: str) -> None:
     plane = member.plane
     # Nothing of it may have to be asked for: the server can be gone before that.
     created = member.create_pod(namespace, automountServiceAccountToken=False)
@@ -483,7 +483,9 @@ def test_a_pod_whose_status_the_api_server_never_got_is_adopted(member: ClusterN
 # Static pods
 
 
-def test_a_static_pod_has_a_mirror(member: ClusterNode, namespace: str) -> None:
+def test_static_pod_mirror_pod_created_recreated_replaced_and_removed(
+    member: ClusterNode, namespace: str
+) -> None:
     plane = member.plane
     name = member.write(pod("web", container(command=forever()), meta={"namespace": namespace}))
     mirror = member.wait("the mirror", lambda: plane.find("pod", name, namespace))
@@ -567,7 +569,9 @@ def test_mirror_pod_static_pod_updated_stays_running_until_old_pod_ended(
     member.plane.wait_gone("pod", name, namespace)
 
 
-def test_mirrors_of_manifests_that_went_while_the_agent_was_away(member: ClusterNode, namespace: str) -> None:
+def test_mirror_pod_manifest_removed_while_kubelet_down_is_deleted(
+    member: ClusterNode, namespace: str
+) -> None:
     name = member.write(pod("brief", container(), meta={"namespace": namespace}))
     member.wait("the mirror", lambda: member.plane.find("pod", name, namespace))
     member.kill()

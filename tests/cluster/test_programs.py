@@ -54,20 +54,20 @@ def go(place: Path, script: str) -> Path:
     return log
 
 
-def test_from_the_assets(place: Path) -> None:
+def test_find_programs_all_in_assets_returns_assets(place: Path) -> None:
     environ = programs_in(place / "assets", *ALL)
     found = find_programs(pytest.fail, environ)
     assert found.scheduler == place / "assets" / "kube-scheduler"
     assert found.kubelet is None
 
 
-def test_assets_without_the_necessary(place: Path) -> None:
+def test_find_programs_assets_without_etcd_raises_not_available(place: Path) -> None:
     environ = programs_in(place / "assets", "kube-scheduler")
     with pytest.raises(NotAvailable, match="has no etcd and no kube-apiserver: put it there"):
         find_programs(pytest.fail, environ)
 
 
-def test_what_the_assets_lack_is_built(place: Path) -> None:
+def test_find_programs_incomplete_assets_builds_missing_binaries(place: Path) -> None:
     go(place, GOOD)
     environ = programs_in(place / "assets", "etcd", "kube-apiserver")
     found = find_programs(lambda _: None, environ)
@@ -76,13 +76,13 @@ def test_what_the_assets_lack_is_built(place: Path) -> None:
     assert found.kubelet is not None
 
 
-def test_without_go(place: Path) -> None:
+def test_find_programs_without_go_raises_not_available(place: Path) -> None:
     environ = programs_in(place / "assets", "etcd", "kube-apiserver")
     with pytest.raises(NotAvailable, match="Go is not installed: install Go"):
         find_programs(pytest.fail, environ)
 
 
-def test_a_build_happens_once(place: Path) -> None:
+def test_build_control_plane_second_call_uses_cache(place: Path) -> None:
     log, said = go(place, GOOD), list[str]()
     first = build.build_control_plane(said.append)
     assert first == build.build_control_plane(pytest.fail)
@@ -92,7 +92,7 @@ def test_a_build_happens_once(place: Path) -> None:
     assert subprocess.run([first["kubectl"]], check=False).returncode == 0
 
 
-def test_two_builders(place: Path) -> None:
+def test_build_control_plane_concurrent_calls_build_once(place: Path) -> None:
     log = go(place, GOOD)
     builders = [threading.Thread(target=build.build_control_plane, args=(lambda _: None,)) for _ in range(3)]
     for builder in builders:
@@ -102,7 +102,7 @@ def test_two_builders(place: Path) -> None:
     assert log.read_text() == "started\n"
 
 
-def test_a_failed_build_leaves_nothing(place: Path) -> None:
+def test_build_control_plane_failure_leaves_no_output_and_is_retried(place: Path) -> None:
     go(place, BAD)
     with pytest.raises(NotAvailable) as caught:
         build.build_control_plane(lambda _: None)
@@ -116,7 +116,7 @@ def test_a_failed_build_leaves_nothing(place: Path) -> None:
     assert build.build_control_plane(lambda _: None)["kubelet"].exists()
 
 
-def test_another_version_is_built_anew(place: Path) -> None:
+def test_module_cache_dir_changed_module_yields_other_directory(place: Path) -> None:
     module = place / "module"
     module.mkdir()
     for path in build.source_module().iterdir():
@@ -126,7 +126,7 @@ def test_another_version_is_built_anew(place: Path) -> None:
     assert build.module_cache_dir(module) != before
 
 
-def test_built_module_each_program_is_built_with_its_command(place: Path) -> None:
+def test_ensure_built_several_targets_each_built_with_its_command(place: Path) -> None:
     """Verify that a module of several programs is built whole, and that each has its own subcommand."""
     go(place, GOOD.replace("echo started >>{log}", 'echo "$1 $2 cgo=$CGO_ENABLED" >>{log}'))
     sources = place / "module"

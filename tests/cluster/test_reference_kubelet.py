@@ -21,7 +21,9 @@ def node(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
         yield started
 
 
-def test_a_pod_on_a_node_of_the_reference(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_upstream_kubelet_pod_runs_and_logs_are_served(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     pod = node.create_pod(namespace, script="echo hello; trap 'exit 0' TERM; sleep 3600 & wait $!")
     running = node.wait_pod_ready(pod)
     assert running["status"]["hostIP"] == plane.cluster.settings.address

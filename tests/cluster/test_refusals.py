@@ -108,7 +108,9 @@ def _says(plane: Plane, pod: Document, words: str) -> bool:
     return words in described(plane, pod)
 
 
-def test_the_words_that_people_see(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_rejection_shown_by_kubectl_describe_and_metrics(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     known = node.node_object()
     assert known is not None
     told = {case: create(node, namespace, case) for case in cases(known)}
@@ -126,7 +128,9 @@ def test_the_words_that_people_see(plane: Plane, namespace: str, node: ClusterNo
     assert page.value("kubelet_admission_rejections_total", reason="Other") >= 1
 
 
-def test_room_that_comes_later_changes_nothing(plane: Plane, namespace: str, node: ClusterNode) -> None:
+def test_admission_rejected_pod_stays_failed_when_resources_freed(
+    plane: Plane, namespace: str, node: ClusterNode
+) -> None:
     known = node.node_object()
     assert known is not None
     resources = {"cpu": known["status"]["allocatable"]["cpu"]}
@@ -149,7 +153,7 @@ def test_room_that_comes_later_changes_nothing(plane: Plane, namespace: str, nod
         node.delete_pod(pod)
 
 
-def test_a_static_pod_is_refused_in_the_clusters_sight(plane: Plane, node: ClusterNode) -> None:
+def test_admission_rejected_static_pod_reported_on_mirror_pod(plane: Plane, node: ClusterNode) -> None:
     document = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -60,7 +60,7 @@ def tidy(node: ClusterNode) -> Iterator[None]:
 
 
 @v1_only
-def test_up_and_down_without_a_restart(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_up_and_down_applied_without_restart(namespace: str, node: ClusterNode) -> None:
     pod = start(node, namespace, SMALL)
     main = container_id(main_of(pod))
     first = {"shares": 102, "quota": 20_000, "memory": 64 * MI}
@@ -88,7 +88,7 @@ def test_up_and_down_without_a_restart(namespace: str, node: ClusterNode) -> Non
 
 
 @v1_only
-def test_a_sidecar_and_the_whole_pod_around_it(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_sidecar_updates_container_and_pod_cgroup(namespace: str, node: ClusterNode) -> None:
     beside = node.pod_document("x", namespace)["spec"]["containers"][0] | {
         "name": "beside",
         "restartPolicy": "Always",
@@ -105,7 +105,7 @@ def test_a_sidecar_and_the_whole_pod_around_it(namespace: str, node: ClusterNode
 
 
 @v1_only
-def test_resources_of_the_whole_pod(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_pod_level_resources_applied_without_restart(namespace: str, node: ClusterNode) -> None:
     whole = {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "300m", "memory": "128Mi"}}
     document = node.pod_document(unique("p"), namespace, resources=whole)
     pod = node.wait_pod_ready(node.plane.create(document))
@@ -127,7 +127,7 @@ def test_resources_of_the_whole_pod(namespace: str, node: ClusterNode) -> None:
 
 
 @v1_only
-def test_a_container_that_wants_to_be_restarted_for_it(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_restart_policy_restarts_container(namespace: str, node: ClusterNode) -> None:
     pod = start(node, namespace, SMALL, policy="RestartContainer")
     resize(node, pod, LARGE)
     done = node.wait_api_pod(
@@ -149,7 +149,7 @@ def test_a_container_that_wants_to_be_restarted_for_it(namespace: str, node: Clu
 
 
 @v1_only
-def test_a_container_that_has_yet_to_start(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_container_not_started_grows_pod_cgroup_first(namespace: str, node: ClusterNode) -> None:
     """Its pod's cgroup grows at once: it will be started there."""
     if node.reference:
         pytest.skip("it leaves the pod's cgroup as it is, and the container cannot be started in it")
@@ -175,7 +175,7 @@ def test_a_container_that_has_yet_to_start(namespace: str, node: ClusterNode) ->
     assert cgroup(node, pod) == cgroup(node, pod, container_id(main_of(done))) == larger
 
 
-def test_no_room_now_and_room_later(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_insufficient_cpu_deferred_until_capacity_freed(namespace: str, node: ClusterNode) -> None:
     known = node.node_object()
     assert known is not None
     cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
@@ -200,7 +200,7 @@ def test_no_room_now_and_room_later(namespace: str, node: ClusterNode) -> None:
     assert page.total("kubelet_pod_pending_resizes") == 0
 
 
-def test_a_wish_that_is_taken_back(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_deferred_request_reverted_is_cleared(namespace: str, node: ClusterNode) -> None:
     known = node.node_object()
     assert known is not None
     cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
@@ -213,7 +213,7 @@ def test_a_wish_that_is_taken_back(namespace: str, node: ClusterNode) -> None:
     assert "ResizeStarted" not in events(node, pod)
 
 
-def test_memory_that_is_in_use_is_not_taken_away(namespace: str, node: ClusterNode) -> None:
+def test_pod_resize_memory_limit_below_usage_fails_until_freed(namespace: str, node: ClusterNode) -> None:
     pod = start(node, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL)
     less = {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}}
     node.wait("the memory to be used", lambda: "40.0M" in shell(node, pod, USED), SETTLED)

@@ -50,7 +50,7 @@ def own(plane: Plane, runtime: RunningRuntime) -> Iterator[ClusterNode]:
 
 
 @pytest.mark.parametrize("kind", ["ours", "reference"])
-def test_wishes_that_cannot_be_fulfilled(
+def test_pod_resize_static_cpu_policy_infeasible_for_cpu_but_not_memory(
     plane: Plane, runtime: RunningRuntime, namespace: str, kind: str
 ) -> None:
     policy = {"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "100m"}}
@@ -85,7 +85,9 @@ def test_wishes_that_cannot_be_fulfilled(
 
 
 @v1_only
-def test_wishes_while_the_agent_is_away(namespace: str, own: ClusterNode) -> None:
+def test_pod_resize_requested_while_kubelet_down_applied_after_start(
+    namespace: str, own: ClusterNode
+) -> None:
     pod = start(own, namespace, SMALL)
     fresh = start(own, namespace, SMALL, policy="RestartContainer")
     again = start(own, namespace, SMALL, policy="RestartContainer")
@@ -105,7 +107,9 @@ def test_wishes_while_the_agent_is_away(namespace: str, own: ClusterNode) -> Non
 
 
 @v1_only
-def test_the_agent_is_killed_in_the_middle(namespace: str, own: ClusterNode) -> None:
+def test_pod_resize_kubelet_killed_in_progress_completed_after_start(
+    namespace: str, own: ClusterNode
+) -> None:
     pod = start(own, namespace, {"limits": {"memory": "96Mi"}, "requests": {"memory": "16Mi"}}, script=FILL)
     own.wait("the memory to be used", lambda: "40.0M" in shell(own, pod, USED), SETTLED)
     resize(own, pod, {"limits": {"memory": "32Mi"}, "requests": {"memory": "16Mi"}})
@@ -125,7 +129,7 @@ def test_the_agent_is_killed_in_the_middle(namespace: str, own: ClusterNode) -> 
     assert cgroup(own, pod)["memory"] == cgroup(own, pod, container_id(main_of(pod)))["memory"] == 32 * MI
 
 
-def test_who_waits_goes_on_waiting_under_another_agent(namespace: str, own: ClusterNode) -> None:
+def test_pod_resize_deferred_stays_deferred_after_kubelet_restart(namespace: str, own: ClusterNode) -> None:
     known = own.node_object()
     assert known is not None
     cpus = int(known["status"]["allocatable"]["cpu"]) * 1000
@@ -157,7 +161,9 @@ def test_who_waits_goes_on_waiting_under_another_agent(namespace: str, own: Clus
 
 
 @v1_only
-def test_the_node_is_handed_over_meanwhile(plane: Plane, namespace: str, own: ClusterNode) -> None:
+def test_pod_resize_handover_to_upstream_kubelet_and_back_continues(
+    plane: Plane, namespace: str, own: ClusterNode
+) -> None:
     """The reference and ours read each other's books: what was promised, and how far it got."""
     if plane.reference_kubelet is None:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")

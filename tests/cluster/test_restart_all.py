@@ -49,7 +49,9 @@ def since(found: Document) -> str:
     return next((c["lastTransitionTime"] for c in found["status"]["conditions"] if c["type"] == KIND), "")
 
 
-def test_one_container_restarts_all_of_a_pod(cluster_member: ClusterNode, namespace: str) -> None:
+def test_restart_all_containers_rule_restarts_pod_and_survives_kubelet_kill(
+    cluster_member: ClusterNode, namespace: str
+) -> None:
     node = cluster_member
     created = node.plane.create(document(node, namespace))
     name = created["metadata"]["name"]

@@ -55,7 +55,9 @@ def certificate_request(name: str, usages: list[str], signer: str, subject: Subj
     }
 
 
-def test_a_pod_waits_for_its_node(plane: Plane, namespace: str, fake_node: str) -> None:
+def test_plane_pod_bound_to_node_stays_until_node_confirms_deletion(
+    plane: Plane, namespace: str, fake_node: str
+) -> None:
     pod = plane.create(pod_document("waits", namespace, fake_node))
     assert pod["spec"]["nodeName"] == fake_node
     mounts = pod["spec"]["containers"][0]["volumeMounts"]
@@ -66,12 +68,12 @@ def test_a_pod_waits_for_its_node(plane: Plane, namespace: str, fake_node: str) 
     assert plane.get("pod", "waits", namespace)["metadata"]["deletionGracePeriodSeconds"] == 30
 
 
-def test_nodes_get_a_pod_network(plane: Plane, fake_node: str) -> None:
+def test_plane_node_receives_pod_cidr(plane: Plane, fake_node: str) -> None:
     node = plane.wait_for("node", fake_node, "", lambda node: node["spec"].get("podCIDR"), LATE)
     assert node["spec"]["podCIDR"].startswith("10.244.")
 
 
-def test_the_scheduler_binds(plane: Plane, namespace: str, fake_node: str) -> None:
+def test_plane_scheduler_binds_pod_to_ready_node(plane: Plane, namespace: str, fake_node: str) -> None:
     plane.patch("node", fake_node, "", {"metadata": {"labels": {"pick": fake_node}}})
     status = {
         "capacity": {"cpu": "1", "memory": "1Gi", "pods": "10"},
@@ -90,7 +92,7 @@ def test_the_scheduler_binds(plane: Plane, namespace: str, fake_node: str) -> No
     plane.wait("the pod to be bound", is_bound, LATE)
 
 
-def test_a_deployment_is_made_into_pods(plane: Plane, namespace: str) -> None:
+def test_plane_deployment_creates_pods(plane: Plane, namespace: str) -> None:
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": pod_document("x", namespace)["spec"]}
     plane.apply(
@@ -104,7 +106,9 @@ def test_a_deployment_is_made_into_pods(plane: Plane, namespace: str) -> None:
     plane.wait("two pods", lambda: len(plane.items("pod", namespace)) == 2, LATE)
 
 
-def test_a_service_accounts_token(plane: Plane, namespace: str, fake_node: str) -> None:
+def test_plane_service_account_token_issued_only_to_node_of_pod(
+    plane: Plane, namespace: str, fake_node: str
+) -> None:
     token = {"serviceAccountToken": {"path": "token", "audience": "somewhere"}}
     volumes = [{"name": "v", "projected": {"sources": [token]}}]
     pod = plane.create(pod_document("asks", namespace, fake_node, volumes=volumes))
@@ -141,7 +145,9 @@ def test_a_service_accounts_token(plane: Plane, namespace: str, fake_node: str) 
     assert "no relationship found between node" in answer(unique("other"))
 
 
-def test_a_node_sees_only_its_own_pods_secrets(plane: Plane, namespace: str, fake_node: str) -> None:
+def test_plane_node_authorizer_secret_of_other_pod_forbidden(
+    plane: Plane, namespace: str, fake_node: str
+) -> None:
     for name in ("mine", "foreign"):
         plane.apply(
             {
@@ -163,13 +169,13 @@ def test_a_node_sees_only_its_own_pods_secrets(plane: Plane, namespace: str, fak
     assert "Forbidden" in ask("foreign")
 
 
-def test_a_node_changes_only_itself(plane: Plane, fake_node: str) -> None:
+def test_plane_node_restriction_other_node_forbidden(plane: Plane, fake_node: str) -> None:
     kubeconfig = plane.node_kubeconfig(unique("other"))
     refusal = plane.kubectl("label", "node", fake_node, "a=b", kubeconfig=kubeconfig, check=False)
     assert "only its own Node object" in refusal
 
 
-def test_joining_with_the_bootstrap_token(plane: Plane, tmp_path: Path) -> None:
+def test_plane_bootstrap_token_client_csr_auto_approved(plane: Plane, tmp_path: Path) -> None:
     kubeconfig = plane.bootstrap_kubeconfig()
     told = json.loads(plane.kubectl("auth", "whoami", "-o", "json", kubeconfig=kubeconfig))
     groups = told["status"]["userInfo"]["groups"]
@@ -190,13 +196,13 @@ def test_joining_with_the_bootstrap_token(plane: Plane, tmp_path: Path) -> None:
     plane.delete("certificatesigningrequest", name)
 
 
-def test_a_wrong_token(plane: Plane) -> None:
+def test_plane_invalid_bootstrap_token_unauthorized(plane: Plane) -> None:
     kubeconfig = plane.bootstrap_kubeconfig("abcdef.0123456789abcdef")
     told = plane.kubectl("get", "nodes", kubeconfig=kubeconfig, check=False)
     assert "Unauthorized" in told or "must be logged in" in told
 
 
-def test_serving_certificates_wait_for_a_person(plane: Plane) -> None:
+def test_plane_serving_csr_requires_manual_approval(plane: Plane) -> None:
     node, name = unique("serves"), unique("csr")
     signer, subject = "kubernetes.io/kubelet-serving", Subject(f"system:node:{node}", ("system:nodes",))
     # Without an address in it the signer would refuse it; approval does not look at that.
@@ -209,7 +215,7 @@ def test_serving_certificates_wait_for_a_person(plane: Plane) -> None:
     plane.delete("certificatesigningrequest", name)
 
 
-def test_strangers_are_nobody(plane: Plane) -> None:
+def test_plane_client_certificate_of_other_ca_unauthorized(plane: Plane) -> None:
     authority, key = issue_pem_elsewhere(plane)
     told = plane.kubectl(
         "get",
@@ -235,7 +241,7 @@ def issue_pem_elsewhere(plane: Plane) -> tuple[Path, Path]:
     return paths
 
 
-def test_short_lives(plane: Plane) -> None:
+def test_plane_signing_duration_limits_certificate_lifetime(plane: Plane) -> None:
     from cryptography import x509
 
     with plane.signing("2m"):
@@ -256,7 +262,7 @@ def test_short_lives(plane: Plane) -> None:
     plane.delete("certificatesigningrequest", name)
 
 
-def test_the_api_server_dies_and_comes_back(plane: Plane, namespace: str) -> None:
+def test_plane_api_server_killed_and_restarted_keeps_state(plane: Plane, namespace: str) -> None:
     before = plane.get("namespace", namespace)["metadata"]["uid"]
     with plane.without_server():
         assert plane.find("namespace", namespace) is None
@@ -269,7 +275,7 @@ def test_the_api_server_dies_and_comes_back(plane: Plane, namespace: str) -> Non
     plane.check()
 
 
-def test_what_was_asked_is_written_down(plane: Plane, namespace: str) -> None:
+def test_plane_audit_records_requests_and_writes(plane: Plane, namespace: str) -> None:
     mark = plane.audit_mark()
     name = unique("counted")
     with pytest.raises(ApiStatusError, match="not found"):

@@ -111,7 +111,7 @@ def shell(node: ClusterNode, pod: Document, script: str) -> str:
     return node.shell(pod["metadata"]["name"], script)
 
 
-def test_a_local_directory_is_written_and_read(
+def test_local_volume_directory_fs_group_and_read_only(
     storage: Storage, cluster_member: ClusterNode, tmp_path: Path
 ) -> None:
     folder = tmp_path / "disk"
@@ -138,7 +138,9 @@ def test_a_local_directory_is_written_and_read(
     assert sorted(path.name for path in folder.iterdir()) == ["new", "old"]
 
 
-def test_a_file_as_a_block_device(storage: Storage, cluster_member: ClusterNode, tmp_path: Path) -> None:
+def test_local_volume_block_file_removed_by_restarted_kubelet(
+    storage: Storage, cluster_member: ClusterNode, tmp_path: Path
+) -> None:
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.write(b"hello")
@@ -160,7 +162,9 @@ def test_a_file_as_a_block_device(storage: Storage, cluster_member: ClusterNode,
     assert "has volumeMode Block, but is specified in volumeMounts" in storage.failure(wrong, "volumeMode")
 
 
-def test_a_claim_that_is_bound_later(storage: Storage, cluster_member: ClusterNode, tmp_path: Path) -> None:
+def test_pvc_bound_later_pod_waits_with_event(
+    storage: Storage, cluster_member: ClusterNode, tmp_path: Path
+) -> None:
     storage.claim("claim")
     pod = storage.pod(volumes=data("claim"))
     missing = storage.pod(volumes=data("nothing"))
@@ -180,7 +184,7 @@ def test_a_claim_that_is_bound_later(storage: Storage, cluster_member: ClusterNo
     assert shell(cluster_member, pod, "cat /data/file") == "seen"
 
 
-def test_a_claim_that_lives_with_its_pod(
+def test_generic_ephemeral_volume_claim_deleted_with_pod(
     storage: Storage, cluster_member: ClusterNode, tmp_path: Path
 ) -> None:
     template = {
@@ -200,7 +204,9 @@ def test_a_claim_that_lives_with_its_pod(
     storage.plane.wait_gone("persistentvolumeclaim", claim, storage.namespace, 60)
 
 
-def test_one_pod_at_a_time(storage: Storage, cluster_member: ClusterNode, tmp_path: Path) -> None:
+def test_pvc_read_write_once_pod_second_pod_waits(
+    storage: Storage, cluster_member: ClusterNode, tmp_path: Path
+) -> None:
     only = {"accessModes": ["ReadWriteOncePod"]}
     name = storage.volume("claim", local=str(tmp_path), **only)
     storage.claim("claim", **only)
@@ -216,7 +222,9 @@ def test_one_pod_at_a_time(storage: Storage, cluster_member: ClusterNode, tmp_pa
     cluster_member.wait_pod_ready(second, 130)
 
 
-def test_a_disk_of_a_storage_network_is_attached_first(storage: Storage, cluster_member: ClusterNode) -> None:
+def test_iscsi_volume_attached_by_controller_before_mount(
+    storage: Storage, cluster_member: ClusterNode
+) -> None:
     """There is no such disk here, but the controllers give leave to look for it."""
     iqn = f"iqn.2026-01.com.example:{unique('disk')}"
     name = storage.volume("claim", iscsi={"targetPortal": "192.0.2.7", "iqn": iqn, "lun": 0})
@@ -239,7 +247,7 @@ def test_a_disk_of_a_storage_network_is_attached_first(storage: Storage, cluster
     )
 
 
-def test_what_is_wrong_with_a_volume(storage: Storage, tmp_path: Path) -> None:
+def test_volume_setup_failure_event_message_and_retry(storage: Storage, tmp_path: Path) -> None:
     name = storage.volume("claim", local=f"{tmp_path}/nothing")
     storage.claim("claim")
     storage.wait_bound("claim")

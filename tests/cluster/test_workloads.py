@@ -68,7 +68,9 @@ def cron_job(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> str:
     return "nightly"
 
 
-def test_a_deployment(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
+def test_deployment_rollout_scale_and_delete(
+    cluster_member: ClusterNode, space: str, kubectl: Kubectl
+) -> None:
     node, name = cluster_member, "web"
     made = owner("Deployment", name, "apps/v1", replicas=2, **lasting(node, name))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
@@ -88,7 +90,9 @@ def test_a_deployment(cluster_member: ClusterNode, space: str, kubectl: Kubectl)
     node.wait_gone(last["metadata"]["name"], last["metadata"]["uid"])
 
 
-def test_a_daemon_set(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
+def test_daemon_set_deleted_pod_is_recreated(
+    cluster_member: ClusterNode, space: str, kubectl: Kubectl
+) -> None:
     node, name = cluster_member, "everywhere"
     made = owner("DaemonSet", name, "apps/v1", **lasting(node, name))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
@@ -104,7 +108,7 @@ def test_a_daemon_set(cluster_member: ClusterNode, space: str, kubectl: Kubectl)
     kubectl.ok("delete", "-n", space, f"daemonset/{name}", "--cascade=foreground", timeout=LONG)
 
 
-def test_a_job(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
+def test_job_parallel_completions_succeed(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
     node = cluster_member
     made = owner("Job", "sum", "batch/v1", completions=2, parallelism=2, **passing(node, "sum", "done"))
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
@@ -113,7 +117,9 @@ def test_a_job(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> Non
     assert {pod["status"]["phase"] for pod in pods_of(node, space, "sum")} == {"Succeeded"}
 
 
-def test_a_job_that_fails(cluster_member: ClusterNode, space: str, kubectl: Kubectl) -> None:
+def test_job_failing_container_reports_exit_code(
+    cluster_member: ClusterNode, space: str, kubectl: Kubectl
+) -> None:
     work = template(cluster_member, "vain", ["sh", "-c", "exit 3"], restartPolicy="Never")
     made = owner("Job", "vain", "batch/v1", backoffLimit=0, template=work)
     kubectl.ok("apply", "-n", space, "-f", "-", input=json.dumps(made).encode())
@@ -123,7 +129,9 @@ def test_a_job_that_fails(cluster_member: ClusterNode, space: str, kubectl: Kube
     assert pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
 
 
-def test_a_cron_jobs_job(cluster_member: ClusterNode, space: str, kubectl: Kubectl, cron_job: str) -> None:
+def test_cron_job_pod_succeeds(
+    cluster_member: ClusterNode, space: str, kubectl: Kubectl, cron_job: str
+) -> None:
     node = cluster_member
     found = node.wait("its turn", lambda: pods_of(node, space, cron_job), NEXT_MINUTE)
     # There may be some already; of more than three that have ended the oldest one goes.

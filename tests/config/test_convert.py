@@ -37,7 +37,7 @@ def assert_same(argv: list[str], folder: Path) -> Converted:
     return converted
 
 
-def test_the_old_defaults_are_written_out(tmp_path: Path) -> None:
+def test_convert_flags_no_flags_writes_legacy_defaults(tmp_path: Path) -> None:
     converted = assert_same([], tmp_path)
     assert converted.flags == []
     assert converted.notes == []
@@ -50,7 +50,7 @@ def test_the_old_defaults_are_written_out(tmp_path: Path) -> None:
     }
 
 
-def test_what_can_move_moves_and_the_rest_stays(tmp_path: Path) -> None:
+def test_convert_flags_config_fields_moved_other_flags_stay(tmp_path: Path) -> None:
     converted = assert_same(
         [
             "--kubeconfig=/etc/kubeconfig",
@@ -83,30 +83,30 @@ def test_what_can_move_moves_and_the_rest_stays(tmp_path: Path) -> None:
     assert converted.notes == ["--containerd is left out: it has no effect"]
 
 
-def test_a_default_that_would_follow_from_the_file_is_written_out(tmp_path: Path) -> None:
+def test_convert_flags_dependent_default_written_explicitly(tmp_path: Path) -> None:
     converted = assert_same(["--node-status-update-frequency=20s"], tmp_path)
     assert yaml.safe_load(converted.yaml)["nodeStatusReportFrequency"] == "5m0s"
 
 
-def test_no_thresholds_at_all_are_kept_as_such(tmp_path: Path) -> None:
+def test_convert_flags_empty_eviction_hard_preserved(tmp_path: Path) -> None:
     assert yaml.safe_load(assert_same(["--eviction-hard="], tmp_path).yaml)["evictionHard"] == {}
 
 
-def test_a_zero_that_a_file_cannot_say_stays_a_flag(tmp_path: Path) -> None:
+def test_convert_flags_zero_not_expressible_in_file_stays_flag(tmp_path: Path) -> None:
     converted = assert_same(["--registry-burst=0", "--kube-api-burst=0"], tmp_path)
     assert "--registry-burst=0" in converted.flags
     assert "registryBurst" not in converted.yaml
     assert any("--registry-burst stays a flag" in note for note in converted.notes)
 
 
-def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_flags_relative_paths_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     converted = convert_flags(["--pod-manifest-path=manifests"])
     assert yaml.safe_load(converted.yaml)["staticPodPath"] == str(tmp_path / "manifests")
     assert any("staticPodPath" in note for note in converted.notes)
 
 
-def test_files_and_drop_ins_are_folded_in(tmp_path: Path) -> None:
+def test_convert_flags_config_file_and_drop_ins_merged(tmp_path: Path) -> None:
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "old.yaml").write_text(
         json.dumps({"apiVersion": API_VERSION, "kind": KIND, "maxPods": 5, "port": 1234})
@@ -132,14 +132,14 @@ def test_files_and_drop_ins_are_folded_in(tmp_path: Path) -> None:
     assert len(converted.notes) == 2
 
 
-def test_a_wrong_command_line_is_refused() -> None:
+def test_convert_flags_invalid_flag_raises_config_error() -> None:
     with pytest.raises(ConfigError):
         convert_flags(["--max-pods=many"])
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("pick", [0, 1])
-def test_every_flag_keeps_its_meaning(name: str, pick: int, tmp_path: Path) -> None:
+def test_convert_flags_each_flag_same_configuration(name: str, pick: int, tmp_path: Path) -> None:
     chosen = SAMPLES[name]
     assert_same([*chosen.beside, f"--{name}={chosen[pick]}"], tmp_path)
 
@@ -153,7 +153,7 @@ ARGUMENTS = [f"--{name}={text}" for name, chosen in SAMPLES.items() for text in 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.sampled_from(ARGUMENTS), max_size=12))
-def test_any_command_line_keeps_its_meaning(argv: list[str]) -> None:
+def test_convert_flags_any_flags_same_configuration(argv: list[str]) -> None:
     try:
         load(argv)
     except ConfigError:

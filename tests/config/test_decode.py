@@ -23,12 +23,12 @@ def good(data: Any) -> KubeletConfiguration:
     return config
 
 
-def test_nothing_is_the_defaults() -> None:
+def test_decode_empty_or_null_document_yields_defaults() -> None:
     assert good({}) == KubeletConfiguration()
     assert good(dict.fromkeys(to_document(KubeletConfiguration()))) == KubeletConfiguration()
 
 
-def test_an_explicit_zero_is_obeyed_only_where_the_reference_has_a_pointer() -> None:
+def test_decode_explicit_zero_used_only_for_upstream_pointer_fields() -> None:
     config = good(
         {
             "maxPods": 0,
@@ -55,7 +55,7 @@ def test_an_explicit_zero_is_obeyed_only_where_the_reference_has_a_pointer() -> 
     assert config.authentication.webhook.cache_ttl == Duration.parse("2m")
 
 
-def test_an_empty_list_or_map_is_a_value() -> None:
+def test_decode_empty_list_or_map_is_explicit_value() -> None:
     assert good({"enforceNodeAllocatable": []}).enforce_node_allocatable == []
     assert good({"enforceNodeAllocatable": None}).enforce_node_allocatable == ["pods"]
     assert explicit_fields(KubeletConfiguration, {"evictionHard": {}, "tlsCipherSuites": None}) == {
@@ -63,12 +63,12 @@ def test_an_empty_list_or_map_is_a_value() -> None:
     }
 
 
-def test_explicit_fields_are_those_that_count() -> None:
+def test_explicit_fields_ignores_zero_values_and_invalid_fields() -> None:
     data = {"maxPods": 0, "port": 5, "resolvConf": "", "syncFrequency": "0s", "nonsense": 1, "address": 5}
     assert explicit_fields(KubeletConfiguration, data) == {"port", "resolvConf"}
 
 
-def test_quantities_are_canonical_and_may_be_numbers() -> None:
+def test_decode_quantities_numbers_accepted_and_canonicalized() -> None:
     limits = {
         "memory": " 1024Mi ",
         "hugepages-2Mi": 4096,
@@ -79,7 +79,7 @@ def test_quantities_are_canonical_and_may_be_numbers() -> None:
     assert list(reservation.limits.values()) == ["1Gi", "4096", "1500m", "2k"]
 
 
-def test_only_the_flush_frequency_takes_nanoseconds() -> None:
+def test_decode_only_flush_frequency_accepts_nanoseconds() -> None:
     assert good({"logging": {"flushFrequency": 5_000_000_000}}).logging.flush_frequency == Duration.parse(
         "5s"
     )
@@ -169,13 +169,13 @@ def test_only_the_flush_frequency_takes_nanoseconds() -> None:
     ],
     ids=str,
 )
-def test_says_what_is_wrong(data: Any, expected: list[str]) -> None:
+def test_decode_invalid_field_problem_message(data: Any, expected: list[str]) -> None:
     found = problems_of(data)
     assert len(found) == len(expected)
     assert all(problem.startswith(start) for problem, start in zip(found, expected, strict=True))
 
 
-def test_all_problems_are_told_at_once_and_the_good_fields_are_read() -> None:
+def test_decode_several_problems_all_reported_and_valid_fields_decoded() -> None:
     config, problems = decode(
         KubeletConfiguration,
         {"port": "x", "maxPods": 5, "nope": 1, "authentication": {"webhook": {"enabled": "x"}, "y": 1}},
@@ -191,7 +191,7 @@ def test_all_problems_are_told_at_once_and_the_good_fields_are_read() -> None:
     ]
 
 
-def test_a_file_of_another_kind_is_told_quickly() -> None:
+def test_decode_many_unknown_fields_reported_in_linear_time() -> None:
     assert len(problems_of({f"field{number}": 1 for number in range(20_000)})) == 20_000
 
 
@@ -234,7 +234,7 @@ def mutated_documents(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=400)
 @given(JUNK | st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=6) | mutated_documents(), st.booleans())
-def test_any_data_ends_in_problems_or_a_configuration(data: Any, gates: bool) -> None:
+def test_decode_any_data_yields_configuration_or_one_line_problems(data: Any, gates: bool) -> None:
     config, problems = decode(KubeletConfiguration, data)
     assert isinstance(config, KubeletConfiguration)
     problems += validate(config, lambda _: gates)

@@ -85,7 +85,9 @@ def default_config() -> KubeletConfiguration:
 
 
 @pytest.mark.parametrize(("path", "kind", "default"), ROWS, ids=[row[0] for row in ROWS])
-def test_field(path: str, kind: str, default: str) -> None:
+def test_kubelet_configuration_field_type_and_default_match_upstream(
+    path: str, kind: str, default: str
+) -> None:
     assert go_type(hint_at(path)) == ("string" if kind in TEXT_TYPES else kind)
     value: Any = to_document(default_config())
     for name in path.split("."):
@@ -106,7 +108,7 @@ def test_field(path: str, kind: str, default: str) -> None:
         assert value == (default.strip('"') if kind == "string" else plain_value(default))
 
 
-def test_there_are_no_other_fields() -> None:
+def test_kubelet_configuration_has_no_other_fields() -> None:
     known = {path.split(".")[0] for path, _, _ in ROWS}
     assert set(to_document(KubeletConfiguration())) == known | {"kind", "apiVersion"}
 
@@ -129,7 +131,7 @@ def completed(document: dict[str, Any], *, on: bool = True) -> KubeletConfigurat
         ({"nodeStatusReportFrequency": "1m"}, "1m", "10s"),
     ],
 )
-def test_status_is_reported_as_often_as_it_was_asked_to_be_computed(
+def test_node_status_report_frequency_defaults_to_update_frequency(
     document: dict[str, Any], report: str, update: str
 ) -> None:
     config = completed(document)
@@ -147,12 +149,14 @@ def test_status_is_reported_as_often_as_it_was_asked_to_be_computed(
         ({"serializeImagePulls": False}, False),
     ],
 )
-def test_serialize_image_pulls(document: dict[str, Any], serialize: bool) -> None:
+def test_serialize_image_pulls_default_depends_on_parallel_pulls(
+    document: dict[str, Any], serialize: bool
+) -> None:
     assert completed(document).serialize_image_pulls is serialize
 
 
 @pytest.mark.parametrize(("given", "limit"), [(-5, -1), (-1, -1), (0, 0), (100, 100)])
-def test_pod_pids_limit(given: int, limit: int) -> None:
+def test_pod_pids_limit_negative_normalized_to_minus_one(given: int, limit: int) -> None:
     assert completed({"podPidsLimit": given}).pod_pids_limit == limit
 
 
@@ -170,11 +174,13 @@ def test_pod_pids_limit(given: int, limit: int) -> None:
         ({"evictionHard": {}, "mergeDefaultEvictionSettings": True}, dict(DEFAULT_EVICTION_HARD)),
     ],
 )
-def test_eviction_hard(document: dict[str, Any], thresholds: dict[str, str]) -> None:
+def test_eviction_hard_defaults_and_explicit_thresholds(
+    document: dict[str, Any], thresholds: dict[str, str]
+) -> None:
     assert completed(document).eviction_hard == thresholds
 
 
-def test_defaults_that_a_gate_gives() -> None:
+def test_feature_gate_dependent_defaults() -> None:
     on, off = completed({}), completed({}, on=False)
     assert on.crash_loop_back_off.max_container_restart_period == Duration.parse("5m")
     assert off.crash_loop_back_off.max_container_restart_period is None
@@ -189,7 +195,7 @@ def test_defaults_that_a_gate_gives() -> None:
         assert config.image_pull_credentials_verification_policy == "AlwaysVerify"
 
 
-def test_two_configurations_share_nothing() -> None:
+def test_default_config_instances_share_no_state() -> None:
     one, other = default_config(), default_config()
     one.eviction_hard["memory.available"] = "1Gi"
     one.enforce_node_allocatable.append("kube-reserved")
@@ -197,7 +203,7 @@ def test_two_configurations_share_nothing() -> None:
     assert other == default_config()
 
 
-def test_without_a_file_the_old_open_defaults_hold() -> None:
+def test_legacy_defaults_without_config_file_differ_in_auth_and_read_only_port() -> None:
     differences = {
         field: value
         for field, value in to_document(legacy_defaults()).items()

@@ -76,7 +76,7 @@ def problems_of(text: str) -> list[str]:
         ("=", "="),
     ],
 )
-def test_words_mean_what_kubernetes_reads(word: str, value: object) -> None:
+def test_plain_value_yaml_scalars_match_kubernetes(word: str, value: object) -> None:
     assert plain_value(word) == value
     assert type(plain_value(word)) is type(value)
     assert read_text_document(f"a: {word}", "file") == {"a": value}
@@ -84,7 +84,7 @@ def test_words_mean_what_kubernetes_reads(word: str, value: object) -> None:
     assert read_text_document(f"a: !!str {word}", "file") == {"a": word}
 
 
-def test_not_a_number_is_one_for_yaml() -> None:
+def test_read_text_document_nan_is_float_nan() -> None:
     assert math.isnan(read_text_document("a: .nan", "file")["a"])
 
 
@@ -109,11 +109,11 @@ def test_not_a_number_is_one_for_yaml() -> None:
         ('{"a": 110.0}', {"a": 110.0}),
     ],
 )
-def test_reads(text: str, document: dict[str, Any]) -> None:
+def test_read_text_document_valid_yaml_or_json_returns_mapping(text: str, document: dict[str, Any]) -> None:
     assert read_text_document(text, "file") == document
 
 
-def test_aliases_are_copies() -> None:
+def test_read_text_document_aliases_are_independent_copies() -> None:
     document = read_text_document("a: &x [1]\nb: *x", "file")
     document["a"].append(2)
     assert document["b"] == [1]
@@ -164,14 +164,14 @@ LADDER = (
     ],
     ids=range(27),
 )
-def test_refuses_in_one_line(text: str, expected: str) -> None:
+def test_read_text_document_invalid_text_raises_one_line_error(text: str, expected: str) -> None:
     [problem] = problems_of(text)
     assert expected in problem
     assert "\n" not in problem
     assert len(problem) < 300
 
 
-def test_every_repeated_key_is_named_with_its_path_and_lines() -> None:
+def test_read_text_document_repeated_keys_reported_with_path_and_lines() -> None:
     text = "a: 1\nb:\n  c: {d: 1, d: 2}\na: 2\nl:\n- x: 1\n  y.z: 2\n  y.z: 3\na: 3\n"
     assert problems_of(text) == [
         "file: line 3: b.c.d is repeated, first on line 3: keep one of them",
@@ -192,7 +192,7 @@ def refusal(path: Path) -> str:
     return problem.message
 
 
-def test_files(tmp_path: Path) -> None:
+def test_read_document_unusable_path_or_content_raises_config_error(tmp_path: Path) -> None:
     good = tmp_path / "good.yaml"
     good.write_text("kind: X\n")
     assert read_document(good) == {"kind": "X"}
@@ -219,11 +219,11 @@ def test_files(tmp_path: Path) -> None:
     assert refusal(tmp_path / "large").startswith("is larger than 10 MiB: ")
 
 
-def test_a_device_that_never_ends() -> None:
+def test_read_document_endless_device_rejected_as_too_large() -> None:
     assert refusal(Path("/dev/zero")).startswith("is larger than 10 MiB: ")
 
 
-def test_an_unreadable_file(tmp_path: Path) -> None:
+def test_read_document_unreadable_file_reports_permission_denied(tmp_path: Path) -> None:
     (tmp_path / "secret").touch(mode=0)
     user = os.geteuid()
     if user == 0:
@@ -237,7 +237,7 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
 
 @settings(max_examples=300)
 @given(st.binary() | st.text(alphabet="ab:- {}[]&*<>!'\"\n\t#?|,0.1~\\x", max_size=40).map(str.encode))
-def test_any_file_is_a_mapping_or_a_clear_error(
+def test_read_document_any_bytes_yield_mapping_or_config_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzz"
@@ -262,7 +262,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON_VALUES))
-def test_any_json_is_read_as_json(document: dict[str, Any]) -> None:
+def test_read_text_document_any_json_decoded_as_json(document: dict[str, Any]) -> None:
     if "\\u0000" not in json.dumps(document):
         assert read_text_document(json.dumps(document), "file") == document
         assert read_text_document(json.dumps(document, indent=2, ensure_ascii=False), "file") == document

@@ -40,7 +40,7 @@ def write(path: Path, body: str, head: str = HEAD) -> Path:
     return path
 
 
-def test_a_file_that_kubeadm_wrote() -> None:
+def test_load_config_files_kubeadm_file_is_valid() -> None:
     config = load(SAMPLES / "kubelet-kubeadm-v1.25.yaml")
     assert validate(config, gates_for(config.feature_gates)) == []
     assert config.cgroup_driver == "systemd"
@@ -65,7 +65,7 @@ def test_a_file_that_kubeadm_wrote() -> None:
     }, "zero durations and empty blocks are the defaults"
 
 
-def test_a_hand_built_file() -> None:
+def test_load_config_files_hand_written_file_is_valid() -> None:
     path = SAMPLES / "kubelet-hand-built-v1.25.yaml"
     config = load(path)
     assert validate(config, gates_for(config.feature_gates)) == []
@@ -86,7 +86,7 @@ def test_a_hand_built_file() -> None:
     assert config.volume_stats_agg_period == Duration.parse("-1s")
 
 
-def test_what_was_loaded_can_be_written_and_loaded_again(tmp_path: Path) -> None:
+def test_load_config_files_to_yaml_roundtrip(tmp_path: Path) -> None:
     for sample in ("kubelet-kubeadm-v1.25.yaml", "kubelet-hand-built-v1.25.yaml"):
         config = load(SAMPLES / sample)
         (tmp_path / "again.yaml").write_text(to_yaml(config))
@@ -116,14 +116,16 @@ def test_what_was_loaded_can_be_written_and_loaded_again(tmp_path: Path) -> None
         ("apiVersion: 1\nkind: [a]\n", ["apiVersion: is not text, which", "kind: is not text, which"]),
     ],
 )
-def test_another_kind_of_document(tmp_path: Path, head: str, expected: list[str]) -> None:
+def test_load_config_files_other_kind_or_api_version_rejected(
+    tmp_path: Path, head: str, expected: list[str]
+) -> None:
     path = write(tmp_path / "kubelet.yaml", "nonsense: 1\n", head)
     found = [line.removeprefix(f"{path}: ") for line in problems_of(path)]
     assert len(found) == len(expected), "the fields of another kind are not looked at"
     assert all(problem.startswith(start) for problem, start in zip(found, expected, strict=True))
 
 
-def test_json_is_as_good(tmp_path: Path) -> None:
+def test_load_config_files_json_accepted(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.json"
     path.write_text(
         '{"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "maxPods": 7}'
@@ -131,7 +133,7 @@ def test_json_is_as_good(tmp_path: Path) -> None:
     assert load(path).max_pods == 7
 
 
-def test_no_file_at_all() -> None:
+def test_load_config_files_without_file_uses_legacy_defaults() -> None:
     config = load(None)
     assert config.authorization.mode == "AlwaysAllow"
     assert config.read_only_port == 10255
@@ -139,7 +141,9 @@ def test_no_file_at_all() -> None:
     assert validate(config, gates_for({})) == []
 
 
-def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_config_files_relative_paths_resolved_against_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = (
         "staticPodPath: a\ntlsCertFile: ./b\ntlsPrivateKeyFile: ../c\nresolvConf: d\nvolumePluginDir: e/\n"
         "podLogsDir: f\nauthentication: {x509: {clientCAFile: g}}\ncgroupRoot: h\n"
@@ -157,7 +161,7 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert config.cgroup_root == "h"
 
 
-def test_gates_of_the_file_decide_its_defaults(tmp_path: Path) -> None:
+def test_load_config_files_feature_gates_in_file_affect_defaults(tmp_path: Path) -> None:
     body = "featureGates: {KubeletEnsureSecretPulledImages: false, KubeletCrashLoopBackOffMax: false}\n"
     config = load(write(tmp_path / "kubelet.yaml", body))
     assert config.image_pull_credentials_verification_policy == ""
@@ -165,7 +169,7 @@ def test_gates_of_the_file_decide_its_defaults(tmp_path: Path) -> None:
     assert validate(config, gates_for(config.feature_gates)) == []
 
 
-def test_drop_ins_are_found_in_order(tmp_path: Path) -> None:
+def test_find_drop_ins_sorted_and_other_files_skipped(tmp_path: Path) -> None:
     used = ["10-a.conf", "20/x.conf", "20/y/z.conf", "20.conf", "é.conf"]
     hidden = [".conf", ".hidden.conf"]
     skipped = ["20/x.yaml", "README", "b.conf.bak", "c.yaml"]
@@ -180,13 +184,13 @@ def test_drop_ins_are_found_in_order(tmp_path: Path) -> None:
     )
 
 
-def test_a_drop_in_folder_may_be_a_link(tmp_path: Path) -> None:
+def test_load_config_files_drop_in_directory_symlink_followed(tmp_path: Path) -> None:
     write(tmp_path / "real/a.conf", "maxPods: 5\n")
     (tmp_path / "link").symlink_to("real")
     assert load(None, tmp_path / "link").max_pods == 5
 
 
-def test_drop_ins_merge_as_the_reference_does(tmp_path: Path) -> None:
+def test_load_config_files_drop_ins_merged_like_upstream(tmp_path: Path) -> None:
     main = write(
         tmp_path / "kubelet.yaml",
         "maxPods: 50\nport: 1234\nclusterDNS: [10.0.0.1]\nsystemReserved: {cpu: 1m, memory: 1Mi}\n"
@@ -216,13 +220,13 @@ def test_drop_ins_merge_as_the_reference_does(tmp_path: Path) -> None:
     assert config.tls_cert_file == "relative", "only the main file's paths are resolved"
 
 
-def test_drop_ins_without_a_main_file(tmp_path: Path) -> None:
+def test_load_config_files_drop_ins_without_main_file_override_legacy_defaults(tmp_path: Path) -> None:
     write(tmp_path / "a.conf", "maxPods: 5\nauthorization: {mode: Webhook}\n")
     config = load(None, tmp_path)
     assert (config.max_pods, config.authorization.mode, config.read_only_port) == (5, "Webhook", 10255)
 
 
-def test_a_drop_in_may_turn_a_gate_off(tmp_path: Path) -> None:
+def test_load_config_files_drop_in_disables_feature_gate(tmp_path: Path) -> None:
     main = write(tmp_path / "kubelet.yaml", "")
     write(tmp_path / "d/a.conf", "featureGates: {KubeletEnsureSecretPulledImages: false}\n")
     write(tmp_path / "d/b.conf", "featureGates: {KubeletCrashLoopBackOffMax: false}\n")
@@ -231,13 +235,13 @@ def test_a_drop_in_may_turn_a_gate_off(tmp_path: Path) -> None:
     assert config.crash_loop_back_off.max_container_restart_period is None
 
 
-def test_a_folder_without_drop_ins_changes_nothing(tmp_path: Path) -> None:
+def test_load_config_files_empty_drop_in_directory_changes_nothing(tmp_path: Path) -> None:
     main = write(tmp_path / "kubelet.yaml", "enforceNodeAllocatable: []\nmaxPods: 9\n")
     (tmp_path / "d").mkdir()
     assert load(main, tmp_path / "d") == load(main)
 
 
-def test_all_problems_of_all_files_are_told_with_their_file(tmp_path: Path) -> None:
+def test_load_config_files_several_files_all_problems_name_their_file(tmp_path: Path) -> None:
     main = write(tmp_path / "kubelet.yaml", "maxPods: x\nnope: 1\n")
     write(tmp_path / "d/1.conf", "port: x\n")
     write(tmp_path / "d/2.conf", "", "kind: Pod\napiVersion: v1\n")
@@ -257,7 +261,7 @@ def test_all_problems_of_all_files_are_told_with_their_file(tmp_path: Path) -> N
     ]
 
 
-def test_what_else_is_wrong_is_told_together_with_malformed_fields(tmp_path: Path) -> None:
+def test_load_config_files_malformed_and_invalid_fields_all_reported(tmp_path: Path) -> None:
     path = write(
         tmp_path / "kubelet.yaml",
         "maxPods: x\nport: 99999\ne: 1\n.: 2\n"
@@ -274,12 +278,12 @@ def test_what_else_is_wrong_is_told_together_with_malformed_fields(tmp_path: Pat
     ], "what is compared with a malformed field is not judged"
 
 
-def test_with_one_file_its_name_is_not_repeated(tmp_path: Path) -> None:
+def test_load_config_files_single_file_problem_omits_file_name(tmp_path: Path) -> None:
     path = write(tmp_path / "kubelet.yaml", "maxPods: x\n")
     assert problems_of(path) == ["maxPods: must be a whole number, not the text 'x'"]
 
 
-def test_a_drop_in_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_load_config_files_drop_in_directory_missing_reported(tmp_path: Path) -> None:
     main = write(tmp_path / "kubelet.yaml", "maxPods: x\n")
     assert problems_of(main, tmp_path / "none") == [
         f"{tmp_path}/none: is not a folder: give the folder of the drop-in files",
@@ -287,7 +291,7 @@ def test_a_drop_in_folder_that_is_not_there(tmp_path: Path) -> None:
     ]
 
 
-def test_problems_of_gates_come_through(tmp_path: Path) -> None:
+def test_load_config_files_feature_gate_problems_propagated(tmp_path: Path) -> None:
     def strict(in_file: dict[str, bool]) -> Callable[[str], bool]:
         gates = FeatureGates().with_overrides(in_file)
         if gates.problems:
@@ -308,7 +312,7 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3)
 
 
 @given(MAPPINGS, MAPPINGS)
-def test_merging(target: dict[str, Any], patch: dict[str, Any]) -> None:
+def test_merge_patch_idempotent_and_null_removes_key(target: dict[str, Any], patch: dict[str, Any]) -> None:
     merged = merge_patch(target, patch)
     assert merge_patch(merged, patch) == merged, "merging twice is merging once"
     assert merge_patch(target, {}) == target

@@ -109,12 +109,12 @@ ALL_KINDS = list({id(flag.kind): flag.kind for flag in FLAGS}.values())
 @pytest.mark.parametrize(
     ("kind", "text", "value"), GOOD, ids=[f"{kind.name}-{text}" for kind, text, _ in GOOD]
 )
-def test_good_values_are_read(kind: FlagType, text: str, value: Any) -> None:
+def test_flag_type_parse_valid_text_returns_value(kind: FlagType, text: str, value: Any) -> None:
     assert kind.parse(text) == value
 
 
 @pytest.mark.parametrize(("kind", "text"), BAD, ids=[f"{kind.name}-{text[:30]}" for kind, text in BAD])
-def test_bad_values_are_refused_with_one_line_that_helps(kind: FlagType, text: str) -> None:
+def test_flag_type_parse_invalid_text_raises_one_line_error_with_remedy(kind: FlagType, text: str) -> None:
     with pytest.raises(ValueError) as caught:
         kind.parse(text)
     message = str(caught.value)
@@ -123,7 +123,7 @@ def test_bad_values_are_refused_with_one_line_that_helps(kind: FlagType, text: s
     assert any(word in message for word in ("write", "such as", "from", "give it once"))
 
 
-def test_every_kind_has_good_and_bad_examples() -> None:
+def test_flag_type_every_type_has_valid_and_invalid_samples() -> None:
     named = {kind.name for kind in ALL_KINDS}
     assert named == {kind.name for kind, *_ in GOOD}
     assert named - {"string"} == {kind.name for kind, _ in BAD}
@@ -139,21 +139,23 @@ def test_every_kind_has_good_and_bad_examples() -> None:
         (kinds.GATES, "A=true", "A=false", {"A": False}),
     ],
 )
-def test_repetitions_add_up(kind: FlagType, first: str, later: str, both: Any) -> None:
+def test_flag_type_join_repeated_flag_accumulates_values(
+    kind: FlagType, first: str, later: str, both: Any
+) -> None:
     assert kind.join
     before = kind.parse(first)
     assert kind.join(before, kind.parse(later)) == both
     assert before == kind.parse(first), "joining must not change the first"
 
 
-def test_a_bad_header_is_not_repeated_in_the_message() -> None:
+def test_flag_type_headers_invalid_value_omits_content() -> None:
     with pytest.raises(ValueError) as caught:
         kinds.HEADERS.parse("Authorization Bearer hunter2")
     assert "hunter2" not in str(caught.value)
 
 
 @given(st.sampled_from(ALL_KINDS), st.text() | st.from_regex(r"[0-9a-zA-Z:=<,.;+\-_]{0,12}"))
-def test_any_text_is_read_or_refused_and_never_breaks(kind: FlagType, text: str) -> None:
+def test_flag_type_parse_any_text_returns_value_or_value_error(kind: FlagType, text: str) -> None:
     try:
         value = kind.parse(text)
     except ValueError:
@@ -166,6 +168,6 @@ def test_any_text_is_read_or_refused_and_never_breaks(kind: FlagType, text: str)
     ("kind", "text"),
     [(kind, text) for kind, text, value in GOOD if value and kind not in (kinds.OPTION, kinds.SEVERITY)],
 )
-def test_what_is_shown_can_be_read_again(kind: FlagType, text: str) -> None:
+def test_flag_type_show_parse_roundtrip(kind: FlagType, text: str) -> None:
     value = kind.parse(text)
     assert kind.parse(kind.show(value)) == value

@@ -67,21 +67,21 @@ def sample(flag: Flag) -> tuple[str, str]:
     return OWN_SAMPLES.get(flag.name, SAMPLES[flag.kind.name])
 
 
-def test_the_table_is_the_reference_and_nothing_else() -> None:
+def test_flag_table_names_match_upstream() -> None:
     assert len(REFERENCE) == 163
     assert {flag.name for flag in FLAGS} == set(REFERENCE) | NEWER | OURS
     assert len(BY_NAME) == len(FLAGS)
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_types_are_those_of_the_reference(name: str) -> None:
+def test_flag_table_types_match_upstream(name: str) -> None:
     # The reference's list shows these two by a word of their help instead of their type.
     shown = {"seccomp-default": "bool", "version": "version"}.get(name, REFERENCE[name][0])
     assert BY_NAME[name].kind.name == shown
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_status_follows_the_reference(name: str) -> None:
+def test_flag_table_status_matches_upstream(name: str) -> None:
     since = {
         # v1.36 wants these in the file too.
         **dict.fromkeys(
@@ -103,7 +103,7 @@ def test_status_follows_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_every_flag_has_one_place_to_go_and_words_for_people(flag: Flag) -> None:
+def test_flag_table_each_flag_has_one_target_and_help(flag: Flag) -> None:
     places = [bool(flag.field), bool(flag.attribute), flag.status == "ignored"]
     assert places.count(True) == 1
     if flag.field:
@@ -115,14 +115,14 @@ def test_every_flag_has_one_place_to_go_and_words_for_people(flag: Flag) -> None
     assert bool(flag.note) == (flag.status in ("deprecated", "ignored"))
 
 
-def test_every_attribute_of_kubelet_flags_has_a_flag() -> None:
+def test_kubelet_flags_every_attribute_has_flag() -> None:
     assert {field.name for field in dataclasses.fields(KubeletFlags)} == {
         flag.attribute for flag in FLAGS if flag.attribute
     }
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_every_flag_is_accepted_in_all_its_spellings(flag: Flag) -> None:
+def test_parse_flags_each_flag_accepted_in_all_spellings(flag: Flag) -> None:
     text, _ = sample(flag)
     spellings = [[f"--{flag.name}={text}"], [f"--{flag.name.replace('-', '_')}={text}"]]
     if not flag.kind.bare:
@@ -135,7 +135,7 @@ def test_every_flag_is_accepted_in_all_its_spellings(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_every_flag_refuses_a_bad_value_by_name(flag: Flag) -> None:
+def test_parse_flags_each_flag_invalid_value_problem_names_flag(flag: Flag) -> None:
     _, text = sample(flag)
     if not text:
         return
@@ -145,14 +145,14 @@ def test_every_flag_refuses_a_bad_value_by_name(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.kind.bare], ids=lambda flag: flag.name)
-def test_flags_that_stand_alone_leave_the_next_word(flag: Flag) -> None:
+def test_parse_flags_bare_flag_does_not_consume_next_argument(flag: Flag) -> None:
     parsed = parse_flags([f"--{flag.name}", "false"])
     assert parsed.values == {flag.name: flag.kind.parse("true")}
     assert [problem.path for problem in parsed.problems] == ["'false'"]
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.kind.bare], ids=lambda flag: flag.name)
-def test_flags_that_need_a_value_say_so(flag: Flag) -> None:
+def test_parse_flags_missing_value_reported(flag: Flag) -> None:
     (problem,) = parse_flags([f"--{flag.name}"]).problems
     assert "needs a value" in problem.message
 
@@ -178,7 +178,7 @@ def test_flags_that_need_a_value_say_so(flag: Flag) -> None:
         (["--runonce", "--"], {"runonce": True}),
     ],
 )
-def test_command_lines_are_read(words: list[str], values: dict[str, Any]) -> None:
+def test_parse_flags_valid_arguments_return_values(words: list[str], values: dict[str, Any]) -> None:
     parsed = parse_flags(words)
     assert parsed.problems == []
     assert parsed.values == values
@@ -200,13 +200,15 @@ def test_command_lines_are_read(words: list[str], values: dict[str, Any]) -> Non
         (["--conf\nig=x"], "'--conf\\nig'", "did you mean --config?"),
     ],
 )
-def test_mistakes_are_named_with_a_remedy(words: list[str], path: str, words_of_message: str) -> None:
+def test_parse_flags_invalid_argument_problem_has_remedy(
+    words: list[str], path: str, words_of_message: str
+) -> None:
     (problem,) = parse_flags(words).problems
     assert problem.path == path
     assert words_of_message in problem.message
 
 
-def test_all_mistakes_are_reported_and_the_rest_is_read() -> None:
+def test_parse_flags_several_invalid_arguments_all_reported() -> None:
     parsed = parse_flags(["--max-pods=many", "--nope", "serve", "--port=1", "-v"])
     assert [problem.path for problem in parsed.problems] == ["--max-pods", "--nope", "-v"]
     assert parsed.values == {"port": 1}
@@ -214,7 +216,7 @@ def test_all_mistakes_are_reported_and_the_rest_is_read() -> None:
 
 @given(st.lists(st.text(max_size=20) | st.sampled_from([f"--{flag.name}" for flag in FLAGS]), max_size=6))
 @example(["-" * 200, "--" + "x" * 300])
-def test_any_words_are_read_or_reported(words: list[str]) -> None:
+def test_parse_flags_any_arguments_parsed_or_reported(words: list[str]) -> None:
     parsed = parse_flags(words)
     for problem in parsed.problems:
         assert "\n" not in str(problem)

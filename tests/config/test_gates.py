@@ -13,7 +13,7 @@ ROWS = [line.split("\t") for line in DATA.read_text().splitlines()[1:]]
 
 
 @pytest.mark.parametrize(("name", "history"), ROWS, ids=[row[0] for row in ROWS])
-def test_every_gate_of_the_reference_has_its_latest_stage_and_default(name: str, history: str) -> None:
+def test_known_gates_stage_and_default_match_upstream(name: str, history: str) -> None:
     stage, _, default = history.split()[-1].partition(":")[2].partition("=")
     gate = known_gates()[ALIASES.get(name, name)]
     assert gate.stage == stage
@@ -23,13 +23,13 @@ def test_every_gate_of_the_reference_has_its_latest_stage_and_default(name: str,
         assert gate.locked
 
 
-def test_the_defaults_agree_with_themselves() -> None:
+def test_feature_gates_defaults_without_problems_or_warnings() -> None:
     gates = FeatureGates().with_overrides({})
     assert gates.problems == ()
     assert gates.warnings == ()
 
 
-def test_a_gate_is_set() -> None:
+def test_feature_gates_override_changes_only_new_instance() -> None:
     gates = FeatureGates().with_overrides(
         {"EventedPLEG": True, "GracefulNodeShutdownBasedOnPodPriority": False}
     )
@@ -39,7 +39,7 @@ def test_a_gate_is_set() -> None:
     assert not FeatureGates().enabled("EventedPLEG"), "the defaults must not change"
 
 
-def test_an_unknown_gate_is_named_with_the_nearest_known_one() -> None:
+def test_feature_gates_unknown_gate_problem_suggests_nearest_name() -> None:
     gates = FeatureGates().with_overrides({"NodeSwop": True, "EventedPLEG": True})
     (problem,) = gates.problems
     assert problem.path == "featureGates.NodeSwop"
@@ -56,7 +56,7 @@ def test_an_unknown_gate_is_named_with_the_nearest_known_one() -> None:
         ("DynamicResourceAllocation", False, "locked to true"),
     ],
 )
-def test_a_locked_gate_keeps_its_default(name: str, value: bool, fault: str) -> None:
+def test_feature_gates_locked_gate_override_rejected(name: str, value: bool, fault: str) -> None:
     gates = FeatureGates().with_overrides({name: value})
     assert [fault in problem.message for problem in gates.problems] == ([True] if fault else [])
     assert gates.enabled(name) == known_gates()[name].default
@@ -70,13 +70,13 @@ def test_a_locked_gate_keeps_its_default(name: str, value: bool, fault: str) -> 
         ("EventedPLEG", True, ""),
     ],
 )
-def test_gates_on_their_way_out_warn(name: str, value: bool, word: str) -> None:
+def test_feature_gates_ga_or_deprecated_override_warns(name: str, value: bool, word: str) -> None:
     warnings = FeatureGates().with_overrides({name: value}).warnings
     assert [name in line and word in line for line in warnings] == ([True] if word else [])
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
-def test_a_gate_may_be_called_by_its_name_in_lists(alias: str, name: str) -> None:
+def test_feature_gates_alias_sets_canonical_gate(alias: str, name: str) -> None:
     value = not known_gates()[name].default or known_gates()[name].locked
     gates = FeatureGates().with_overrides({alias: value})
     assert gates.problems == ()
@@ -84,7 +84,7 @@ def test_a_gate_may_be_called_by_its_name_in_lists(alias: str, name: str) -> Non
     assert alias not in known_gates()
 
 
-def test_all_alpha_and_all_beta_set_what_is_not_set_by_name() -> None:
+def test_feature_gates_all_alpha_and_all_beta_apply_to_gates_not_set_by_name() -> None:
     gates = FeatureGates().with_overrides({"AllAlpha": True, "EventedPLEG": False})
     assert gates.enabled("MemoryQoS")
     assert not gates.enabled("EventedPLEG")
@@ -95,7 +95,7 @@ def test_all_alpha_and_all_beta_set_what_is_not_set_by_name() -> None:
         assert off.enabled(gate.name) == expected, gate.name
 
 
-def test_a_gate_needs_others() -> None:
+def test_feature_gates_missing_dependency_reported() -> None:
     (problem,) = (
         FeatureGates().with_overrides({"NodeDeclaredFeatures": True, "WorkloadWithJob": True}).problems
     )
@@ -106,26 +106,26 @@ def test_a_gate_needs_others() -> None:
     assert not FeatureGates().with_overrides({"GenericWorkload": True, "WorkloadWithJob": True}).problems
 
 
-def test_the_place_of_a_problem_can_be_named() -> None:
+def test_feature_gates_problem_path_uses_custom_prefix() -> None:
     (problem,) = (
         FeatureGates().with_overrides({"Nope": True}, lambda name: f"--feature-gates {name}").problems
     )
     assert problem.path == "--feature-gates Nope"
 
 
-def test_asking_for_a_gate_that_does_not_exist_is_a_bug() -> None:
+def test_feature_gates_enabled_unknown_gate_raises_key_error() -> None:
     with pytest.raises(KeyError):
         FeatureGates().enabled("NoSuchGate")
 
 
-def test_the_help_lists_gates_that_are_still_a_choice() -> None:
+def test_known_features_lists_only_unlocked_alpha_and_beta_gates() -> None:
     lines = known_features()
     assert "AllAlpha=true|false (ALPHA - default=false)" in lines
     assert "ContainerCheckpoint=true|false (BETA - default=true)" in lines
     assert not any(line.startswith(("SidecarContainers=", "GitRepoVolumeDriver=")) for line in lines)
 
 
-def test_needs_name_gates_that_exist() -> None:
+def test_known_gates_dependencies_exist() -> None:
     for gate in known_gates().values():
         assert isinstance(gate, Gate)
         assert set(gate.needs) <= set(known_gates())
@@ -134,7 +134,7 @@ def test_needs_name_gates_that_exist() -> None:
 @given(
     st.dictionaries(st.sampled_from(sorted(known_gates())) | st.text(max_size=20), st.booleans(), max_size=6)
 )
-def test_whatever_is_asked_for_each_gate_is_as_asked_or_a_problem(wanted: dict[str, bool]) -> None:
+def test_feature_gates_any_overrides_applied_or_reported(wanted: dict[str, bool]) -> None:
     gates = FeatureGates().with_overrides(wanted)
     for name, value in wanted.items():
         if name not in known_gates() or gates.enabled(name) != value:

@@ -8,7 +8,7 @@ from pykubelet.config.flag_table import FLAGS
 from pykubelet.config.help import help_text, reported_version, version_line
 
 
-def test_every_flag_is_in_the_help_once_under_its_group() -> None:
+def test_help_text_lists_each_flag_once_under_its_group() -> None:
     shown: list[tuple[str, str]] = []
     title = ""
     for line in help_text().splitlines():
@@ -20,17 +20,17 @@ def test_every_flag_is_in_the_help_once_under_its_group() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_the_help_fits_the_terminal(width: int) -> None:
+def test_help_text_lines_fit_terminal_width(width: int) -> None:
     for line in help_text(width).splitlines():
         # What cannot be broken (a path, the name of a gate) may stick out; sentences may not.
         assert len(line) <= width or len(max(line.split(), key=len)) > width - 40, line
 
 
-def test_a_very_narrow_terminal_is_survived() -> None:
+def test_help_text_width_one_does_not_fail() -> None:
     assert "--max-pods" in help_text(1)
 
 
-def test_types_defaults_fields_and_marks_are_shown() -> None:
+def test_help_text_contains_types_defaults_fields_and_deprecations() -> None:
     text = " ".join(help_text(200).split())
     assert "--max-pods int32 Pods that the node takes. Default 110. [maxPods]" in text
     assert "-v, --v Level" in text
@@ -39,7 +39,7 @@ def test_types_defaults_fields_and_marks_are_shown() -> None:
     assert "NodeDeclaredFeatures=true|false (BETA - default=true)" in text
 
 
-def test_version() -> None:
+def test_version_line_plain_raw_and_overridden() -> None:
     assert version_line() == f"Kubernetes v1.36.0+pykubelet{__version__}"
     raw = json.loads(version_line("raw"))
     assert (raw["major"], raw["minor"]) == ("1", "36")

@@ -41,14 +41,14 @@ def problems(*argv: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_defaults_are_those_of_the_reference(name: str) -> None:
+def test_load_flag_defaults_match_upstream(name: str) -> None:
     expected, _ = NEWER_DEFAULTS.get(name, (REFERENCE[name][1], ""))
     assert default_text(BY_NAME[name], baseline()) == expected
     if name in NEWER_DEFAULTS:
         assert expected != REFERENCE[name][1], "no longer a difference"
 
 
-def test_nothing_given() -> None:
+def test_load_without_flags_yields_standalone_baseline() -> None:
     loaded = load([])
     assert loaded.action == "run"
     assert loaded.warnings == []
@@ -69,15 +69,15 @@ def test_nothing_given() -> None:
         (["--help", "--version"], "help"),
     ],
 )
-def test_actions(argv: list[str], action: str) -> None:
+def test_load_help_and_version_flags_select_action(argv: list[str], action: str) -> None:
     assert load(argv).action == action
 
 
-def test_help_does_not_hide_a_misspelt_flag() -> None:
+def test_load_help_with_unknown_flag_reports_problem() -> None:
     assert problems("--help", "--hlep") == ["--hlep: there is no such flag: did you mean --help?"]
 
 
-def test_flags_that_belong_in_the_file_are_warned_about_together() -> None:
+def test_load_config_file_flags_one_common_warning() -> None:
     (line,) = load(["--max-pods=5", "--port=10260", "--max-pods=6", "-v2", "--cert-dir=/c"]).warnings
     assert "--max-pods, --port" in line
     assert "--config" in line
@@ -85,7 +85,7 @@ def test_flags_that_belong_in_the_file_are_warned_about_together() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_each_flag_warns_by_its_status(flag: Any) -> None:
+def test_load_each_flag_warns_by_status(flag: Any) -> None:
     text, _, beside = SAMPLES.get(flag.name, Sample(*sample(flag)))
     companions = {
         "exit-on-lock-contention": ["--lock-file=/l"],
@@ -106,7 +106,7 @@ def test_each_flag_warns_by_its_status(flag: Any) -> None:
         assert getattr(loaded.flags, flag.attribute) == flag.kind.parse(text)
 
 
-def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+def test_load_several_problems_in_flags_file_and_gates_all_reported(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
         json.dumps(
@@ -138,7 +138,7 @@ def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
     assert len(set(lines)) == len(lines)
 
 
-def test_a_file_that_cannot_be_read_does_not_hide_other_mistakes(tmp_path: Path) -> None:
+def test_load_unreadable_config_file_other_problems_still_reported(tmp_path: Path) -> None:
     lines = problems(f"--config={tmp_path}", "--port=-1", "--node-ip=nowhere")
     assert any(str(tmp_path) in line and "folder" in line for line in lines)
     assert any(line.startswith("port") and "--port" in line for line in lines)
@@ -170,7 +170,7 @@ def test_a_file_that_cannot_be_read_does_not_hide_other_mistakes(tmp_path: Path)
         (["--feature-gates=WorkloadWithJob=true"], ["--feature-gates", "needs GenericWorkload"]),
     ],
 )
-def test_flags_are_checked(argv: list[str], words: list[str]) -> None:
+def test_load_invalid_flag_value_reported(argv: list[str], words: list[str]) -> None:
     (line,) = problems(*argv)
     for word in words:
         assert word in line
@@ -188,28 +188,28 @@ def test_flags_are_checked(argv: list[str], words: list[str]) -> None:
         ["--cloud-provider="],
     ],
 )  # fmt: skip
-def test_good_flags_pass(argv: list[str]) -> None:
+def test_load_valid_flag_values_accepted(argv: list[str]) -> None:
     load(argv)
 
 
-def test_node_addresses() -> None:
+def test_load_node_ip_flag_split_into_addresses() -> None:
     assert load(["--node-ip=10.0.0.1, fd00::1"]).flags.node_ips == ("10.0.0.1", "fd00::1")
     assert load([]).flags.node_ips == ()
 
 
-def test_bootstrapping_without_a_place_for_the_credentials_is_warned_about() -> None:
+def test_load_bootstrap_kubeconfig_without_kubeconfig_warns() -> None:
     (line,) = load(["--bootstrap-kubeconfig=/b"]).warnings
     assert "--kubeconfig" in line
 
 
-def test_an_agent_outside_its_reservation_is_warned_about() -> None:
+def test_load_kubelet_cgroups_outside_kube_reserved_cgroup_warns() -> None:
     warnings = load(["--kubelet-cgroups=/agent", "--kube-reserved-cgroup=/kube"]).warnings
     assert any("outside kubeReservedCgroup" in line for line in warnings)
     warnings = load(["--kubelet-cgroups=/kube/agent", "--kube-reserved-cgroup=/kube"]).warnings
     assert not any("outside" in line for line in warnings)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_load_flag_values_redact_secrets() -> None:
     shown = load(
         [
             "--manifest-url-header=Authorization:Bearer hunter2",
@@ -225,7 +225,7 @@ def test_secrets_are_not_shown() -> None:
     assert shown["cluster-dns"] == "10.0.0.1,10.0.0.2"
 
 
-def test_log_options() -> None:
+def test_load_log_options_from_flags() -> None:
     options = load(
         [
             "-v4",
@@ -271,7 +271,7 @@ WORDS = st.one_of(
 @example(["--config=" + "x" * 5000])
 @example(["--config=/proc/self/mem"])
 @example(["--config=\udcff\ud800"])
-def test_any_command_line_loads_or_is_reported(argv: list[str]) -> None:
+def test_load_any_arguments_loaded_or_reported(argv: list[str]) -> None:
     found: list[Problem] = []
     try:
         load(argv)

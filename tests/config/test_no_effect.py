@@ -128,12 +128,12 @@ def test_flag_attribute_is_read_or_listed(name: str) -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_flag_has_a_target_or_a_reason(flag: Any) -> None:
+def test_flag_has_target_or_no_effect_reason(flag: Any) -> None:
     assert flag.field or flag.attribute or flag_reason(flag)
     assert not (flag.status == "ignored" and (flag.field or flag.attribute))
 
 
-def test_consulted_gates_match_the_source() -> None:
+def test_consulted_gates_match_source() -> None:
     found = set()
     for path in SOURCE.rglob("*.py"):
         if path.name in ("feature_gates.py", "no_effect.py") and path.parent.name == "config":
@@ -197,7 +197,7 @@ def test_load_unset_fields_warn_nothing(tmp_path: Path) -> None:
     assert load([f"--config={file}"]).warnings == []
 
 
-def test_load_gate_that_no_code_reads_warns() -> None:
+def test_load_feature_gate_without_reader_warns() -> None:
     unread = next(
         gate.name
         for gate in known_gates().values()

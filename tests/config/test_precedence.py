@@ -35,12 +35,12 @@ def write_field(path: Path, flag: Flag, text: str) -> str:
     return write(path, **value)
 
 
-def test_every_field_flag_has_samples() -> None:
+def test_precedence_samples_cover_every_field_flag() -> None:
     assert set(SAMPLES) == {flag.name for flag in FIELD_FLAGS}
 
 
 @pytest.mark.parametrize("flag", FIELD_FLAGS, ids=lambda flag: flag.name)
-def test_default_then_file_then_flag(flag: Flag, tmp_path: Path) -> None:
+def test_precedence_flag_over_file_over_default(flag: Flag, tmp_path: Path) -> None:
     sample = SAMPLES[flag.name]
     one, other = flag.kind.parse(sample.one), flag.kind.parse(sample.other)
     assert get_field(baseline(), flag.field) != one
@@ -57,7 +57,7 @@ def test_default_then_file_then_flag(flag: Flag, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", FIELD_FLAGS, ids=lambda flag: flag.name)
-def test_a_drop_in_is_between_file_and_flag(flag: Flag, tmp_path: Path) -> None:
+def test_precedence_flag_over_drop_in_over_file(flag: Flag, tmp_path: Path) -> None:
     sample = SAMPLES[flag.name]
     one, other = flag.kind.parse(sample.one), flag.kind.parse(sample.other)
     (tmp_path / "conf.d").mkdir()
@@ -69,7 +69,7 @@ def test_a_drop_in_is_between_file_and_flag(flag: Flag, tmp_path: Path) -> None:
     assert get_field(load([*argv, f"--{flag.name}={sample.other}"]).config, flag.field) == other
 
 
-def test_without_a_file_the_old_defaults_hold(tmp_path: Path) -> None:
+def test_precedence_without_config_file_legacy_defaults_used(tmp_path: Path) -> None:
     config = load([]).config
     assert config.authentication.anonymous.enabled
     assert not config.authentication.webhook.enabled
@@ -82,7 +82,7 @@ def test_without_a_file_the_old_defaults_hold(tmp_path: Path) -> None:
     assert config.read_only_port == 0
 
 
-def test_drop_ins_without_a_file_go_over_the_old_defaults(tmp_path: Path) -> None:
+def test_precedence_drop_ins_without_config_file_override_legacy_defaults(tmp_path: Path) -> None:
     write(tmp_path / "10.conf", maxPods=7, authorization={"mode": "Webhook"})
     config = load(["--config-dir", str(tmp_path)]).config
     assert (config.max_pods, config.authorization.mode) == (7, "Webhook")
@@ -90,7 +90,7 @@ def test_drop_ins_without_a_file_go_over_the_old_defaults(tmp_path: Path) -> Non
     assert config.read_only_port == 10255
 
 
-def test_gates_are_merged_by_name(tmp_path: Path) -> None:
+def test_precedence_feature_gates_merged_by_name(tmp_path: Path) -> None:
     file = write(tmp_path / "config.yaml", featureGates={"EventedPLEG": True, "MemoryQoS": True})
     loaded = load([f"--config={file}", "--feature-gates=MemoryQoS=false,QOSReserved=true"])
     assert loaded.config.feature_gates == {"EventedPLEG": True, "MemoryQoS": False, "QOSReserved": True}
@@ -105,14 +105,14 @@ def test_gates_are_merged_by_name(tmp_path: Path) -> None:
         ("memory.available<1Gi", {"mergeDefaultEvictionSettings": True}, {"memory.available": "1Gi"}),
     ],
 )
-def test_maps_given_by_flag_replace_those_of_the_file(
+def test_precedence_eviction_hard_flag_replaces_map_of_file(
     text: str, fields: dict[str, Any], expected: dict[str, str], tmp_path: Path
 ) -> None:
     file = write(tmp_path / "config.yaml", **fields)
     assert load([f"--eviction-hard={text}", f"--config={file}"]).config.eviction_hard == expected
 
 
-def test_flags_do_not_change_defaults_that_follow_from_the_file(tmp_path: Path) -> None:
+def test_precedence_flag_does_not_change_defaults_derived_from_file(tmp_path: Path) -> None:
     file = write(tmp_path / "config.yaml", nodeStatusUpdateFrequency="20s")
     config = load([f"--config={file}", "--node-status-update-frequency=30s"]).config
     assert (str(config.node_status_update_frequency), str(config.node_status_report_frequency)) == (

@@ -16,18 +16,20 @@ ROUND_TRIPS = settings(
 
 @ROUND_TRIPS
 @given(structs(KubeletConfiguration))
-def test_any_configuration_round_trips(config: KubeletConfiguration) -> None:
+def test_kubelet_configuration_any_value_document_json_and_yaml_roundtrip(
+    config: KubeletConfiguration,
+) -> None:
     document = to_document(config)
     assert decode(KubeletConfiguration, document) == (config, [])
     assert read_text_document(json.dumps(document), "json") == document
     assert read_text_document(to_yaml(config), "yaml") == document
 
 
-def test_the_defaults_round_trip() -> None:
+def test_kubelet_configuration_defaults_roundtrip() -> None:
     assert decode(KubeletConfiguration, to_document(KubeletConfiguration())) == (KubeletConfiguration(), [])
 
 
-def test_the_document_shows_every_field_in_json_types() -> None:
+def test_to_document_contains_all_fields_in_json_types() -> None:
     document = to_document(KubeletConfiguration())
     assert list(document)[:2] == ["kind", "apiVersion"]
     assert document["kind"] == "KubeletConfiguration"
@@ -42,7 +44,7 @@ def test_the_document_shows_every_field_in_json_types() -> None:
     assert json.loads(json.dumps(document)) == document
 
 
-def test_yaml_quotes_what_kubernetes_would_misread() -> None:
+def test_to_yaml_ambiguous_scalars_quoted() -> None:
     text = to_yaml(KubeletConfiguration(cluster_domain="y", provider_id="1e3", pod_cidr="010"))
     assert 'clusterDomain: "y"\n' in text
     assert 'providerID: "1e3"\n' in text

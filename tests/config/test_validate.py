@@ -48,13 +48,13 @@ ALPHA = {"CPUManagerPolicyAlphaOptions": True, "LoggingAlphaOptions": True, "Mem
 @pytest.mark.parametrize(
     ("document", "path", "piece"), BAD, ids=[f"{row[1]}-{n}" for n, row in enumerate(BAD)]
 )
-def test_refuses(document: dict[str, Any], path: str, piece: str) -> None:
+def test_validate_invalid_field_reported_with_path(document: dict[str, Any], path: str, piece: str) -> None:
     problems = found(document)
     assert [problem.path for problem in problems] == [path]
     assert piece in problems[0].message
 
 
-def test_every_rule_of_the_tables_has_a_bad_value() -> None:
+def test_validate_every_rule_has_invalid_sample() -> None:
     themes = (validate_serving, validate_pods, validate_managers)
     config = KubeletConfiguration(cluster_dns=["x"], allowed_unsafe_sysctls=["x"])
     for theme in themes:
@@ -67,7 +67,7 @@ def test_every_rule_of_the_tables_has_a_bad_value() -> None:
             assert any(row[1].partition("[")[0] == path for row in BAD), f"no bad value for {path}"
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_validate_several_invalid_fields_all_reported() -> None:
     independent: dict[str, Any] = {}
     paths = []
     for document, path, _ in BAD:
@@ -118,7 +118,7 @@ GATED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("document", "gate", "path"), GATED, ids=[row[2] for row in GATED])
-def test_what_needs_a_gate(document: dict[str, Any], gate: str, path: str) -> None:
+def test_validate_field_requires_feature_gate(document: dict[str, Any], gate: str, path: str) -> None:
     if path != "preloadedImagesVerificationAllowlist":
         assert found(document) == []
     others = {
@@ -131,12 +131,12 @@ def test_what_needs_a_gate(document: dict[str, Any], gate: str, path: str) -> No
     assert problems[0].message.endswith(f"needs the feature gate {gate}")
 
 
-def test_the_gate_for_restart_pauses_needs_a_pause() -> None:
+def test_validate_crash_loop_gate_without_max_restart_period_reported() -> None:
     problems = validate(KubeletConfiguration(), lambda gate: gate == "KubeletCrashLoopBackOffMax")
     assert "crashLoopBackOff.maxContainerRestartPeriod" in [problem.path for problem in problems]
 
 
-def test_every_gate_that_is_asked_for_exists() -> None:
+def test_validate_consulted_feature_gates_exist() -> None:
     asked: set[str] = set()
 
     def note(gate: str, on: bool) -> bool:
@@ -153,11 +153,11 @@ def test_every_gate_that_is_asked_for_exists() -> None:
 
 
 @pytest.mark.parametrize("document", GOOD, ids=range(len(GOOD)))
-def test_accepts(document: dict[str, Any]) -> None:
+def test_validate_valid_configuration_has_no_problems(document: dict[str, Any]) -> None:
     assert found(document, ALPHA) == []
 
 
-def test_options_that_exclude_each_other() -> None:
+def test_validate_conflicting_cpu_manager_options_reported() -> None:
     for first, second in validate_managers.CPU_OPTION_CONFLICTS:
         options = {first: "true", second: "true"}
         document = {
@@ -178,7 +178,7 @@ def test_options_that_exclude_each_other() -> None:
     ]
 
 
-def test_secrets_are_not_shown() -> None:
+def test_validate_problem_messages_redact_secrets() -> None:
     problems = found({"staticPodURL": "ftp://user:hunter2@h", "staticPodURLHeader": {"X": ["hunter2\n"]}})
     assert len(problems) == 2
     assert "hunter2" not in str(problems)
@@ -197,13 +197,15 @@ def test_secrets_are_not_shown() -> None:
         ({"reserved_system_cpus": "0-2,7"}, True, ["reservedSystemCPUs"]),
     ],
 )
-def test_on_this_machine(changes: dict[str, Any], cgroup_v2: bool, paths: list[str]) -> None:
+def test_validate_machine_host_dependent_fields(
+    changes: dict[str, Any], cgroup_v2: bool, paths: list[str]
+) -> None:
     config = KubeletConfiguration(**changes)
     problems = validate_machine(config, cgroup_v2=cgroup_v2, online_cpus=frozenset({0, 1}))
     assert [problem.path for problem in problems] == paths
 
 
-def test_limited_swap_needs_cgroup_v2() -> None:
+def test_validate_machine_limited_swap_requires_cgroup_v2() -> None:
     config = KubeletConfiguration()
     config.memory_swap.swap_behavior = "LimitedSwap"
     [problem] = validate_machine(config, cgroup_v2=False, online_cpus=frozenset())
@@ -213,13 +215,15 @@ def test_limited_swap_needs_cgroup_v2() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(structs(KubeletConfiguration), st.booleans())
-def test_any_configuration_is_judged(config: KubeletConfiguration, gates: bool) -> None:
+def test_validate_any_configuration_one_line_problems_and_no_mutation(
+    config: KubeletConfiguration, gates: bool
+) -> None:
     problems = validate(config, lambda _: gates)
     assert all(problem.path and len(str(problem).splitlines()) == 1 for problem in problems)
     assert validate(config, lambda _: gates) == problems, "judging changes nothing"
 
 
-def test_the_signals_and_enforcements_are_complete() -> None:
+def test_validate_tables_have_all_signals_enforcements_and_cipher_suites() -> None:
     assert len(validate_eviction.SIGNALS) == 9
     assert len(validate_reserved.ENFORCEMENTS) == 6
     assert len(validate_tls.STRONG_CIPHER_SUITES + validate_tls.WEAK_CIPHER_SUITES) == 27

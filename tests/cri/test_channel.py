@@ -34,7 +34,7 @@ from tests.cri.servers import VERSION, Hang, Refuse, Runtime
         ("FAILED_PRECONDITION", errors.CriError, "FailedPrecondition"),
     ],
 )
-async def test_errors_name_the_call(
+async def test_channel_call_grpc_error_mapped_to_exception_with_call_name(
     scripted: Runtime, cri: RuntimeConnection, status: str, kind: type[errors.CriError], code: str
 ) -> None:
     scripted.answers["StopContainer"] = Refuse(status, "because")
@@ -45,13 +45,17 @@ async def test_errors_name_the_call(
     assert str(caught.value) == f"StopContainer: rpc error: code = {code} desc = because"
 
 
-async def test_error_without_details(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_call_grpc_error_without_message_has_placeholder(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     scripted.answers["Status"] = Refuse("INTERNAL", "")
     with pytest.raises(errors.CriError, match="no details"):
         await cri.runtime.status()
 
 
-async def test_deadline(scripted: Runtime, metrics: CriMetrics, registry: CollectorRegistry) -> None:
+async def test_channel_call_timeout_raises_deadline_exceeded_and_counts_error(
+    scripted: Runtime, metrics: CriMetrics, registry: CollectorRegistry
+) -> None:
     hang = scripted.answers["ListContainers"] = Hang()
     async with await connect(str(scripted.path), timeout=Duration.from_seconds(1), metrics=metrics) as cri:
         started = time.monotonic()
@@ -68,7 +72,7 @@ async def test_deadline(scripted: Runtime, metrics: CriMetrics, registry: Collec
     )
 
 
-async def test_cancelling_the_task_cancels_the_call(
+async def test_channel_call_task_cancelled_cancels_rpc(
     scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     hang = scripted.answers["PullImage"] = Hang()
@@ -83,7 +87,7 @@ async def test_cancelling_the_task_cancels_the_call(
     )
 
 
-async def test_closing_fails_calls_under_way_without_cancelling_their_tasks(
+async def test_channel_close_calls_in_flight_raise_unavailable(
     scripted: Runtime, cri: RuntimeConnection
 ) -> None:
     scripted.answers["PullImage"] = Hang()
@@ -107,7 +111,9 @@ async def test_closing_fails_calls_under_way_without_cancelling_their_tasks(
     await cri.close()
 
 
-async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_runtime_stopped_calls_fail_fast_then_reconnect(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     assert await cri.runtime.version() == VERSION
     await scripted.stop()
     for _ in range(3):
@@ -120,7 +126,9 @@ async def test_runtime_dies_and_comes_back(scripted: Runtime, cri: RuntimeConnec
     await eventually_answers(cri, within=45)
 
 
-async def test_quick_restart(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_runtime_restarted_quickly_reconnects(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     assert await cri.runtime.version() == VERSION
     await scripted.stop()
     await scripted.start()
@@ -137,7 +145,9 @@ async def eventually_answers(cri: RuntimeConnection, within: float) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_death_during_a_call(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_runtime_stopped_during_call_raises_error(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     scripted.answers["PullImage"] = Hang()
     async with asyncio.TaskGroup() as tasks:
         pull = tasks.create_task(_failure_of_pull(cri))
@@ -153,7 +163,9 @@ async def _failure_of_pull(cri: RuntimeConnection) -> errors.CriError:
     return caught.value
 
 
-async def test_large_answers(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_response_over_max_message_bytes_raises_resource_exhausted(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     big = pb.ExecSyncResponse(stdout=b"x" * (MAX_MESSAGE_BYTES - 100))
     scripted.answers["ExecSync"] = big
     assert await cri.runtime.exec_sync("c", ["true"]) == big
@@ -162,7 +174,9 @@ async def test_large_answers(scripted: Runtime, cri: RuntimeConnection) -> None:
         await cri.runtime.exec_sync("c", ["true"])
 
 
-async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_stream_runtime_error_raised_after_messages(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     event = pb.ContainerEventResponse(container_id="c1")
     scripted.answers["GetContainerEvents"] = [event, event, Refuse("UNAVAILABLE", "going down")]
     heard = []
@@ -172,7 +186,7 @@ async def test_stream_ends_with_the_runtime(scripted: Runtime, cri: RuntimeConne
     assert heard == [event, event]
 
 
-async def test_leaving_a_stream_ends_the_call(
+async def test_channel_stream_closed_early_cancels_rpc_without_error_metric(
     scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     hang = Hang()
@@ -187,7 +201,7 @@ async def test_leaving_a_stream_ends_the_call(
     assert registry.get_sample_value("kubelet_runtime_operations_errors_total", labels) is None
 
 
-async def test_cancelling_a_stream(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_stream_task_cancelled_cancels_rpc(scripted: Runtime, cri: RuntimeConnection) -> None:
     hang = scripted.answers["GetContainerEvents"] = Hang()
 
     async def listen() -> None:
@@ -202,7 +216,9 @@ async def test_cancelling_a_stream(scripted: Runtime, cri: RuntimeConnection) ->
     await asyncio.wait_for(hang.given_up.wait(), 30)
 
 
-async def test_metrics(scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry) -> None:
+async def test_channel_metrics_operations_errors_and_duration_buckets(
+    scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
+) -> None:
     await cri.runtime.list_containers()
     await cri.runtime.list_containers()
     scripted.answers["ListContainers"] = Refuse("UNKNOWN", "no")
@@ -222,7 +238,7 @@ async def test_metrics(scripted: Runtime, cri: RuntimeConnection, registry: Coll
     assert {"0.005", "0.0125", "0.48828125", "745.0580596923828", "+Inf"} <= bounds
 
 
-async def test_an_invalid_answer_counts_as_an_error(
+async def test_channel_invalid_response_raises_bad_response_and_counts_error(
     scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry
 ) -> None:
     with pytest.raises(errors.BadResponse, match=r"RunPodSandbox.*not set: pod_sandbox_id"):
@@ -236,7 +252,7 @@ async def test_an_invalid_answer_counts_as_an_error(
     assert value("kubelet_run_podsandbox_errors_total", {"runtime_handler": "kata"}) == 1
 
 
-async def test_two_agents_in_one_process(scripted: Runtime) -> None:
+async def test_channel_two_connections_have_independent_metrics(scripted: Runtime) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     async with (
         await connect(str(scripted.path), timeout=Duration.from_seconds(30), metrics=CriMetrics(ours)) as a,
@@ -251,7 +267,7 @@ async def test_two_agents_in_one_process(scripted: Runtime) -> None:
     assert theirs.get_sample_value("kubelet_runtime_operations_total", labels) == 2
 
 
-async def test_log_names_calls_but_not_their_contents(
+async def test_channel_log_names_call_without_secrets(
     scripted: Runtime, cri: RuntimeConnection, records: list[logging.LogRecord]
 ) -> None:
     scripted.answers["PullImage"] = Refuse("NOT_FOUND", "no such image")
@@ -272,7 +288,7 @@ async def test_log_names_calls_but_not_their_contents(
     assert all(k["seconds"] >= 0 for k in keys)
 
 
-async def test_many_calls_at_once(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_channel_many_concurrent_calls_succeed(scripted: Runtime, cri: RuntimeConnection) -> None:
     async with asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(cri.runtime.version()) for _ in range(200)]
     assert all(call.result() == VERSION for call in calls)

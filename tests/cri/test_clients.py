@@ -178,7 +178,9 @@ STREAMS: dict[str, tuple[str, Callable[[RuntimeConnection], Awaitable[Any]], Mes
 
 
 @pytest.mark.parametrize("rpc", RPCS, ids=[rpc.method for rpc in RPCS])
-async def test_rpc(scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry, rpc: Rpc) -> None:
+async def test_cri_client_rpc_request_deadline_and_metric(
+    scripted: Runtime, cri: RuntimeConnection, registry: CollectorRegistry, rpc: Rpc
+) -> None:
     scripted.answers[rpc.method] = rpc.answer
     assert await rpc.call(cri) == rpc.result
     [seen] = scripted.seen
@@ -191,13 +193,15 @@ async def test_rpc(scripted: Runtime, cri: RuntimeConnection, registry: Collecto
     assert registry.get_sample_value("kubelet_runtime_operations_total", labels) == 1
 
 
-def test_no_rpc_is_forgotten() -> None:
+def test_cri_client_every_rpc_is_covered() -> None:
     covered = {rpc.method for rpc in RPCS} | set(STREAMS) | {"GetContainerEvents"}
     assert covered == {path.rsplit("/")[-1] for path in METHODS if path.startswith("/runtime.v1.")}
 
 
 @pytest.mark.parametrize("method", STREAMS)
-async def test_lists_are_streamed_when_asked(scripted: Runtime, metrics: CriMetrics, method: str) -> None:
+async def test_cri_client_stream_lists_uses_streaming_rpc(
+    scripted: Runtime, metrics: CriMetrics, method: str
+) -> None:
     _, call, part, item = STREAMS[method]
     scripted.answers[method] = [part, part]
     async with await connect(
@@ -210,7 +214,9 @@ async def test_lists_are_streamed_when_asked(scripted: Runtime, metrics: CriMetr
 
 
 @pytest.mark.parametrize("method", STREAMS)
-async def test_lists_fall_back_for_good(scripted: Runtime, metrics: CriMetrics, method: str) -> None:
+async def test_cri_client_stream_lists_unimplemented_falls_back_permanently(
+    scripted: Runtime, metrics: CriMetrics, method: str
+) -> None:
     plain, call, _, _ = STREAMS[method]
     scripted.answers[method] = Refuse("UNIMPLEMENTED", "unknown method")
     async with await connect(
@@ -222,7 +228,7 @@ async def test_lists_fall_back_for_good(scripted: Runtime, metrics: CriMetrics, 
     assert [seen.method for seen in scripted.seen] == [method, plain, plain]
 
 
-async def test_other_errors_of_a_streamed_list_are_errors(scripted: Runtime, metrics: CriMetrics) -> None:
+async def test_cri_client_stream_lists_other_error_raised(scripted: Runtime, metrics: CriMetrics) -> None:
     part = pb.StreamContainersResponse(containers=[pb.Container(id="c1")])
     scripted.answers["StreamContainers"] = [part, Refuse("INTERNAL", "half way")]
     async with await connect(
@@ -232,7 +238,9 @@ async def test_other_errors_of_a_streamed_list_are_errors(scripted: Runtime, met
             await cri.runtime.list_containers()
 
 
-async def test_command_that_takes_too_long(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_exec_sync_deadline_exceeded_raises_command_timed_out(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     scripted.answers["ExecSync"] = Refuse("DEADLINE_EXCEEDED", "timeout 1s exceeded")
     with pytest.raises(errors.CommandTimedOut) as caught:
         await cri.runtime.exec_sync("c1", ["sleep", "9"], 1)
@@ -240,7 +248,9 @@ async def test_command_that_takes_too_long(scripted: Runtime, cri: RuntimeConnec
     assert isinstance(caught.value, errors.DeadlineExceeded)
 
 
-async def test_no_checkpoint_in_negative_time(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_checkpoint_container_negative_timeout_raises_value_error(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     with pytest.raises(ValueError, match="negative"):
         await cri.runtime.checkpoint_container("c1", "/x", -1)
     assert scripted.seen == []
@@ -288,5 +298,7 @@ META = pb.PodSandboxMetadata(name="p", namespace="n", uid="u")
         (checks.url, pb.AttachResponse(), "not set: url"),
     ],
 )
-def test_checks(check: Callable[[Message], str], answer: Message, wrong: str) -> None:
+def test_cri_response_checks_report_missing_fields(
+    check: Callable[[Message], str], answer: Message, wrong: str
+) -> None:
     assert check(answer) == wrong

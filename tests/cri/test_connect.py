@@ -37,7 +37,9 @@ async def refused(endpoint: str, image_endpoint: str = "", *, within: float = 30
     return caught.value
 
 
-async def test_connects_and_says_who_is_there(scripted: Runtime, metrics: CriMetrics) -> None:
+async def test_connect_valid_endpoint_returns_version_on_one_connection(
+    scripted: Runtime, metrics: CriMetrics
+) -> None:
     async with await connect(
         f"unix://{scripted.path}", timeout=Duration.from_seconds(30), metrics=metrics
     ) as cri:
@@ -46,7 +48,7 @@ async def test_connects_and_says_who_is_there(scripted: Runtime, metrics: CriMet
     assert [seen.method for seen in scripted.seen] == ["Version", "ImageFsInfo"]
 
 
-async def test_bare_path_is_accepted_with_a_warning(
+async def test_connect_bare_path_accepted_with_deprecation_warning(
     scripted: Runtime, metrics: CriMetrics, records: list[logging.LogRecord]
 ) -> None:
     async with await connect(str(scripted.path), timeout=Duration.from_seconds(30), metrics=metrics):
@@ -54,7 +56,7 @@ async def test_bare_path_is_accepted_with_a_warning(
     assert [r.levelname for r in records if "deprecated" in r.getMessage()] == ["WARNING"]
 
 
-async def test_path_with_special_characters(folder: Path, metrics: CriMetrics) -> None:
+async def test_connect_path_with_special_characters_succeeds(folder: Path, metrics: CriMetrics) -> None:
     path = folder / "a b%20?#ü.sock"
     async with Runtime(folder / "plain.sock") as server:
         (folder / "plain.sock").rename(path)
@@ -63,7 +65,9 @@ async def test_path_with_special_characters(folder: Path, metrics: CriMetrics) -
         assert server.seen
 
 
-async def test_image_service_elsewhere(folder: Path, metrics: CriMetrics) -> None:
+async def test_connect_separate_image_endpoint_uses_two_connections(
+    folder: Path, metrics: CriMetrics
+) -> None:
     async with (
         Runtime(folder / "r.sock", services=("RuntimeService",)) as runtime,
         Runtime(folder / "i.sock", services=("ImageService",)) as images,
@@ -81,7 +85,9 @@ async def test_image_service_elsewhere(folder: Path, metrics: CriMetrics) -> Non
         assert [seen.method for seen in images.seen] == ["ImageFsInfo", "ListImages"]
 
 
-async def test_image_endpoint_without_images(scripted: Runtime, folder: Path) -> None:
+async def test_connect_image_endpoint_without_image_service_raises_error(
+    scripted: Runtime, folder: Path
+) -> None:
     async with Runtime(folder / "i.sock", services=("RuntimeService",)) as other:
         err = await refused(f"unix://{scripted.path}", f"unix://{other.path}")
     assert "no CRI v1 image service" in str(err)
@@ -89,32 +95,32 @@ async def test_image_endpoint_without_images(scripted: Runtime, folder: Path) ->
     assert "i.sock" in str(err)
 
 
-async def test_missing_socket(folder: Path) -> None:
+async def test_connect_socket_missing_error_names_path(folder: Path) -> None:
     err = await refused(f"unix://{folder}/none.sock")
     assert "does not exist" in str(err)
     assert "none.sock" in str(err)
 
 
-async def test_missing_image_socket(scripted: Runtime, folder: Path) -> None:
+async def test_connect_image_socket_missing_error_names_path(scripted: Runtime, folder: Path) -> None:
     assert "none.sock" in str(await refused(f"unix://{scripted.path}", f"unix://{folder}/none.sock"))
 
 
 @pytest.mark.parametrize(
     ("make", "kind"), [(Path.touch, "a file"), (Path.mkdir, "a folder"), (os.mkfifo, "a pipe")]
 )
-async def test_not_a_socket(folder: Path, make: object, kind: str) -> None:
+async def test_connect_path_not_socket_error_names_file_type(folder: Path, make: object, kind: str) -> None:
     path = folder / "thing"
     assert callable(make)
     make(path)
     assert f"is {kind}, not a socket" in str(await refused(f"unix://{path}"))
 
 
-async def test_part_of_the_path_is_a_file(folder: Path) -> None:
+async def test_connect_path_component_is_file_raises_error(folder: Path) -> None:
     (folder / "file").touch()
     assert "Not a directory" in str(await refused(f"unix://{folder}/file/cri.sock"))
 
 
-async def test_nobody_listens(folder: Path) -> None:
+async def test_connect_stale_socket_error_reports_no_listener(folder: Path) -> None:
     path = folder / "stale.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -122,7 +128,7 @@ async def test_nobody_listens(folder: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_no_permission(scripted: Runtime, folder: Path) -> None:
+async def test_connect_permission_denied_raises_error(scripted: Runtime, folder: Path) -> None:
     folder.chmod(0o755)
     scripted.path.chmod(0o600)
     os.seteuid(65534)
@@ -139,7 +145,7 @@ async def test_no_permission(scripted: Runtime, folder: Path) -> None:
     [b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", bytes(range(64)), b"", b"\0\0\0"],
     ids=["http1", "garbage", "hangs-up", "too-short"],
 )
-async def test_not_grpc(folder: Path, speech: bytes) -> None:
+async def test_connect_server_without_grpc_raises_error(folder: Path, speech: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(speech)
@@ -148,7 +154,7 @@ async def test_not_grpc(folder: Path, speech: bytes) -> None:
         assert "does not speak gRPC" in str(await refused(f"unix://{folder}/cri.sock"))
 
 
-async def test_answers_nothing(folder: Path) -> None:
+async def test_connect_silent_server_raises_deadline_exceeded(folder: Path) -> None:
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -159,7 +165,7 @@ async def test_answers_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["Version", "ImageFsInfo"])
-async def test_answers_no_call(scripted: Runtime, method: str) -> None:
+async def test_connect_call_without_response_raises_timeout_error(scripted: Runtime, method: str) -> None:
     hang = Hang()
     scripted.answers[method] = hang
     assert "answered nothing within 1.5s" in str(await refused(f"unix://{scripted.path}", within=1.5))
@@ -168,7 +174,7 @@ async def test_answers_no_call(scripted: Runtime, method: str) -> None:
         await asyncio.wait_for(hang.given_up.wait(), 30)
 
 
-async def test_only_the_old_version(folder: Path) -> None:
+async def test_connect_cri_v1alpha2_only_error_names_version(folder: Path) -> None:
     old = pb.VersionResponse(
         version="0.1.0", runtime_name="oldie", runtime_version="1.5.0", runtime_api_version="v1alpha2"
     )
@@ -178,32 +184,34 @@ async def test_only_the_old_version(folder: Path) -> None:
     assert "speaks CRI v1alpha2, this agent only v1" in str(err)
 
 
-async def test_grpc_but_not_a_runtime(folder: Path) -> None:
+async def test_connect_grpc_server_without_cri_raises_error(folder: Path) -> None:
     async with Runtime(folder / "cri.sock", services=()) as server:
         err = await refused(f"unix://{server.path}")
     assert "neither v1 nor v1alpha2" in str(err)
     assert "disabled_plugins" in str(err)
 
 
-async def test_another_agent_version(scripted: Runtime) -> None:
+async def test_connect_unsupported_kubelet_api_version_raises_error(scripted: Runtime) -> None:
     scripted.answers["Version"] = pb.VersionResponse(
         version="9.9.9", runtime_name="odd", runtime_version="1", runtime_api_version="v1"
     )
     assert "9.9.9" in str(await refused(f"unix://{scripted.path}"))
 
 
-async def test_half_a_version(scripted: Runtime) -> None:
+async def test_connect_incomplete_version_response_raises_error(scripted: Runtime) -> None:
     scripted.answers["Version"] = pb.VersionResponse(version="0.1.0")
     assert "not set: runtime_name, runtime_version" in str(await refused(f"unix://{scripted.path}"))
 
 
-async def test_a_broken_runtime_is_an_error_at_once(scripted: Runtime) -> None:
+async def test_connect_internal_error_raised_immediately(scripted: Runtime) -> None:
     scripted.answers["Version"] = Refuse("INTERNAL", "the disk is on fire")
     err = await refused(f"unix://{scripted.path}", within=30)
     assert "Version: rpc error: code = Internal desc = the disk is on fire" in str(err)
 
 
-async def test_waits_for_a_runtime_that_is_starting(scripted: Runtime, metrics: CriMetrics) -> None:
+async def test_connect_runtime_initializing_retried_until_ready(
+    scripted: Runtime, metrics: CriMetrics
+) -> None:
     scripted.answers["Version"] = Refuse("UNKNOWN", "server is not initialized yet")
 
     async def ready_later() -> None:
@@ -217,21 +225,21 @@ async def test_waits_for_a_runtime_that_is_starting(scripted: Runtime, metrics: 
         assert cri.version == VERSION
 
 
-async def test_never_ready(scripted: Runtime) -> None:
+async def test_connect_runtime_never_initialized_raises_after_timeout(scripted: Runtime) -> None:
     scripted.answers["Version"] = Refuse("UNKNOWN", "server is not initialized yet")
     err = await refused(f"unix://{scripted.path}", within=5)
     assert "not ready within 5s" in str(err)
     assert "not initialized yet" in str(err)
 
 
-async def test_wrong_endpoint_is_a_value_error_too() -> None:
+async def test_connect_invalid_endpoint_raises_endpoint_error() -> None:
     err = await refused("tcp://localhost:1")
     assert isinstance(err, EndpointError)
     assert isinstance(err, ValueError)
     assert isinstance(err, CriError)
 
 
-async def test_connecting_can_be_cancelled(folder: Path) -> None:
+async def test_connect_cancelled_while_server_silent(folder: Path) -> None:
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -245,7 +253,9 @@ async def test_connecting_can_be_cancelled(folder: Path) -> None:
                 )
 
 
-async def test_handshake_is_not_measured(cri: RuntimeConnection, registry: CollectorRegistry) -> None:
+async def test_connect_handshake_not_counted_in_metrics(
+    cri: RuntimeConnection, registry: CollectorRegistry
+) -> None:
     assert (
         registry.get_sample_value("kubelet_runtime_operations_total", {"operation_type": "version"}) is None
     )

@@ -86,7 +86,7 @@ async def outcome(call: Call) -> tuple[bytes | None, Status | None]:
         return await call.wait_response(), call.status
 
 
-async def test_a_call() -> None:
+async def test_call_request_headers_and_response_in_single_bytes() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"ask", [("x-more", "1" * 200)], timeout=1.5)
     (headers, data) = server.wire.frames()
@@ -116,7 +116,7 @@ async def test_a_call() -> None:
         ([("grpc-status", "")], Status("UNKNOWN")),
     ],
 )
-async def test_endings(trailers: list[tuple[str, str]], status: Status) -> None:
+async def test_call_trailers_mapped_to_status(trailers: list[tuple[str, str]], status: Status) -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     block = server.headers((":status", "200"), *trailers)
@@ -124,7 +124,7 @@ async def test_endings(trailers: list[tuple[str, str]], status: Status) -> None:
     assert await outcome(call) == (None, status)
 
 
-async def test_answers_of_something_else() -> None:
+async def test_call_non_grpc_http_status_mapped_to_grpc_status() -> None:
     server = Server()
     for stream, code, meant in (
         (1, "404", "UNIMPLEMENTED"),
@@ -139,7 +139,7 @@ async def test_answers_of_something_else() -> None:
         assert (status.code, code in status.message) == (meant, True)
 
 
-async def test_padding_priorities_continuations_and_pings() -> None:
+async def test_connection_padding_priority_continuation_and_ping_handled() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     block = server.headers((":status", "200"))
@@ -158,7 +158,7 @@ async def test_padding_priorities_continuations_and_pings() -> None:
     assert (FrameType.PING, http2.ACK, 0, b"12345678") in server.wire.frames()
 
 
-async def test_requests_wait_until_they_can_be_taken() -> None:
+async def test_call_request_data_respects_flow_control_window() -> None:
     server = Server()
     server.send(http2.settings({Setting.INITIAL_WINDOW_SIZE: 10, Setting.MAX_FRAME_SIZE: 16384}))
     server.wire.frames()
@@ -174,7 +174,7 @@ async def test_requests_wait_until_they_can_be_taken() -> None:
     assert (await outcome(call))[0] == b"hello"
 
 
-async def test_a_deadline_and_its_message_to_the_server() -> None:
+async def test_call_deadline_exceeded_resets_stream_and_ignores_late_response() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"", timeout=0.01)
     _, status = await outcome(call)
@@ -189,7 +189,7 @@ async def test_a_deadline_and_its_message_to_the_server() -> None:
 
 
 @pytest.mark.parametrize(("timeout", "code"), [(0.001, "DEADLINE_EXCEEDED"), (60.0, "CANCELLED")])
-async def test_a_server_that_keeps_the_deadline_is_heard_first(timeout: float, code: str) -> None:
+async def test_call_server_reset_after_deadline_is_deadline_exceeded(timeout: float, code: str) -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"", timeout=timeout)
     time.sleep(0.01)  # the loop has not gone round
@@ -206,7 +206,7 @@ async def test_a_server_that_keeps_the_deadline_is_heard_first(timeout: float, c
         (struct.pack(">?L", True, 1) + b"z", "INTERNAL"),
     ],
 )
-async def test_messages_that_are_refused(message: bytes, code: str) -> None:
+async def test_call_too_large_or_compressed_response_rejected(message: bytes, code: str) -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     server.send(*server.good_answer(1, message))
@@ -216,7 +216,7 @@ async def test_messages_that_are_refused(message: bytes, code: str) -> None:
     assert server.connection.usable
 
 
-async def test_a_stream_that_ends_without_a_status() -> None:
+async def test_call_stream_end_without_status_is_internal() -> None:
     server = Server()
     call = server.connection.call("/a.B/C", b"")
     server.send(frame(FrameType.DATA, http2.END_STREAM, 1, MESSAGE))
@@ -225,7 +225,7 @@ async def test_a_stream_that_ends_without_a_status() -> None:
     assert status.code == "INTERNAL"
 
 
-async def test_going_away_lets_known_calls_end() -> None:
+async def test_connection_goaway_accepted_calls_complete_others_unavailable() -> None:
     server = Server()
     known, unknown = (server.connection.call("/a.B/C", b"") for _ in range(2))
     server.send(frame(FrameType.GOAWAY, 0, 0, http2.number(1) + http2.number(0)))
@@ -235,7 +235,7 @@ async def test_going_away_lets_known_calls_end() -> None:
     assert await outcome(known) == (b"hello", Status("OK"))
 
 
-async def test_resets_and_losses() -> None:
+async def test_call_stream_reset_or_connection_lost_is_unavailable() -> None:
     server = Server()
     refused, lost = (server.connection.call("/a.B/C", b"") for _ in range(2))
     server.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(7)))
@@ -249,7 +249,7 @@ async def test_resets_and_losses() -> None:
     assert not server.connection.usable
 
 
-async def test_a_call_on_a_closed_connection_ends_at_once() -> None:
+async def test_call_on_closed_connection_unavailable_immediately() -> None:
     server = Server()
     server.connection.connection_lost(None)
     server.wire.frames()
@@ -258,7 +258,7 @@ async def test_a_call_on_a_closed_connection_ends_at_once() -> None:
     assert server.wire.frames() == []
 
 
-async def test_a_server_may_bound_how_many_calls_there_are() -> None:
+async def test_connection_max_concurrent_streams_reached_not_usable() -> None:
     server = Server()
     server.send(http2.settings({Setting.MAX_CONCURRENT_STREAMS: 1}))
     call = server.connection.call("/a.B/C", b"")
@@ -268,14 +268,14 @@ async def test_a_server_may_bound_how_many_calls_there_are() -> None:
     assert server.connection.usable
 
 
-async def test_silence_is_not_waited_for_for_ever() -> None:
+async def test_wait_settings_silent_server_times_out_and_closes() -> None:
     server = Server(greets=False)
     assert not await server.connection.wait_settings(0.01)
     assert server.wire.closed
 
 
 @given(data=st.lists(st.binary(max_size=200), max_size=6), greets=st.booleans())
-def test_no_bytes_make_it_stumble(data: list[bytes], greets: bool) -> None:
+def test_connection_arbitrary_bytes_call_ends_with_status(data: list[bytes], greets: bool) -> None:
     async def run() -> None:
         server = Server(greets=greets)
         call = server.connection.call("/a.B/C", b"ask")
@@ -299,7 +299,7 @@ def test_no_bytes_make_it_stumble(data: list[bytes], greets: bool) -> None:
         max_size=10,
     )
 )
-def test_no_frames_make_it_stumble(frames: list[tuple[int, int, int, bytes]]) -> None:
+def test_connection_arbitrary_frames_call_ends_with_status(frames: list[tuple[int, int, int, bytes]]) -> None:
     async def run() -> None:
         server = Server()
         call = server.connection.call("/a.B/C", b"ask")
@@ -313,7 +313,9 @@ def test_no_frames_make_it_stumble(frames: list[tuple[int, int, int, bytes]]) ->
     asyncio.run(run())
 
 
-async def test_large_requests_reach_a_real_server(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_connection_large_requests_received_by_real_server(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     scripted.answers["CreateContainer"] = pb.CreateContainerResponse(container_id="c1")
     config = pb.ContainerConfig(envs=[pb.KeyValue(key="BIG", value=b"x" * 3_000_000)])
     async with asyncio.timeout(60):
@@ -339,5 +341,5 @@ async def test_large_requests_reach_a_real_server(scripted: Runtime, cri: Runtim
         (10**13, "99999999H"),
     ],
 )
-def test_timeouts(seconds: float, text: str) -> None:
+def test_grpc_timeout_header_format(seconds: float, text: str) -> None:
     assert grpc_timeout(seconds) == text

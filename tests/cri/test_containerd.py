@@ -39,26 +39,28 @@ def event(details: Details) -> TaskEvent:
         TaskOOM(container_id="c2"),
     ],
 )
-def test_decode(details: Details) -> None:
+def test_decode_known_event_returns_task_event(details: Details) -> None:
     assert decode(wrap(details)) == event(details)
 
 
-def test_decode_with_a_full_url() -> None:
+def test_decode_full_type_url_accepted() -> None:
     details = TaskExit(container_id="c1")
     url = "type.googleapis.com/containerd.events.TaskExit"
     assert decode(envelope(url, details.SerializeToString())) == event(details)
 
 
-def test_decode_what_is_not_known() -> None:
+def test_decode_unknown_type_returns_none() -> None:
     assert decode(envelope("containerd.events.SnapshotPrepare", b"\xff")) is None
 
 
-def test_decode_what_is_broken() -> None:
+def test_decode_malformed_event_raises_bad_response() -> None:
     with pytest.raises(errors.BadResponse, match="/tasks/x event cannot be decoded"):
         decode(envelope("containerd.events.TaskExit", b"\xff"))
 
 
-async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_task_events_subscribes_to_tasks_of_namespace(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     start, end = TaskStart(container_id="c1"), TaskExit(container_id="c1")
     scripted.answers["Subscribe"] = [wrap(start), envelope("containerd.events.New", b""), wrap(end)]
     async with aclosing(task_events(cri.runtime_channel)) as events:
@@ -68,7 +70,9 @@ async def test_subscribes_to_tasks_of_the_namespace(scripted: Runtime, cri: Runt
     ]
 
 
-async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_task_events_other_runtime_raises_unimplemented(
+    scripted: Runtime, cri: RuntimeConnection
+) -> None:
     scripted.answers["Subscribe"] = Refuse("UNIMPLEMENTED", "unknown service")
     async with aclosing(task_events(cri.runtime_channel)) as events:
         with pytest.raises(errors.Unimplemented, match="Subscribe"):
@@ -82,7 +86,7 @@ async def test_another_runtime_has_no_such_events(scripted: Runtime, cri: Runtim
         Refuse("UNKNOWN", "failed to delete task: cannot delete a running process"),
     ],
 )
-async def test_a_process_takes_a_moment_to_die(
+async def test_delete_task_process_still_running_is_retried(
     scripted: Runtime, cri: RuntimeConnection, dying: Refuse
 ) -> None:
     scripted.answers["Delete"] = [dying, dying, DeleteResponse()]
@@ -90,14 +94,14 @@ async def test_a_process_takes_a_moment_to_die(
     assert [seen.method for seen in scripted.seen] == ["Kill", "Delete", "Delete", "Delete"]
 
 
-async def test_another_refusal_to_delete_a_task_is_final(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_delete_task_other_error_is_not_retried(scripted: Runtime, cri: RuntimeConnection) -> None:
     scripted.answers["Delete"] = Refuse("UNIMPLEMENTED", "unknown service")
     with pytest.raises(errors.Unimplemented, match="Delete"):
         await delete_task(cri.runtime_channel, "c1")
     assert [seen.method for seen in scripted.seen] == ["Kill", "Delete"]
 
 
-async def test_a_task_that_is_gone(scripted: Runtime, cri: RuntimeConnection) -> None:
+async def test_delete_task_not_found_succeeds(scripted: Runtime, cri: RuntimeConnection) -> None:
     gone = Refuse("NOT_FOUND", "no running task found")
     scripted.answers |= {"Kill": gone, "Delete": gone}
     await delete_task(cri.runtime_channel, "c1")

@@ -22,7 +22,7 @@ from pykubelet.transport.errors import EndpointError
         ("unix:///" + "x" * (MAX_PATH_BYTES - 1), "/" + "x" * (MAX_PATH_BYTES - 1), False),
     ],
 )
-def test_accepted(text: str, path: str, deprecated: bool) -> None:
+def test_endpoint_parse_valid_text_returns_path(text: str, path: str, deprecated: bool) -> None:
     assert Endpoint.parse(text) == Endpoint(path, deprecated)
 
 
@@ -53,7 +53,7 @@ def test_accepted(text: str, path: str, deprecated: bool) -> None:
         ("/" + "ü" * 60, "at most 107 bytes"),
     ],
 )
-def test_refused(text: str, why: str) -> None:
+def test_endpoint_parse_invalid_text_raises_error_with_remedy(text: str, why: str) -> None:
     with pytest.raises(EndpointError) as caught:
         Endpoint.parse(text)
     assert why in str(caught.value)
@@ -62,7 +62,7 @@ def test_refused(text: str, why: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=[])) | st.text("unix:/.@%0aü\0\n\udc80\ud800[?#"))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_endpoint_parse_any_text_valid_path_or_endpoint_error(text: str) -> None:
     try:
         endpoint = Endpoint.parse(text)
     except EndpointError:
@@ -72,7 +72,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_written_and_read_back(name: bytes) -> None:
+def test_endpoint_str_parse_roundtrip(name: bytes) -> None:
     path = "/x" + os.fsdecode(name.replace(b"\0", b""))
     assert Endpoint.parse(path) == Endpoint(path, deprecated=True)
     assert Endpoint.parse(str(Endpoint(path))) == Endpoint(path)

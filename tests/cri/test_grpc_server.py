@@ -17,7 +17,7 @@ from pykubelet.transport.http2 import Code, FrameType, frame
 from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
 
-async def test_calls_are_answered_by_name(tmp_path: Path) -> None:
+async def test_grpc_server_concurrent_unary_calls_dispatched_by_method(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         assert (await peer.call("Echo", StringValue(value="grüß"))).value == "grüß"
         answers = await asyncio.gather(*(peer.call("Echo", StringValue(value=str(n))) for n in range(40)))
@@ -25,7 +25,7 @@ async def test_calls_are_answered_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", ["NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "UNKNOWN"])
-async def test_a_handler_refuses_with_a_status_and_words(tmp_path: Path, code: str) -> None:
+async def test_grpc_server_handler_error_status_and_message_returned(tmp_path: Path, code: str) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.call("Refuse", StringValue(value=code))
@@ -33,7 +33,7 @@ async def test_a_handler_refuses_with_a_status_and_words(tmp_path: Path, code: s
         assert caught.value.details() == "nein: 100 % überfüllt\n"
 
 
-async def test_a_handlers_bug_is_its_callers_answer_only(tmp_path: Path) -> None:
+async def test_grpc_server_handler_exception_fails_only_its_call(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.call("Break", StringValue())
@@ -48,7 +48,9 @@ async def test_a_handlers_bug_is_its_callers_answer_only(tmp_path: Path) -> None
         ("/v1.Other/Echo", "unknown service v1.Other"),
     ],
 )
-async def test_unknown_methods_are_unimplemented(tmp_path: Path, path: str, text: str) -> None:
+async def test_grpc_server_unknown_method_or_service_unimplemented(
+    tmp_path: Path, path: str, text: str
+) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.channel.unary_unary(path)(MESSAGE, timeout=60)
@@ -56,14 +58,14 @@ async def test_unknown_methods_are_unimplemented(tmp_path: Path, path: str, text
         assert caught.value.details() == text
 
 
-async def test_a_request_that_cannot_be_decoded(tmp_path: Path) -> None:
+async def test_grpc_server_undecodable_request_internal(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.channel.unary_unary("/t.Test/Echo")(b"\xff\xff\xff", timeout=60)
         assert caught.value.code() == grpc.StatusCode.INTERNAL
 
 
-async def test_a_deadline_ends_call_and_handler(tmp_path: Path) -> None:
+async def test_grpc_server_client_deadline_cancels_handler(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.call("Hang", StringValue(), timeout=0.2)
@@ -74,7 +76,7 @@ async def test_a_deadline_ends_call_and_handler(tmp_path: Path) -> None:
             await asyncio.wait_for(peer.service.cancelled.wait(), 30)
 
 
-async def test_the_server_keeps_deadlines_itself(tmp_path: Path) -> None:
+async def test_grpc_server_grpc_timeout_header_enforced_by_server(tmp_path: Path) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock") as client:
         client.request(1, "/t.Test/Hang", MESSAGE, [("grpc-timeout", "50m")])
         headers = await client.trailers(1)
@@ -82,7 +84,7 @@ async def test_the_server_keeps_deadlines_itself(tmp_path: Path) -> None:
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
 
 
-async def test_a_client_that_leaves_stops_its_handler(tmp_path: Path) -> None:
+async def test_grpc_server_client_cancels_handler_cancelled(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         call = asyncio.ensure_future(peer.call("Hang", StringValue()))
         await asyncio.wait_for(peer.service.begun.wait(), 30)
@@ -90,7 +92,7 @@ async def test_a_client_that_leaves_stops_its_handler(tmp_path: Path) -> None:
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
 
 
-async def test_large_answers_and_requests_flow(tmp_path: Path) -> None:
+async def test_grpc_server_large_requests_and_responses_unchanged(tmp_path: Path) -> None:
     async with served(tmp_path, SHORT) as peer:
         large = await peer.call("Blob", Int64Value(value=6_000_000), BytesValue)
         assert large.value == b"\xa5" * 6_000_000
@@ -104,7 +106,7 @@ async def test_large_answers_and_requests_flow(tmp_path: Path) -> None:
             assert measured.value == size
 
 
-async def test_a_request_that_is_too_large(tmp_path: Path) -> None:
+async def test_grpc_server_request_too_large_resource_exhausted(tmp_path: Path) -> None:
     async with served(tmp_path, SHORT) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.call("Measure", BytesValue(value=bytes(2_000_000)), Int64Value)
@@ -112,7 +114,7 @@ async def test_a_request_that_is_too_large(tmp_path: Path) -> None:
         assert (await peer.call("Echo", StringValue(value="on"))).value == "on"
 
 
-async def test_compressed_requests_are_refused_in_words(tmp_path: Path) -> None:
+async def test_grpc_server_compressed_request_unimplemented(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await peer.call("Echo", StringValue(value="a" * 5000), compression=grpc.Compression.Gzip)
@@ -120,7 +122,7 @@ async def test_compressed_requests_are_refused_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, 300])
-async def test_streams(tmp_path: Path, count: int) -> None:
+async def test_grpc_server_stream_messages_in_order(tmp_path: Path, count: int) -> None:
     async with served(tmp_path) as peer:
         seen = [
             int.from_bytes(one.value[:8], "big")
@@ -129,7 +131,7 @@ async def test_streams(tmp_path: Path, count: int) -> None:
         assert seen == list(range(count))
 
 
-async def test_a_stream_that_ends_with_a_status(tmp_path: Path) -> None:
+async def test_grpc_server_stream_ends_with_handler_status(tmp_path: Path) -> None:
     async with served(tmp_path) as peer:
         call, seen = peer.stream("Count", Int64Value(value=27)), 0
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -138,7 +140,7 @@ async def test_a_stream_that_ends_with_a_status(tmp_path: Path) -> None:
         assert (caught.value.code().name, caught.value.details(), seen) == ("ABORTED", "enough", 27)
 
 
-async def test_a_stream_waits_for_a_slow_reader_and_ends_with_it(tmp_path: Path) -> None:
+async def test_grpc_server_stream_slow_reader_back_pressure_and_reset(tmp_path: Path) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock", window=50_000) as client:
         client.request(1, "/t.Test/Count", Int64Value(value=1000).SerializeToString())
         await client.until(lambda: sum(client.data[1]) >= 50_000)
@@ -151,7 +153,7 @@ async def test_a_stream_waits_for_a_slow_reader_and_ends_with_it(tmp_path: Path)
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
 
 
-async def test_too_many_calls_wait_or_are_refused(tmp_path: Path) -> None:
+async def test_grpc_server_too_many_calls_refused_stream(tmp_path: Path) -> None:
     async with served(tmp_path, SHORT) as peer, raw(tmp_path / "test.sock") as client:
         for number in (1, 3, 5, 7):
             client.request(number, "/t.Test/Hang", MESSAGE)
@@ -165,7 +167,7 @@ async def test_too_many_calls_wait_or_are_refused(tmp_path: Path) -> None:
         assert (await client.trailers(11))["grpc-status"] == "0"
 
 
-async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
+async def test_grpc_server_too_many_connections_closed(tmp_path: Path) -> None:
     async with served(tmp_path, SHORT) as peer:
         path = tmp_path / "test.sock"
         async with raw(path), raw(path), raw(path):
@@ -176,7 +178,7 @@ async def test_too_many_connections_are_turned_away(tmp_path: Path) -> None:
         assert (await peer.call("Echo", StringValue(value="again"))).value == "again"
 
 
-async def test_requests_in_memory_are_bounded(tmp_path: Path) -> None:
+async def test_grpc_server_buffered_request_bytes_bounded(tmp_path: Path) -> None:
     limits = Limits(request=1 << 20, calls=8, buffered=100_000)
     async with served(tmp_path, limits) as peer, raw(tmp_path / "test.sock") as client:
         for number in range(1, 15, 2):
@@ -188,7 +190,7 @@ async def test_requests_in_memory_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_silent_client_is_not_waited_for(tmp_path: Path) -> None:
+async def test_grpc_server_incomplete_preface_closed_after_timeout(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", {}) as server:
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
         writer.write(http2.PREFACE[:10])
@@ -198,7 +200,7 @@ async def test_a_silent_client_is_not_waited_for(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_our_own_client_understands_it(tmp_path: Path) -> None:
+async def test_grpc_server_own_client_unary_and_stream(tmp_path: Path) -> None:
     async with served(tmp_path):
         connection = await connect_unix(str(tmp_path / "test.sock"))
         call = connection.call("/t.Test/Echo", MESSAGE, timeout=60)
@@ -213,7 +215,7 @@ async def test_our_own_client_understands_it(tmp_path: Path) -> None:
         connection.close(call.status)
 
 
-async def test_the_end_of_the_server_ends_calls(tmp_path: Path) -> None:
+async def test_grpc_server_shutdown_cancels_handlers_and_calls_unavailable(tmp_path: Path) -> None:
     service = Service()
     async with serving(tmp_path / "s", service.methods()):
         connection = await connect_unix(str(tmp_path / "s"))
@@ -225,7 +227,7 @@ async def test_the_end_of_the_server_ends_calls(tmp_path: Path) -> None:
     assert call.status.code == "UNAVAILABLE"
 
 
-async def test_a_socket_of_old_is_replaced_and_anothers_is_left(tmp_path: Path) -> None:
+async def test_serving_stale_socket_replaced_and_foreign_file_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with serving(path, {}), serving(path, Service().methods()):
         connection = await connect_unix(str(path))
@@ -237,7 +239,7 @@ async def test_a_socket_of_old_is_replaced_and_anothers_is_left(tmp_path: Path) 
     assert path.read_text() == "somebody else's"
 
 
-async def test_a_path_that_cannot_be_a_socket(tmp_path: Path) -> None:
+async def test_serving_invalid_socket_path_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="cannot listen at"):
         async with serving(tmp_path / ("x" * 200), {}):
             pass

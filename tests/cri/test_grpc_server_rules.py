@@ -22,7 +22,7 @@ from tests.cri.grpc_peers import MESSAGE, SHORT, Service, raw, served
     [("1H", 3600), ("2M", 120), ("3S", 3), ("4m", 0.004), ("5u", 5e-6), ("6n", 6e-9), ("0S", 0)]
     + [(bad, None) for bad in ("", "S", "1", "1s", "-1S", "123456789S", "1.5S", "\u0661S")],
 )
-def test_timeouts(text: str, seconds: float | None) -> None:
+def test_read_timeout_header_units_and_invalid_values(text: str, seconds: float | None) -> None:
     assert read_timeout(text) == (pytest.approx(seconds) if seconds is not None else None)
 
 
@@ -62,7 +62,7 @@ _OPEN = frame(FrameType.HEADERS, http2.END_HEADERS, 1, _HEAD)
         (struct.pack(">BHBBL", 1, 0, 0, 0, 1), Code.FRAME_SIZE),
     ],
 )
-async def test_who_breaks_the_rules_is_told_which_and_cut_off(
+async def test_grpc_server_protocol_violation_goaway_code_and_closed(
     tmp_path: Path, frames: bytes, code: Code
 ) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock") as client:
@@ -81,7 +81,9 @@ async def test_who_breaks_the_rules_is_told_which_and_cut_off(
         (frame(FrameType.DATA, 0, 1, b"\0\xff\xff\xff\xff"), "8"),
     ],
 )
-async def test_requests_that_are_none_end_with_a_status(tmp_path: Path, frames: bytes, status: str) -> None:
+async def test_grpc_server_malformed_request_ends_with_status(
+    tmp_path: Path, frames: bytes, status: str
+) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock") as client:
         client.send(_OPEN, frames)
         assert (await client.trailers(1))["grpc-status"] == status
@@ -89,7 +91,7 @@ async def test_requests_that_are_none_end_with_a_status(tmp_path: Path, frames: 
         assert (await client.trailers(3))["grpc-status"] == "0"
 
 
-async def test_trailers_of_the_client_complete_its_request(tmp_path: Path) -> None:
+async def test_grpc_server_client_trailers_complete_request(tmp_path: Path) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock") as client:
         body = struct.pack(">?L", False, len(MESSAGE)) + MESSAGE
         client.send(_OPEN, frame(FrameType.DATA, http2.PADDED, 1, b"\3" + body + bytes(3)))
@@ -98,7 +100,7 @@ async def test_trailers_of_the_client_complete_its_request(tmp_path: Path) -> No
         assert (await client.trailers(1))["grpc-status"] == "0"
 
 
-async def test_what_is_not_grpc_is_told_so_in_http(tmp_path: Path) -> None:
+async def test_grpc_server_non_grpc_request_http_405_or_415(tmp_path: Path) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock") as client:
         get = b"\x82\x86\x84" + http2.more_headers([(":authority", "x")])
         client.send(frame(FrameType.HEADERS, http2.END_HEADERS | http2.END_STREAM, 1, get))
@@ -108,13 +110,13 @@ async def test_what_is_not_grpc_is_told_so_in_http(tmp_path: Path) -> None:
         assert [client.headers[number][":status"] for number in (1, 3)] == ["405", "415"]
 
 
-async def test_http1_is_turned_away(tmp_path: Path) -> None:
+async def test_grpc_server_http1_request_closed_with_protocol_error(tmp_path: Path) -> None:
     async with served(tmp_path), raw(tmp_path / "test.sock", wait_settings=False) as client:
         client.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert await client.ended() == Code.PROTOCOL
 
 
-async def test_a_client_that_only_pings_and_never_reads_is_not_read_from(tmp_path: Path) -> None:
+async def test_grpc_server_ping_flood_without_reading_stops_reading(tmp_path: Path) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock") as client:
         ping = frame(FrameType.PING, 0, 0, bytes(8)) * 4096
         sent = 0
@@ -145,7 +147,9 @@ _frames = st.builds(
 @given(
     frames=st.lists(_frames, max_size=25), preface=st.sampled_from([b"", b"", b"x"]), cut=st.integers(1, 64)
 )
-def test_no_frames_break_the_server(tmp_path: Path, frames: list[bytes], preface: bytes, cut: int) -> None:
+def test_grpc_server_arbitrary_frames_other_clients_served(
+    tmp_path: Path, frames: list[bytes], preface: bytes, cut: int
+) -> None:
     async def run() -> None:
         service = Service()
         async with serving(tmp_path / "fuzz", service.methods(), SHORT) as server:

@@ -111,21 +111,21 @@ WELL_KNOWN = {
 }
 
 
-def test_the_tables_are_whole() -> None:
+def test_proto_tables_have_all_messages_and_rpcs() -> None:
     assert len(CRI.messages) == 170
     assert len(CRI.services["runtime.v1.RuntimeService"]) == 35
     assert len(CRI.services["runtime.v1.ImageService"]) == 6
     assert len(EVENTS.messages) == 15
 
 
-def test_nothing_more_and_nothing_less() -> None:
+def test_proto_message_enum_and_service_names_match() -> None:
     assert {*CRI.messages, *EVENTS.messages, *WELL_KNOWN} == {*MESSAGES}
     assert {*CRI.enums, *EVENTS.enums} == {*ENUMS}
     assert {*CRI.services, *EVENTS.services} == {*SERVICES}
 
 
 @pytest.mark.parametrize("name", [*CRI.messages, *EVENTS.messages])
-def test_message(name: str) -> None:
+def test_proto_message_fields_match_tables(name: str) -> None:
     facts, message = {**CRI.messages, **EVENTS.messages}[name], MESSAGES[name]
     package = message.file.package
     assert {field.name: (field.number, kind_of(field)) for field in message.fields} == {
@@ -137,7 +137,7 @@ def test_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WELL_KNOWN)
-def test_well_known_type(name: str) -> None:
+def test_proto_well_known_type_fields_match_google(name: str) -> None:
     ours, theirs = MESSAGES[name], WELL_KNOWN[name]
     assert [(f.name, f.number, f.type) for f in ours.fields] == [
         (f.name, f.number, f.type) for f in theirs.fields
@@ -145,13 +145,13 @@ def test_well_known_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*CRI.enums, *EVENTS.enums])
-def test_enum(name: str) -> None:
+def test_proto_enum_values_match_tables(name: str) -> None:
     facts = {**CRI.enums, **EVENTS.enums}[name]
     assert {value.name: value.number for value in ENUMS[name].values} == facts
 
 
 @pytest.mark.parametrize("name", [*CRI.services, *EVENTS.services])
-def test_service(name: str) -> None:
+def test_proto_service_rpcs_match_tables(name: str) -> None:
     facts = {**CRI.services, **EVENTS.services}[name]
     package = SERVICES[name].file.package
     rpcs = {

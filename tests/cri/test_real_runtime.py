@@ -100,7 +100,7 @@ def shell(image: pb.ImageSpec, script: str) -> pb.ContainerConfig:
     )
 
 
-async def test_version_and_status(real: RuntimeConnection) -> None:
+async def test_containerd_version_status_and_image_fs_info(real: RuntimeConnection) -> None:
     assert real.version.runtime_name == "containerd"
     assert (await real.runtime.version()) == real.version
     conditions = {c.type: c.status for c in (await real.runtime.status()).status.conditions}
@@ -108,7 +108,7 @@ async def test_version_and_status(real: RuntimeConnection) -> None:
     assert (await real.images.image_fs_info()).image_filesystems[0].fs_id.mountpoint
 
 
-async def test_life_of_a_pod(
+async def test_containerd_sandbox_and_container_lifecycle(
     real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec, folder: Path
 ) -> None:
     runtime = real.runtime
@@ -149,7 +149,7 @@ async def test_life_of_a_pod(
     await runtime.remove_container(container)
 
 
-async def test_images(real: RuntimeConnection, image: pb.ImageSpec) -> None:
+async def test_containerd_image_status_and_failed_pull(real: RuntimeConnection, image: pb.ImageSpec) -> None:
     assert (await real.images.image_status(image)).image.repo_tags == [image.image]
     missing = await real.images.image_status(pb.ImageSpec(image="pykubelet.local/none:1"))
     assert not missing.HasField("image")
@@ -157,7 +157,9 @@ async def test_images(real: RuntimeConnection, image: pb.ImageSpec) -> None:
         await real.images.pull_image(pb.ImageSpec(image="127.0.0.1:1/none:1"))
 
 
-async def test_errors_are_counted(real: RuntimeConnection, registry: CollectorRegistry) -> None:
+async def test_containerd_start_missing_container_counts_error(
+    real: RuntimeConnection, registry: CollectorRegistry
+) -> None:
     with pytest.raises(errors.CriError, match="StartContainer"):
         await real.runtime.start_container("none")
     labels = {"operation_type": "start_container"}
@@ -172,7 +174,7 @@ async def first_event(cri: RuntimeConnection) -> pb.ContainerEventResponse | err
             return err
 
 
-async def test_container_events_or_a_clear_no(
+async def test_containerd_container_events_delivered_or_unimplemented(
     real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
@@ -186,7 +188,7 @@ async def test_container_events_or_a_clear_no(
         assert heard.container_id == container
 
 
-async def test_task_events_of_containerd(
+async def test_containerd_task_events_start_and_exit_delivered(
     real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     container = await real.runtime.create_container(sandbox, shell(image, "exit 5"), config)
@@ -218,7 +220,7 @@ def pid_behind(endpoint: str) -> int:
         return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
 
 
-async def test_runtime_is_killed_and_comes_back(
+async def test_containerd_killed_and_restarted_container_still_running(
     real: RuntimeConnection,
     private_runtime: PrivateRuntime,
     sandbox: str,

@@ -45,7 +45,7 @@ def a_state(**changes: object) -> State:
     return State(**{**values, **changes})  # type: ignore[arg-type]  # the tests' own shorthand
 
 
-def test_one_holds_and_others_are_told_who(instance: Instance) -> None:
+def test_hold_lock_already_held_raises_with_owner_pid(instance: Instance) -> None:
     assert lock_owner(instance) is None
     with hold_lock(instance, "up"):
         assert lock_owner(instance) == LockOwner(os.getpid(), "up")
@@ -66,7 +66,7 @@ def _hold_until(path: Path, held: Event, release: Event) -> None:
         os._exit(9)  # as if killed
 
 
-def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
+def test_hold_lock_owner_killed_lock_released(instance: Instance) -> None:
     context = multiprocessing.get_context("spawn")
     held, release = context.Event(), context.Event()
     process = context.Process(target=_hold_until, args=(instance.data_dir, held, release))
@@ -81,7 +81,7 @@ def test_the_lock_falls_with_a_killed_holder(instance: Instance) -> None:
         pass
 
 
-def test_a_holder_who_has_not_said_who_it_is(instance: Instance) -> None:
+def test_hold_lock_owner_not_recorded_raises_without_pid(instance: Instance) -> None:
     with hold_lock(instance, "up"):
         instance.lock.write_text("")
         assert lock_owner(instance) == LockOwner(None, "")
@@ -90,7 +90,7 @@ def test_a_holder_who_has_not_said_who_it_is(instance: Instance) -> None:
                 pass
 
 
-def test_a_lock_that_cannot_be_opened(instance: Instance) -> None:
+def test_hold_lock_unopenable_file_raises_directory_error(instance: Instance) -> None:
     instance.lock.mkdir()
     with pytest.raises(DirectoryError, match="lock cannot be opened: Is a directory"):
         with hold_lock(instance, "up"):
@@ -99,7 +99,7 @@ def test_a_lock_that_cannot_be_opened(instance: Instance) -> None:
     instance.lock.rmdir()
 
 
-def test_state_is_kept(instance: Instance) -> None:
+def test_save_state_load_state_roundtrip(instance: Instance) -> None:
     assert load_state(instance) is None
     kept = a_state(seeds={"image": "source"}, found_paths=["/run/containerd"])
     save_state(instance, kept)
@@ -111,7 +111,7 @@ BAD_SUBNET = '{"boot_id":"","subnet":"x","snapshotter":"","found_paths":[],"foun
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot_id": 1}', "\xff", '{"unknown": 1}', BAD_SUBNET])
-def test_a_damaged_state_is_said_with_a_remedy(instance: Instance, text: str) -> None:
+def test_load_state_corrupted_file_error_has_remedy(instance: Instance, text: str) -> None:
     instance.state.write_text(text, encoding="latin-1")
     with pytest.raises(
         EmbeddedError, match=r"state\.json is damaged .*: run 'pykubelet down --data-dir"
@@ -124,7 +124,7 @@ THINGS = st.frozensets(st.sampled_from("abcdef"))
 
 
 @given(THINGS, st.lists(st.frozensets(st.sampled_from("abcdef")), max_size=4))
-def test_what_comes_from_one_of_us_was_not_there_before(
+def test_preexisting_several_instances_yield_same_initial_set(
     before: frozenset[str], made: list[frozenset[str]]
 ) -> None:
     """Each of several makes things in turn; each must remember exactly what was there before them all."""
@@ -136,7 +136,7 @@ def test_what_comes_from_one_of_us_was_not_there_before(
     assert all(answer == sorted(before) for answer in answers)
 
 
-async def test_everybody_is_known_until_they_leave(instance: Instance, tmp_path: Path) -> None:
+async def test_registry_register_and_unregister_instances(instance: Instance, tmp_path: Path) -> None:
     directory = tmp_path / "registry"
     other = Instance.at(instance.data_dir.parent / "other")
     async with open_registry(directory) as registry:
@@ -153,7 +153,7 @@ async def test_everybody_is_known_until_they_leave(instance: Instance, tmp_path:
     assert not directory.exists(), "an empty registry vanishes"
 
 
-async def test_those_who_vanished_are_forgotten(instance: Instance, tmp_path: Path) -> None:
+async def test_registry_stale_entries_removed(instance: Instance, tmp_path: Path) -> None:
     directory = tmp_path / "registry"
     directory.mkdir()
     (directory / "pykubelet-gone").symlink_to("/srv/gone")
@@ -164,7 +164,7 @@ async def test_those_who_vanished_are_forgotten(instance: Instance, tmp_path: Pa
     assert not directory.exists()
 
 
-async def test_the_registry_is_for_one_at_a_time(tmp_path: Path) -> None:
+async def test_open_registry_concurrent_use_is_serialized(tmp_path: Path) -> None:
     directory = tmp_path / "registry"
     inside = 0
 
@@ -182,7 +182,7 @@ async def test_the_registry_is_for_one_at_a_time(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-async def test_a_registry_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_open_registry_unusable_path_raises_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EmbeddedError, match="cannot be used"):
         async with open_registry(tmp_path / "file"):

@@ -31,7 +31,7 @@ def written(instance: Instance, machine: HostRequirements = MACHINE, **changes: 
     return tomllib.loads(containerd_config(instance, machine, **options))
 
 
-def test_everything_is_below_the_data_directory() -> None:
+def test_containerd_config_all_paths_below_data_dir() -> None:
     instance = Instance.at(Path("/srv/node"))
     document = written(instance)
     cri = document["plugins"][CRI]
@@ -51,7 +51,7 @@ def test_everything_is_below_the_data_directory() -> None:
     assert cri["stream_server_address"] == "127.0.0.1"
 
 
-def test_the_machine_decides() -> None:
+def test_containerd_config_depends_on_host_capabilities() -> None:
     instance = Instance.at(Path("/srv/node"))
     poor = written(instance)
     rich = written(
@@ -70,12 +70,12 @@ def test_the_machine_decides() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8")))
-def test_any_text_survives_toml(text: str) -> None:
+def test_toml_any_text_roundtrip(text: str) -> None:
     assert tomllib.loads(f"x = {toml(text)}") == {"x": text}
 
 
 @given(st.text("""ab "'{}$%#=[]\\tü""", min_size=1, max_size=20))
-def test_any_path_survives(name: str) -> None:
+def test_containerd_config_and_conflist_any_data_dir_escaped(name: str) -> None:
     try:
         instance = Instance.at(Path("/srv/node") / name)
     except EmbeddedError:
@@ -87,7 +87,7 @@ def test_any_path_survives(name: str) -> None:
 
 @pytest.mark.machine
 @pytest.mark.skipif(bool(why_no_machine()), reason=why_no_machine())
-def test_containerd_understands_it(data_dir: Path) -> None:
+def test_containerd_config_accepted_by_containerd(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     data_dir.mkdir()
     path = data_dir / "config.toml"
@@ -109,7 +109,7 @@ def test_containerd_understands_it(data_dir: Path) -> None:
         data_dir.rmdir()
 
 
-def test_the_pod_network() -> None:
+def test_conflist_bridge_portmap_subnet_and_mtu() -> None:
     instance = Instance.at(Path("/srv/node"))
     network = json.loads(conflist(instance, IPv4Network("10.85.3.0/24"), 1400))
     bridge, portmap = network["plugins"]
@@ -131,11 +131,11 @@ def test_the_pod_network() -> None:
         (["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/17"], "192.168.128.0/24"),
     ],
 )
-def test_the_first_free_subnet(used: list[str], expected: str) -> None:
+def test_choose_subnet_returns_first_free(used: list[str], expected: str) -> None:
     assert choose_subnet(map(IPv4Network, used)) == IPv4Network(expected)
 
 
-def test_no_free_subnet_is_said() -> None:
+def test_choose_subnet_none_free_raises_error() -> None:
     with pytest.raises(EmbeddedError, match="no private /24 network is free"):
         choose_subnet([IPv4Network("0.0.0.0/0")])
 
@@ -148,7 +148,7 @@ NETWORKS = st.builds(
 
 
 @given(st.lists(NETWORKS, max_size=30))
-def test_a_chosen_subnet_is_free_private_and_stays_the_same(used: list[IPv4Network]) -> None:
+def test_choose_subnet_private_free_and_order_independent(used: list[IPv4Network]) -> None:
     chosen = choose_subnet(used)
     assert chosen.prefixlen == 24
     assert chosen.is_private
@@ -159,7 +159,7 @@ def test_a_chosen_subnet_is_free_private_and_stays_the_same(used: list[IPv4Netwo
 
 @pytest.mark.machine
 @pytest.mark.skipif(bool(why_no_machine()), reason=why_no_machine())
-def test_overlays_are_used_where_they_work(tmp_path: Path) -> None:
+def test_choose_snapshotter_overlayfs_or_native_fallback(tmp_path: Path) -> None:
     assert choose_snapshotter(tmp_path) == "overlayfs"
     # procfs-like file systems cannot carry one; an overlay of overlays cannot, either.
     for part in ("l", "u", "w", "m"):

@@ -88,7 +88,7 @@ def entries_of(tree: Any, prefix: str = "") -> list[Entry]:
 
 
 @given(TREES)
-def test_any_tree_of_files_can_be_read_back(tree: Any) -> None:
+def test_layer_tar_any_entries_read_back_identical(tree: Any) -> None:
     entries = entries_of(tree)
     with tarfile.open(fileobj=io.BytesIO(layer_tar(entries))) as tar:
         members = {member.name: member for member in tar}
@@ -113,14 +113,14 @@ def test_any_tree_of_files_can_be_read_back(tree: Any) -> None:
 
 
 @given(TREES, st.randoms())
-def test_the_order_of_the_entries_does_not_matter(tree: Any, random: Any) -> None:
+def test_image_archive_shuffled_entries_yields_same_bytes(tree: Any, random: Any) -> None:
     entries = entries_of(tree)
     shuffled = random.sample(entries, len(entries))
     config = ImageConfig(command=["x"], env={"A": "b"})
     assert image_archive("r/n:1", entries, config, AMD64) == image_archive("r/n:1", shuffled, config, AMD64)
 
 
-def test_directories_on_the_way_are_made() -> None:
+def test_layer_tar_nested_path_adds_parent_directories() -> None:
     with tarfile.open(fileobj=io.BytesIO(layer_tar([Entry("a/b/c", data=b"")]))) as tar:
         assert [(member.name, member.isdir()) for member in tar] == [
             ("a", True),
@@ -144,12 +144,12 @@ def test_directories_on_the_way_are_made() -> None:
         ([Entry("a", link="b", data=b"")], "both a file and a link"),
     ],
 )
-def test_impossible_entries_are_refused(entries: list[Entry], message: str) -> None:
+def test_layer_tar_invalid_entries_raises_value_error(entries: list[Entry], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer_tar(entries)
 
 
-def test_the_pause_image() -> None:
+def test_pause_archive_has_expected_manifest_and_layer() -> None:
     entry, config, layer = read_image(pause_archive(b"program", Platform("arm64", "v8")))
     assert entry["annotations"] == {
         "io.containerd.image.name": "pykubelet.local/pause:1",
@@ -160,7 +160,7 @@ def test_the_pause_image() -> None:
     assert [(member.name, member.mode) for member in layer] == [("pause", 0o755)]
 
 
-def test_the_busybox_image() -> None:
+def test_busybox_archive_has_expected_config_and_layer() -> None:
     archive = busybox_archive(b"program", ["sh", "ls", "busybox"], AMD64)
     _, config, layer = read_image(archive)
     members = {member.name: member for member in layer}
@@ -176,7 +176,7 @@ def test_the_busybox_image() -> None:
     assert {"etc/passwd", "etc/group", "proc", "sys", "dev", "root"} <= set(members)
 
 
-def test_an_unknown_processor() -> None:
+def test_machine_platform_unknown_architecture_raises() -> None:
     assert machine_platform("aarch64") == Platform("arm64", "v8")
     with pytest.raises(EmbeddedError, match="no images for the processor 'vax'"):
         machine_platform("vax")
@@ -196,19 +196,19 @@ def elf(kinds: list[int], *, wide: bool = True, order: str = "<") -> bytes:
 
 @pytest.mark.parametrize("wide", [True, False])
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_static_and_dynamic_programs(wide: bool, order: str) -> None:
+def test_is_static_elf_headers_static_and_dynamic_distinguished(wide: bool, order: str) -> None:
     assert is_static(elf([1, 1, 6], wide=wide, order=order))
     assert is_static(elf([1, 2], wide=wide, order=order)), "a position independent one without a loader"
     assert not is_static(elf([6, 3, 1], wide=wide, order=order))
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b"\x7fELF" + rest))
-def test_anything_else_is_refused_and_never_crashes(content: bytes) -> None:
+def test_is_static_arbitrary_bytes_raises_only_value_error(content: bytes) -> None:
     with suppress(ValueError):
         is_static(content)
 
 
-def test_a_dynamic_program_is_explained(tmp_path: Path) -> None:
+def test_read_static_unusable_binary_raises_with_remedy(tmp_path: Path) -> None:
     program = tmp_path / "busybox"
     program.write_bytes(elf([3]))
     with pytest.raises(

@@ -13,14 +13,14 @@ from pykubelet.standalone.instance import DEFAULT_DATA_DIR, DirectoryError, Inst
 from pykubelet.transport.endpoint import Endpoint
 
 
-def test_the_default_has_plain_names() -> None:
+def test_instance_default_data_dir_has_default_names() -> None:
     instance = Instance.at()
     assert (instance.data_dir, instance.name, instance.bridge) == (DEFAULT_DATA_DIR, "pykubelet", "pyk0")
     assert instance.cgroup_root == "/pykubelet"
     assert instance.endpoint == "unix:///var/lib/pykubelet/containerd/containerd.sock"
 
 
-def test_everything_lies_below_the_data_directory(tmp_path: Path) -> None:
+def test_instance_paths_are_below_data_dir(tmp_path: Path) -> None:
     instance = Instance.at(Path("/srv/node"))
     for name in dir(Instance):
         value = getattr(instance, name)
@@ -29,7 +29,7 @@ def test_everything_lies_below_the_data_directory(tmp_path: Path) -> None:
 
 
 @given(st.sets(st.text("abc-/ü ", min_size=1, max_size=12), min_size=2, max_size=5))
-def test_names_are_unique_and_short_enough(paths: set[str]) -> None:
+def test_instance_names_are_unique_and_within_link_name_limit(paths: set[str]) -> None:
     instances = {Instance.at(Path("/srv/x") / path.strip("/")) for path in paths}
     assert len({instance.name for instance in instances}) == len(instances)
     assert len({instance.bridge for instance in instances}) == len(instances)
@@ -37,7 +37,9 @@ def test_names_are_unique_and_short_enough(paths: set[str]) -> None:
         assert len(instance.bridge) <= 15, "the kernel's limit for a link's name"
 
 
-def test_relative_paths_and_links_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instance_relative_path_or_symlink_is_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = Path("/srv")
     monkeypatch.chdir(base)
     assert Instance.at(Path("node/../other")).data_dir == base / "other"
@@ -65,7 +67,7 @@ HOME = pwd.getpwuid(os.geteuid()).pw_dir
         "/usr/../etc",
     ],
 )
-def test_directories_that_are_never_ours(path: str) -> None:
+def test_instance_system_or_home_directory_raises(path: str) -> None:
     with pytest.raises(
         DirectoryError, match="belongs to the system or to a person: choose a directory of its own"
     ):
@@ -87,19 +89,19 @@ def test_directories_that_are_never_ours(path: str) -> None:
         ("/srv/" + "ü" * 40, "too long"),
     ],
 )
-def test_paths_that_could_not_work(path: str, message: str) -> None:
+def test_instance_unusable_path_raises_one_line_error(path: str, message: str) -> None:
     with pytest.raises(DirectoryError, match=message) as caught:
         Instance.at(Path(path))
     assert "\n" not in str(caught.value)
 
 
-def test_the_longest_path_still_fits_its_sockets() -> None:
+def test_instance_longest_path_fits_socket_paths() -> None:
     instance = Instance.at(Path("/srv/" + "x" * 66))
     for socket in (f"{instance.socket}.ttrpc", f"{instance.kubelet_root}/device-plugins/kubelet.sock"):
         Endpoint.parse(socket)
 
 
-def test_claiming(tmp_path: Path, data_dir: Path) -> None:
+def test_claim_new_data_dir_is_owned_afterwards(tmp_path: Path, data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     assert is_empty(instance)
     assert not is_owned(instance)
@@ -113,13 +115,13 @@ def test_claiming(tmp_path: Path, data_dir: Path) -> None:
     require_owned(instance)
 
 
-def test_an_empty_directory_or_a_fresh_file_system_can_be_claimed(data_dir: Path) -> None:
+def test_claim_directory_with_only_lost_found_succeeds(data_dir: Path) -> None:
     (data_dir / "lost+found").mkdir(parents=True)
     assert claim(Instance.at(data_dir)) is True
 
 
 @pytest.mark.parametrize("content", ["file", "link", "file itself", "link itself"])
-def test_a_stranger_s_directory_is_refused(data_dir: Path, content: str) -> None:
+def test_claim_foreign_directory_raises(data_dir: Path, content: str) -> None:
     match content:
         case "file":
             data_dir.mkdir()
@@ -140,7 +142,7 @@ def test_a_stranger_s_directory_is_refused(data_dir: Path, content: str) -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("which", ["marker", "directory"])
-def test_a_marker_that_somebody_else_planted_is_not_ours(data_dir: Path, which: str) -> None:
+def test_is_owned_marker_of_other_uid_returns_false(data_dir: Path, which: str) -> None:
     instance = Instance.at(data_dir)
     claim(instance)
     victim = instance.marker if which == "marker" else data_dir
@@ -151,7 +153,7 @@ def test_a_marker_that_somebody_else_planted_is_not_ours(data_dir: Path, which: 
     os.chown(victim, 0, 0)
 
 
-def test_a_marker_that_is_a_link_is_not_ours(data_dir: Path) -> None:
+def test_is_owned_symlink_marker_returns_false(data_dir: Path) -> None:
     data_dir.mkdir()
     instance = Instance.at(data_dir)
     instance.marker.symlink_to("/etc/passwd")
@@ -162,7 +164,7 @@ def test_a_marker_that_is_a_link_is_not_ours(data_dir: Path) -> None:
     data_dir.rmdir()
 
 
-def test_a_missing_parent_is_named(data_dir: Path) -> None:
+def test_claim_missing_parent_error_names_mkdir_command(data_dir: Path) -> None:
     with pytest.raises(DirectoryError, match=f"run 'mkdir -p {data_dir}' first"):
         claim(Instance.at(data_dir / "below"))
     assert not data_dir.exists()

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-async def test_a_pod_runs_with_its_network(private_runtime: RunningRuntime) -> None:
+async def test_private_runtime_pod_runs_with_network(private_runtime: RunningRuntime) -> None:
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "1000")
         address = (await cri.runtime.pod_sandbox_status(pod.sandbox)).status.network.ip
@@ -50,7 +50,7 @@ async def test_a_pod_runs_with_its_network(private_runtime: RunningRuntime) -> N
         await cri.runtime.remove_pod_sandbox(pod.sandbox)
 
 
-async def test_the_pause_process_reaps_orphans(private_runtime: RunningRuntime) -> None:
+async def test_pause_process_shared_pid_namespace_reaps_orphans(private_runtime: RunningRuntime) -> None:
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(
             cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "1000", shared_pids=True
@@ -69,7 +69,7 @@ async def test_the_pause_process_reaps_orphans(private_runtime: RunningRuntime) 
         await cri.runtime.remove_pod_sandbox(pod.sandbox)
 
 
-async def test_containerd_is_restarted_and_containers_survive(data_dir: Path) -> None:
+async def test_private_runtime_containerd_killed_is_restarted_containers_survive(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
@@ -99,7 +99,7 @@ async def _answers(runtime: PrivateRuntime, former: int) -> bool:
         return False
 
 
-async def test_containers_outlive_the_agent_and_are_found_again(data_dir: Path) -> None:
+async def test_private_runtime_restart_finds_running_containers(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         pod = await start_pod(cri, instance, runtime.busybox_image, "sleep", "1000")
@@ -113,14 +113,16 @@ async def test_containers_outlive_the_agent_and_are_found_again(data_dir: Path) 
         assert load_state(instance) == kept
 
 
-async def test_a_second_one_is_refused(private_runtime: RunningRuntime) -> None:
+async def test_private_runtime_second_instance_raises_already_running(
+    private_runtime: RunningRuntime,
+) -> None:
     with pytest.raises(AlreadyRunning, match=f"already running with pid {private_runtime.pid} on ") as caught:
         async with PrivateRuntime(private_runtime.instance):
             pass
     assert caught.value.pid == private_runtime.pid
 
 
-async def test_an_agent_that_is_killed_takes_containerd_along(data_dir: Path) -> None:
+async def test_private_runtime_parent_killed_stops_containerd(data_dir: Path) -> None:
     with runtime_process(data_dir) as runtime:
         (daemon,) = find_daemons(runtime.instance)
         os.kill(runtime.pid, signal.SIGKILL)
@@ -132,7 +134,7 @@ async def test_an_agent_that_is_killed_takes_containerd_along(data_dir: Path) ->
         assert daemon.pid
 
 
-async def test_a_containerd_that_was_left_behind_is_replaced(data_dir: Path) -> None:
+async def test_private_runtime_stray_containerd_is_replaced(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance):
         pass
@@ -152,7 +154,7 @@ async def test_a_containerd_that_was_left_behind_is_replaced(data_dir: Path) -> 
         stray.wait()
 
 
-async def test_errors_in_the_block_come_out_as_they_are(data_dir: Path) -> None:
+async def test_private_runtime_error_in_block_propagates_unchanged(data_dir: Path) -> None:
     class Mishap(Exception):
         pass
 
@@ -163,7 +165,7 @@ async def test_errors_in_the_block_come_out_as_they_are(data_dir: Path) -> None:
     assert find_daemons(instance) == []
 
 
-async def test_a_bug_in_the_supervision_does_not_go_unnoticed(
+async def test_private_runtime_supervisor_error_raises_exception_group(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def buggy(path: Path) -> None:
@@ -178,7 +180,7 @@ async def test_a_bug_in_the_supervision_does_not_go_unnoticed(
     assert find_daemons(Instance.at(data_dir)) == []
 
 
-async def test_cancellation_stops_containerd(data_dir: Path) -> None:
+async def test_private_runtime_cancelled_stops_containerd(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     entered = asyncio.Event()
 
@@ -195,7 +197,7 @@ async def test_cancellation_stops_containerd(data_dir: Path) -> None:
     assert find_daemons(instance) == []
 
 
-async def test_images_are_imported_once_and_again_when_lost(data_dir: Path) -> None:
+async def test_private_runtime_removed_image_is_imported_on_restart(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance) as runtime, connected(runtime.endpoint) as cri:
         first = {image.id: list(image.repo_tags) for image in await cri.images.list_images()}
@@ -209,7 +211,7 @@ async def test_images_are_imported_once_and_again_when_lost(data_dir: Path) -> N
     assert second == first
 
 
-async def test_a_containerd_that_ends_at_once_is_one_line_and_leaves_nothing(
+async def test_private_runtime_containerd_exits_raises_one_line_and_cleans_up(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _replace_containerd(monkeypatch, data_dir, "echo 'containerd: disk is made of cheese' >&2; exit 3")
@@ -221,7 +223,7 @@ async def test_a_containerd_that_ends_at_once_is_one_line_and_leaves_nothing(
     assert not data_dir.exists()
 
 
-async def test_a_failed_start_keeps_a_person_s_manifests(
+async def test_private_runtime_failed_start_keeps_manifests(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = Instance.at(data_dir)
@@ -236,7 +238,9 @@ async def test_a_failed_start_keeps_a_person_s_manifests(
     assert find_daemons(instance) == []
 
 
-async def test_a_containerd_that_hangs_is_given_up(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_private_runtime_containerd_hangs_start_times_out(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _replace_containerd(monkeypatch, data_dir, "exec sleep 1000")
     with pytest.raises(RuntimeFailed, match=r"was not ready after 0.5 s: it does not listen"):
         async with PrivateRuntime(Instance.at(data_dir), start_timeout=0.5):
@@ -245,7 +249,7 @@ async def test_a_containerd_that_hangs_is_given_up(data_dir: Path, monkeypatch: 
     assert not data_dir.exists()
 
 
-async def test_a_containerd_without_cri_is_explained(data_dir: Path) -> None:
+async def test_daemon_containerd_without_cri_raises_with_cause(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance):
         pass
@@ -269,7 +273,9 @@ def _replace_containerd(monkeypatch: pytest.MonkeyPatch, data_dir: Path, script:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
-async def test_missing_programs_are_all_named(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_private_runtime_missing_binaries_error_names_all(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         shutil, "which", lambda name, path: None if name in ("runc", "ctr") else f"/bin/{name}"
     )
@@ -281,7 +287,7 @@ async def test_missing_programs_are_all_named(data_dir: Path, monkeypatch: pytes
     assert not data_dir.exists()
 
 
-async def test_a_full_disk_is_one_line(data_dir: Path) -> None:
+async def test_private_runtime_disk_full_raises_one_line_error(data_dir: Path) -> None:
     data_dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(data_dir)], check=True)
     try:
@@ -294,7 +300,7 @@ async def test_a_full_disk_is_one_line(data_dir: Path) -> None:
         subprocess.run(["umount", "-l", str(data_dir)], check=True)
 
 
-async def test_a_restarted_machine_forgets_running_containers(data_dir: Path) -> None:
+async def test_private_runtime_after_host_reboot_removes_stale_state(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with PrivateRuntime(instance):
         pass
@@ -314,7 +320,7 @@ async def test_a_restarted_machine_forgets_running_containers(data_dir: Path) ->
     assert again.subnet == kept.subnet
 
 
-async def test_it_works_in_a_path_with_spaces_and_quotes(data_dir: Path) -> None:
+async def test_private_runtime_path_with_spaces_and_quotes_runs_pod(data_dir: Path) -> None:
     odd = data_dir.parent / 'it\'s "odd" ü'
     instance = Instance.at(odd)
     try:
@@ -326,7 +332,9 @@ async def test_it_works_in_a_path_with_spaces_and_quotes(data_dir: Path) -> None
     assert not odd.exists()
 
 
-async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: Path) -> None:
+async def test_private_runtime_two_instances_use_distinct_networks(
+    private_runtime: RunningRuntime, data_dir: Path
+) -> None:
     other = Instance.at(data_dir)
     async with PrivateRuntime(other):
         mine, theirs = load_state(private_runtime.instance), load_state(other)
@@ -336,7 +344,7 @@ async def test_two_live_side_by_side(private_runtime: RunningRuntime, data_dir: 
     assert private_runtime.instance.bridge != other.bridge
 
 
-def test_the_log_is_bounded(tmp_path: Path) -> None:
+def test_rotate_log_long_log_stays_within_limit(tmp_path: Path) -> None:
     log = tmp_path / "containerd.log"
     rotate_log(log, 100)
     with log.open("ab") as writer:
@@ -361,7 +369,7 @@ def test_the_log_is_bounded(tmp_path: Path) -> None:
         ("x" * 1000, "x" * 600),
     ],
 )
-def test_last_words(tmp_path: Path, text: str, expected: str) -> None:
+def test_last_log_problems_returns_warnings_since_position(tmp_path: Path, text: str, expected: str) -> None:
     log = tmp_path / "log"
     assert last_log_problems(log) == ""
     log.write_text(f"level=error from before\n{text}")
@@ -372,5 +380,7 @@ def test_last_words(tmp_path: Path, text: str, expected: str) -> None:
     ("previous", "lived", "expected"),
     [(0, 0, 0.1), (0.1, 1, 0.2), (0.2, 59.9, 0.4), (6.4, 1, 10), (10, 1, 10), (10, 60, 0.1)],
 )
-def test_restart_delays(previous: float, lived: float, expected: float) -> None:
+def test_restart_delay_doubles_and_resets_after_long_run(
+    previous: float, lived: float, expected: float
+) -> None:
     assert restart_delay(previous, lived) == expected

@@ -78,7 +78,7 @@ async def until_gone(process: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> None:
+async def test_down_running_pod_with_host_port_removes_all(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance) as process:
         present = "\n".join(await leftovers(instance))
@@ -106,7 +106,7 @@ async def test_down_removes_a_running_pod_with_its_host_port(data_dir: Path) -> 
 @pytest.mark.parametrize(
     "damage", ["broken containerd", "lost metadata", "no state file", "restarted machine"]
 )
-async def test_down_without_a_working_containerd(
+async def test_down_damaged_state_removes_pod_and_data_dir(
     private_runtime: RunningRuntime, data_dir: Path, damage: str
 ) -> None:
     # The other runtime takes away at last what this one, without its state, cannot know to be ours.
@@ -134,7 +134,7 @@ async def test_down_without_a_working_containerd(
         os.kill(process, 0)
 
 
-async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
+async def test_down_interrupted_repeatedly_completes(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance):
         ids = find_ids(instance)
@@ -155,7 +155,7 @@ async def test_down_that_is_interrupted_again_and_again(data_dir: Path) -> None:
     assert await network_traces(instance.name, ids) == []
 
 
-async def test_down_after_all_shims_were_killed(data_dir: Path) -> None:
+async def test_down_shims_killed_removes_shim_sockets(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance):
         sockets = [path for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
@@ -165,7 +165,7 @@ async def test_down_after_all_shims_were_killed(data_dir: Path) -> None:
     assert [path for path in sockets if path.exists()] == []
 
 
-async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:
+async def test_down_killed_is_completed_by_next_down(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     async with running_pod(instance):
         pass
@@ -183,7 +183,7 @@ async def test_down_that_is_killed_can_be_finished(data_dir: Path) -> None:
     assert not data_dir.exists()
 
 
-async def test_down_stops_a_running_agent(data_dir: Path) -> None:
+async def test_down_running_kubelet_is_stopped(data_dir: Path) -> None:
     with runtime_process(data_dir) as runtime:
         said: list[str] = []
         assert await down(runtime.instance, said.append) == []
@@ -191,9 +191,7 @@ async def test_down_stops_a_running_agent(data_dir: Path) -> None:
     assert not data_dir.exists()
 
 
-async def test_down_kills_an_agent_that_does_not_stop(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_down_hanging_kubelet_is_killed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pykubelet.standalone.teardown.KUBELET_GRACE", 0.2)
     with runtime_process(data_dir) as runtime:
         os.kill(runtime.pid, signal.SIGSTOP)
@@ -201,7 +199,7 @@ async def test_down_kills_an_agent_that_does_not_stop(
     assert not data_dir.exists()
 
 
-async def test_down_does_not_disturb_another_down_or_itself(data_dir: Path) -> None:
+async def test_down_lock_held_raises(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     claim(instance)
     with (
@@ -213,7 +211,7 @@ async def test_down_does_not_disturb_another_down_or_itself(data_dir: Path) -> N
         await down(instance, ignore)
 
 
-async def test_down_leaves_a_stranger_s_directory_alone(data_dir: Path) -> None:
+async def test_down_foreign_directory_is_untouched(data_dir: Path) -> None:
     data_dir.mkdir()
     (data_dir / "thesis.tex").write_text("years of work")
     with pytest.raises(DirectoryError, match="was not made by pykubelet"):
@@ -221,7 +219,7 @@ async def test_down_leaves_a_stranger_s_directory_alone(data_dir: Path) -> None:
     assert (data_dir / "thesis.tex").read_text() == "years of work"
 
 
-async def test_down_of_nothing(data_dir: Path) -> None:
+async def test_down_missing_or_empty_directory_is_noop(data_dir: Path) -> None:
     assert await down(Instance.at(data_dir), ignore) == []
     data_dir.mkdir()
     assert await down(Instance.at(data_dir), ignore) == []
@@ -229,7 +227,7 @@ async def test_down_of_nothing(data_dir: Path) -> None:
     data_dir.rmdir()
 
 
-async def test_down_never_deletes_through_a_mount(data_dir: Path) -> None:
+async def test_down_bind_mount_inside_keeps_mounted_files(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     claim(instance)
     precious = data_dir.parent / "precious"
@@ -246,7 +244,7 @@ async def test_down_never_deletes_through_a_mount(data_dir: Path) -> None:
     assert not data_dir.exists()
 
 
-async def test_down_keeps_a_data_directory_that_is_a_mount_point(data_dir: Path) -> None:
+async def test_down_data_dir_mount_point_is_emptied_not_removed(data_dir: Path) -> None:
     data_dir.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(data_dir)], check=True)
     try:
@@ -259,7 +257,9 @@ async def test_down_keeps_a_data_directory_that_is_a_mount_point(data_dir: Path)
         subprocess.run(["umount", str(data_dir)], check=True)
 
 
-async def test_down_of_one_leaves_the_other_alone(private_runtime: RunningRuntime, data_dir: Path) -> None:
+async def test_down_other_instance_running_is_untouched(
+    private_runtime: RunningRuntime, data_dir: Path
+) -> None:
     port = free_port()
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(

@@ -28,7 +28,7 @@ def own_address(address: str) -> Iterator[None]:
         subprocess.run(["ip", "address", "del", f"{address}/32", "dev", "lo"], check=True)
 
 
-def test_an_address_that_is_not_there_yet(runtime: RunningRuntime) -> None:
+def test_node_ip_added_late_is_set_in_pod_status(runtime: RunningRuntime) -> None:
     # Of a network for measurements; one by chance, since others may test on this machine, too.
     address = str(ip_address("198.18.0.0") + int.from_bytes(os.urandom(2)))
     node = kubelet_node(runtime, podCIDR="10.99.0.0/24")

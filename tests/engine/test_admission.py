@@ -18,7 +18,7 @@ def wait_refused(node: Node, name: str, reason: str) -> None:
     assert not node.truth.containers(name)
 
 
-def test_static_pods_are_refused_again_after_a_restart_until_they_are_mended(node: Node) -> None:
+def test_admission_static_pod_rejected_again_after_restart_until_fixed(node: Node) -> None:
     running = node.wait_ready(node.write(pod("belongs", nodeSelector={"kubernetes.io/os": "linux"})))
     names = {
         node.write(pod("tuned", **SYSCTL)): "SysctlForbidden",

@@ -93,7 +93,7 @@ def cpu_state(node: Node) -> Any:
     return json.loads((node.root / "cpu_manager_state").read_text())
 
 
-def test_a_container_gets_a_cpu_that_all_others_are_kept_off(node: Node) -> None:
+def test_cpu_manager_guaranteed_pod_gets_exclusive_cpu(node: Node) -> None:
     node.start_pod(burstable("sharing"))
     wait_cpus(node, "sharing-n1", "0-1")
     mine = node.start_pod(guaranteed("mine"))
@@ -150,7 +150,7 @@ def test_a_container_gets_a_cpu_that_all_others_are_kept_off(node: Node) -> None
     node.wait("the state to have no entries", lambda: "entries" not in cpu_state(node))
 
 
-def test_an_edited_pod_waits_for_the_cpu_of_its_old_self(node: Node) -> None:
+def test_cpu_manager_edited_static_pod_waits_for_cpu_of_old_pod(node: Node) -> None:
     slow = forever("trap 'sleep 1; exit 0' TERM")
     first = node.start_pod(guaranteed("edited", command=slow))
     node.write(guaranteed("edited", env=[{"name": "NEW", "value": "yes"}]))
@@ -169,7 +169,7 @@ def test_an_edited_pod_waits_for_the_cpu_of_its_old_self(node: Node) -> None:
     assert cpu_state(node)["entries"] == {second["metadata"]["uid"]: {"main": "1"}}
 
 
-def test_what_was_edited_or_deleted_while_the_agent_was_away_frees_its_cpu(node: Node) -> None:
+def test_cpu_manager_pod_deleted_while_kubelet_down_frees_cpu(node: Node) -> None:
     first = node.start_pod(guaranteed("before"))
     node.kill()
     node.remove("before")
@@ -180,7 +180,7 @@ def test_what_was_edited_or_deleted_while_the_agent_was_away_frees_its_cpu(node:
     node.wait_gone("before-n1", first["metadata"]["uid"])
 
 
-def test_a_state_that_does_not_fit_is_not_guessed_at(node: Node) -> None:
+def test_kubelet_mismatched_manager_state_refuses_to_start(node: Node) -> None:
     node.start_pod(burstable("stays"))
     node.kill()
     for name, content, why in (

@@ -56,7 +56,7 @@ def told_since(node: Node, act: Callable[[], object], *words: str) -> str:
     return node.wait(f"a line with {words}", line)
 
 
-def test_half_a_manifest_is_not_taken(node: Node) -> None:
+def test_manifest_half_written_is_not_applied(node: Node) -> None:
     text = yaml.safe_dump(pod("halves", container("one"), container("two")))
     middle = text.index("  - command", text.index("  - command") + 1)
     path = node.manifests / "halves.yaml"
@@ -85,7 +85,7 @@ def test_half_a_manifest_is_not_taken(node: Node) -> None:
     assert {box.metadata.attempt for box in node.truth.sandboxes("halves-n1")} == {0}
 
 
-def test_a_manifest_is_replaced_again_and_again(node: Node) -> None:
+def test_manifest_replaced_repeatedly_runs_newest_version(node: Node) -> None:
     for number in range(6):
         node.write(pod("hasty", container(env=[{"name": "NUMBER", "value": str(number)}])))
         time.sleep(0.12)
@@ -100,7 +100,7 @@ def test_a_manifest_is_replaced_again_and_again(node: Node) -> None:
     assert newest()
 
 
-def test_a_mistake_does_not_stop_what_runs(node: Node) -> None:
+def test_manifest_invalid_edit_keeps_running_pod(node: Node) -> None:
     node.start_pod(pod("careful"))
     (before,) = node.truth.running("careful-n1")
     wrong = pod("careful", container(imagePullPolicy="Sometimes"))
@@ -126,19 +126,19 @@ HEAD = "kind: Pod\napiVersion: v1\nmetadata: {name: x}\n"
         ("\x00\x01", ["bad.yaml"]),
     ],
 )  # fmt: skip
-def test_what_is_no_pod_is_said_in_one_line(node: Node, text: str, words: list[str]) -> None:
+def test_manifest_not_pod_logs_one_line(node: Node, text: str, words: list[str]) -> None:
     told_since(node, lambda: node.write(text, "bad.yaml"), "bad.yaml", *words)
     assert node.pod("x-n1") is None
 
 
-def test_a_huge_manifest_is_refused_at_once(node: Node) -> None:
+def test_manifest_over_10_mib_is_rejected(node: Node) -> None:
     huge = pod("huge", meta={"annotations": {"big": "x" * (10 << 20)}})
     told_since(node, lambda: node.write(huge), "huge.json", "larger than 10 MiB")
     assert node.pod("huge-n1") is None
 
 
 @pytest.mark.parametrize("form", ["json", "yaml"])
-def test_a_manifest_that_is_almost_too_large_starves_nobody(node: Node, form: str) -> None:
+def test_manifest_just_below_size_limit_keeps_kubelet_responsive(node: Node, form: str) -> None:
     """It may be run or refused, but nobody else waits for it."""
     variables = [{"name": f"VARIABLE_{number}", "value": "x" * 40} for number in range(110_000)]
     name, file = f"large-{form}", f"large.{form}"
@@ -175,7 +175,7 @@ DEEP = "apiVersion: v1\nkind: Pod\nmetadata: {name: deep}\nspec: " + "[" * 100_0
 
 
 @pytest.mark.parametrize(("text", "name"), [(BOMB, "bomb"), (DEEP, "deep"), ("[" * 200_000, "brackets")])
-def test_bombs_do_not_go_off(node: Node, text: str, name: str) -> None:
+def test_manifest_alias_bomb_or_deep_nesting_is_rejected(node: Node, text: str, name: str) -> None:
     began = time.monotonic()
     told_since(node, lambda: node.write(text, f"{name}.yaml"), f"{name}.yaml")
     assert time.monotonic() - began < 30
@@ -212,13 +212,13 @@ ESCAPES: list[tuple[str, Document]] = [
 
 
 @pytest.mark.parametrize(("words", "document"), ESCAPES)
-def test_names_that_lead_elsewhere_are_refused(node: Node, words: str, document: Document) -> None:
+def test_manifest_path_traversal_names_are_rejected(node: Node, words: str, document: Document) -> None:
     told_since(node, lambda: node.write(json.dumps(document), "hostile.json"), "hostile.json", words)
     assert not [path for path in below(node.instance.data_dir.parent) if "escape" in path.name]
     assert not Path("/escape").exists()
 
 
-def test_a_link_in_a_volume_leads_nowhere(node: Node, tmp_path: Path) -> None:
+def test_subpath_symlink_in_volume_does_not_reach_host(node: Node, tmp_path: Path) -> None:
     """A container may put a link where another one's subPath will look: it must not reach the host."""
     (tmp_path / "secret").write_text("secret")
     first = container(
@@ -231,7 +231,7 @@ def test_a_link_in_a_volume_leads_nowhere(node: Node, tmp_path: Path) -> None:
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-def test_hidden_files_folders_and_pipes_are_left_alone(node: Node) -> None:
+def test_manifest_hidden_files_fifos_and_device_links_are_ignored(node: Node) -> None:
     (node.manifests / ".hidden.json").write_text(json.dumps(pod("hidden")))
     os.mkfifo(node.manifests / "pipe.yaml")
     (node.manifests / "link.yaml").symlink_to("/dev/zero")

@@ -87,7 +87,7 @@ def take_away(node: Node, folder: Path) -> None:
     node.wait(f"{folder} to be taken away", gone)
 
 
-def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
+def test_pod_cgroup_removed_externally_is_recreated_container_restarted(node: Node) -> None:
     found = node.start_pod(guaranteed("robbed"))
     (old,) = node.truth.running("robbed-n1")
     place = folders(node, f"pod{found['metadata']['uid']}")
@@ -111,7 +111,7 @@ def test_a_pod_whose_cgroup_somebody_removed(node: Node) -> None:
     assert node.wait_event("robbed-n1", "SandboxChanged")
 
 
-def test_one_that_runs_only_once_does_not_run_again(node: Node) -> None:
+def test_pod_cgroup_removed_restart_policy_never_is_not_restarted(node: Node) -> None:
     found = node.start_pod(guaranteed("once", restartPolicy="Never"))
     take_away(node, folders(node, f"pod{found['metadata']['uid']}")["pids"])
     ended = node.wait_pod(
@@ -120,7 +120,7 @@ def test_one_that_runs_only_once_does_not_run_again(node: Node) -> None:
     assert status_of(ended, "main")["restartCount"] == 0
 
 
-def test_a_pods_cgroup_goes_with_all_who_are_in_it(node: Node) -> None:
+def test_pod_cgroup_foreign_process_is_killed_on_pod_removal(node: Node) -> None:
     found = node.start_pod(guaranteed("crowded"))
     with stranger(node, f"pod{found['metadata']['uid']}") as process:
         node.remove("crowded")
@@ -129,7 +129,7 @@ def test_a_pods_cgroup_goes_with_all_who_are_in_it(node: Node) -> None:
 
 
 @pytest.mark.parametrize("tier", ["", "burstable/", "besteffort/"])
-def test_a_cgroup_of_a_pod_that_nobody_knows(node: Node, tier: str) -> None:
+def test_pod_cgroup_of_unknown_pod_is_removed(node: Node, tier: str) -> None:
     below = f"{tier}pod{uuid.uuid4()}"
     with ExitStack() as stack:
         # An agent that looks before all is in place would take away what there is.
@@ -144,7 +144,7 @@ def test_a_cgroup_of_a_pod_that_nobody_knows(node: Node, tier: str) -> None:
     node.wait("it to be gone", lambda: not any(it.exists() for it in folders(node, below).values()))
 
 
-def test_what_a_pod_leaves_that_ended_while_no_agent_ran(node: Node) -> None:
+def test_pod_cgroup_of_pod_ended_while_kubelet_down_is_removed(node: Node) -> None:
     stays = node.start_pod(guaranteed("stays"))
     found = node.start_pod(guaranteed("leaves"))
     (box,) = node.truth.sandboxes("leaves-n1")

@@ -40,7 +40,7 @@ def node(runtime: RunningRuntime, tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.mark.machine
-def test_the_clock_jumps_forth_and_back(node: Node, tmp_path: Path) -> None:
+def test_kubelet_wall_clock_jumps_restarts_and_deadlines_unaffected(node: Node, tmp_path: Path) -> None:
     alive = {
         "exec": {"command": ["true"]},
         "periodSeconds": 1,
@@ -88,7 +88,7 @@ def restarts(found: dict[str, Any]) -> int:
     return count
 
 
-async def test_a_newer_container_with_an_older_date_is_the_newer_one() -> None:
+async def test_observer_newer_attempt_with_older_created_at_is_latest() -> None:
     labels = {
         "io.kubernetes.pod.uid": "u",
         "io.kubernetes.pod.name": "p",

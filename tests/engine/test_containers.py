@@ -26,7 +26,7 @@ def capabilities(text: str) -> set[str]:
     return set(re.findall(r"Cap\w+:\t([0-9a-f]+)", text))
 
 
-def test_environment_with_references_and_expansion(node: Node) -> None:
+def test_container_env_references_are_expanded(node: Node) -> None:
     env = [
         {"name": "WHO", "value": "world"},
         {"name": "GREETING", "value": "hello $(WHO), $$(WHO) and $(NOBODY)"},
@@ -50,7 +50,7 @@ def test_environment_with_references_and_expansion(node: Node) -> None:
     )
 
 
-def test_environment_from_a_file_that_the_pod_wrote(node: Node) -> None:
+def test_container_env_file_key_ref_reads_file_of_init_container(node: Node) -> None:
     mount = {"name": "shared", "mountPath": "/shared"}
     script = "mkdir /shared/app; printf \"OTHER='x'\\nKEY='two\\nlines'\\n\" > /shared/app/env"
     first = container("first", ["sh", "-c", script], volumeMounts=[mount])
@@ -61,7 +61,7 @@ def test_environment_from_a_file_that_the_pod_wrote(node: Node) -> None:
     assert node.shell("env-file-n1", 'echo "$GIVEN"', "main") == "two\nlines\n"
 
 
-def test_users_groups_and_capabilities(node: Node) -> None:
+def test_container_security_context_sets_user_groups_and_capabilities(node: Node) -> None:
     security = {
         "runAsUser": 1000,
         "runAsGroup": 2000,
@@ -88,7 +88,7 @@ def test_users_groups_and_capabilities(node: Node) -> None:
     assert capabilities(node.shell("secure-n1", "cat /proc/self/status", "root")) == {"0" * 16}
 
 
-def test_a_root_image_is_refused_where_root_must_not_run(node: Node) -> None:
+def test_container_run_as_non_root_with_root_image_is_rejected(node: Node) -> None:
     node.write(pod("noroot", container(securityContext={"runAsNonRoot": True})))
     told = node.wait_event("noroot-n1", "Failed")
     assert "container has runAsNonRoot and image will run as root" in told
@@ -104,7 +104,7 @@ def test_a_root_image_is_refused_where_root_must_not_run(node: Node) -> None:
     assert node.shell("user-n1", "id -u") == "5\n"
 
 
-def test_sysctls_hostname_and_dns(node: Node) -> None:
+def test_pod_sysctls_hostname_and_dns_are_applied(node: Node) -> None:
     node.start_pod(
         pod(
             "names",
@@ -131,7 +131,7 @@ def test_sysctls_hostname_and_dns(node: Node) -> None:
     assert "10.1.2.3\tfar.example\tfar\n" in hosts
 
 
-def test_host_network_and_shared_processes(node: Node) -> None:
+def test_pod_host_network_and_shared_pid_namespace_are_applied(node: Node) -> None:
     node.write(pod("host", container(), hostNetwork=True))
     node.write(
         pod(
@@ -152,7 +152,7 @@ def test_host_network_and_shared_processes(node: Node) -> None:
     node.wait("the other's process", lambda: "sleep 7777" in node.shell("shared-n1", "ps", "two"))
 
 
-def test_volumes_in_memory_on_disk_and_of_the_host(node: Node, tmp_path: Path) -> None:
+def test_pod_empty_dir_and_host_path_volumes_are_mounted(node: Node, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("from the host")
     mounts = [
         {"name": "disk", "mountPath": "/disk"},
@@ -189,7 +189,7 @@ def test_volumes_in_memory_on_disk_and_of_the_host(node: Node, tmp_path: Path) -
     assert (tmp_path / "note").read_text() == "from the host"
 
 
-def test_a_host_path_that_is_not_there_is_waited_for(node: Node, tmp_path: Path) -> None:
+def test_host_path_volume_missing_directory_is_retried(node: Node, tmp_path: Path) -> None:
     missing = tmp_path / "later"
     node.write(
         pod(
@@ -203,7 +203,7 @@ def test_a_host_path_that_is_not_there_is_waited_for(node: Node, tmp_path: Path)
     node.wait_ready("waits-n1")
 
 
-def test_resources_are_in_the_cgroups(node: Node) -> None:
+def test_container_resources_are_set_in_cgroups(node: Node) -> None:
     limits = {"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "500m", "memory": "32Mi"}}
     same = {"limits": {"cpu": "250m", "memory": "48Mi"}}
     found = {
@@ -238,7 +238,7 @@ def test_resources_are_in_the_cgroups(node: Node) -> None:
     assert scores["guaranteed"] in (-997, int(Path("/proc/self/oom_score_adj").read_text()))
 
 
-def test_a_container_that_takes_too_much_memory_is_reported(node: Node) -> None:
+def test_container_over_memory_limit_reports_oom_killed(node: Node) -> None:
     # The runtime's own program, which becomes the container's, must fit in, too.
     greedy = container(command=["sh", "-c", "tail /dev/zero"], resources={"limits": {"memory": "16Mi"}})
     node.write(pod("greedy", greedy, restartPolicy="Never"))
@@ -252,7 +252,7 @@ def test_a_container_that_takes_too_much_memory_is_reported(node: Node) -> None:
     )
 
 
-def test_logs_lie_where_tools_look_for_them(node: Node) -> None:
+def test_container_logs_have_upstream_paths_and_symlinks(node: Node) -> None:
     main = container(command=forever("echo out; echo err >&2; printf no-line-end"))
     started = node.start_pod(pod("talks", main))
     uid = started["metadata"]["uid"]
@@ -270,7 +270,7 @@ def test_logs_lie_where_tools_look_for_them(node: Node) -> None:
     node.wait("the link to be gone", lambda: not link.is_symlink())
 
 
-def test_an_image_that_may_not_be_pulled(node: Node) -> None:
+def test_image_absent_with_policy_never_waits_err_image_never_pull(node: Node) -> None:
     absent = {"name": "main", "image": "registry.local/absent:1", "imagePullPolicy": "Never"}
     node.write(pod("imageless", absent, container("other")))
     found = node.wait_pod(
@@ -286,7 +286,7 @@ def test_an_image_that_may_not_be_pulled(node: Node) -> None:
     assert not is_ready(other)
 
 
-def test_an_image_name_that_is_none(node: Node) -> None:
+def test_image_name_invalid_is_rejected(node: Node) -> None:
     node.write(pod("misnamed", {"name": "main", "image": "Not A Name", "imagePullPolicy": "IfNotPresent"}))
 
     def refused() -> bool:
@@ -301,7 +301,7 @@ def test_an_image_name_that_is_none(node: Node) -> None:
     node.wait("the image's name to be refused", refused)
 
 
-def test_a_restart_in_place_keeps_the_address(node: Node) -> None:
+def test_pod_restart_request_keeps_sandbox_and_pod_ip(node: Node) -> None:
     before = node.start_pod(pod("again", container(), container("other")))
     ids = {status["name"]: status["containerID"] for status in before["status"]["containerStatuses"]}
     answer = node.control("POST", f"/pods/{before['metadata']['uid']}/restart?container=main")
@@ -320,14 +320,14 @@ def test_a_restart_in_place_keeps_the_address(node: Node) -> None:
     )
 
 
-def test_a_list_of_pods_in_one_file(node: Node) -> None:
+def test_manifest_pod_list_starts_all_pods(node: Node) -> None:
     items = [pod("first"), pod("second")]
     node.write(json.dumps({"apiVersion": "v1", "kind": "PodList", "items": items}), "list.json")
     node.wait_ready("first-n1")
     node.wait_ready("second-n1")
 
 
-def test_the_image_is_the_seed(node: Node) -> None:
+def test_container_status_shows_seed_image_and_id(node: Node) -> None:
     started = node.start_pod(pod("seed"))
     (status,) = started["status"]["containerStatuses"]
     assert status["image"] == IMAGE

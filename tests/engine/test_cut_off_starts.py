@@ -22,7 +22,9 @@ from pykubelet.kuberuntime.observe import observed_container
         (7, "Completed", "", "exited"),
     ],
 )
-def test_what_never_ran_has_not_ended(started_at: int, reason: str, message: str, phase: str) -> None:
+def test_observed_container_start_interrupted_is_created_not_exited(
+    started_at: int, reason: str, message: str, phase: str
+) -> None:
     status = pb.ContainerStatus(
         id="c",
         state=pb.CONTAINER_EXITED,

@@ -91,7 +91,7 @@ def health(found: Document) -> list[Document]:
     return told
 
 
-def test_devices_stay_with_their_container_whoever_is_restarted(
+def test_device_manager_restarts_keep_devices_of_container(
     node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     first = node.start_pod(wanting("first"))["metadata"]["name"]
@@ -156,7 +156,7 @@ def test_devices_stay_with_their_container_whoever_is_restarted(
     assert page.value("kubelet_pod_resources_endpoint_requests_get", server_api_version="v1") >= 1
 
 
-def test_a_device_that_is_lost_shows_in_the_status_of_its_pod(
+def test_device_manager_unhealthy_device_shown_in_pod_status(
     node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     name = node.start_pod(wanting("unlucky"))["metadata"]["name"]
@@ -185,7 +185,7 @@ def test_a_device_that_is_lost_shows_in_the_status_of_its_pod(
     assert [c.state for c in node.truth.containers(name)] == [1]
 
 
-def test_init_containers_hand_their_devices_on(
+def test_device_manager_init_container_devices_reused_by_containers(
     node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     limits, one = asking_for(2), asking_for(1)
@@ -205,7 +205,7 @@ def test_init_containers_hand_their_devices_on(
     ],
     ids=["answers-nothing", "refuses", "dies"],
 )
-def test_a_plugin_that_fails_refuses_the_pod_and_nobody_else(
+def test_device_manager_allocate_fails_rejects_only_that_pod(
     node: Node, plugin: DevicePluginProcess, behaviour: dict[str, Any], words: str
 ) -> None:
     plugin.behave(**behaviour)
@@ -213,7 +213,9 @@ def test_a_plugin_that_fails_refuses_the_pod_and_nobody_else(
     node.start_pod(pod("bystander"))
 
 
-def test_a_plugin_that_lies_about_its_wishes(node: Node, asking: Asking, tmp_path: Path) -> None:
+def test_device_manager_invalid_preferred_allocation_is_ignored(
+    node: Node, asking: Asking, tmp_path: Path
+) -> None:
     with dongles(tmp_path / "plugin", node.root, "--prefers") as plugin:
         wait_offered(node, asking, "d1", "d2")
         plugin.behave(prefer=["nobody", "d2", "d2", "d1"])
@@ -225,7 +227,7 @@ def test_a_plugin_that_lies_about_its_wishes(node: Node, asking: Asking, tmp_pat
         node.clear()
 
 
-def test_an_agent_that_stops_while_a_plugin_hangs_has_refused_nobody(
+def test_device_manager_kubelet_stopped_during_allocate_rejects_no_pod(
     node: Node, plugin: DevicePluginProcess, asking: Asking
 ) -> None:
     plugin.behave(hang=["Allocate"])
@@ -244,9 +246,7 @@ def test_an_agent_that_stops_while_a_plugin_hangs_has_refused_nobody(
     node.start_pod(wanting("patient"))
 
 
-def test_a_plugin_that_hangs_holds_up_nobody_else_and_is_killed(
-    node: Node, plugin: DevicePluginProcess
-) -> None:
+def test_device_manager_allocate_hangs_other_pods_start(node: Node, plugin: DevicePluginProcess) -> None:
     plugin.behave(hang=["Allocate"])
     name = node.write(wanting("waiting"))
     node.wait("the plugin to be asked", lambda: plugin.calls("Allocate"))
@@ -256,9 +256,7 @@ def test_a_plugin_that_hangs_holds_up_nobody_else_and_is_killed(
     wait_refused(node, name, "code = Unavailable")
 
 
-def test_a_container_waits_for_a_plugin_that_cannot_make_its_device_ready(
-    node: Node, plugin: DevicePluginProcess
-) -> None:
+def test_device_manager_pre_start_container_fails_is_retried(node: Node, plugin: DevicePluginProcess) -> None:
     plugin.behave(fail={"PreStartContainer": ["INTERNAL", "still warming up"]})
     name = node.write(wanting("cold"))
     found = node.wait_pod(
@@ -273,7 +271,9 @@ def test_a_container_waits_for_a_plugin_that_cannot_make_its_device_ready(
     node.wait_ready(name, 60)
 
 
-def test_plugins_of_the_common_folder(node: Node, asking: Asking, tmp_path: Path) -> None:
+def test_device_manager_plugins_registry_socket_is_registered(
+    node: Node, asking: Asking, tmp_path: Path
+) -> None:
     registry = node.root / "plugins_registry"
     with dongles(tmp_path / "plugin", node.root, f"--registry={registry}"):
         try:
@@ -297,7 +297,7 @@ def test_plugins_of_the_common_folder(node: Node, asking: Asking, tmp_path: Path
         node.clear()
 
 
-def test_who_registers_twice_takes_over(
+def test_device_manager_second_registration_takes_over_resource(
     node: Node, plugin: DevicePluginProcess, asking: Asking, tmp_path: Path
 ) -> None:
     name = node.start_pod(wanting("early"))["metadata"]["name"]
@@ -310,7 +310,9 @@ def test_who_registers_twice_takes_over(
         node.clear()
 
 
-def test_what_lies_where_the_sockets_belong_is_replaced(node: Node, asking: Asking, tmp_path: Path) -> None:
+def test_device_manager_stale_files_at_socket_paths_are_replaced(
+    node: Node, asking: Asking, tmp_path: Path
+) -> None:
     assert node.stop() == 0
     for folder in ("device-plugins", "pod-resources"):
         path = node.root / folder / "kubelet.sock"
@@ -327,7 +329,7 @@ def test_what_lies_where_the_sockets_belong_is_replaced(node: Node, asking: Aski
         wait_offered(node, asking, "d1", "d2")
 
 
-def test_a_damaged_checkpoint_stops_the_start_with_its_name(node: Node, asking: Asking) -> None:
+def test_device_manager_corrupt_checkpoint_stops_start_with_path(node: Node, asking: Asking) -> None:
     assert node.stop() == 0
     path = node.root / "device-plugins" / "kubelet_internal_checkpoint"
     good = path.read_text()

@@ -48,7 +48,7 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def test_the_runtime_hangs(node: Node) -> None:
+def test_runtime_hangs_kubelet_responds_and_pods_survive(node: Node) -> None:
     # Time for a busy machine; but three times that is less than what the runtime hangs for.
     alive = {"exec": {"command": ["true"]}, "periodSeconds": 1, "timeoutSeconds": 3}
     node.write(pod("steady", container(livenessProbe=alive, readinessProbe=alive)))
@@ -76,7 +76,7 @@ def test_the_runtime_hangs(node: Node) -> None:
     assert len(node.truth.running("comes-n1")) == 1
 
 
-def test_the_runtime_dies_while_pods_start(node: Node) -> None:
+def test_runtime_killed_during_pod_starts_all_pods_run_once(node: Node) -> None:
     node.start_pod(pod("stays"))
     (before,) = node.truth.running("stays-n1")
     names = [f"dies{number}" for number in range(4)]
@@ -103,7 +103,7 @@ def test_the_runtime_dies_while_pods_start(node: Node) -> None:
 
 
 @pytest.mark.parametrize("how", ["its process is killed", "it is removed"])
-def test_a_sandbox_is_lost(node: Node, how: str) -> None:
+def test_sandbox_lost_is_replaced_with_same_pod_uid(node: Node, how: str) -> None:
     name = "lost" if how == "it is removed" else "killed"
     before = node.start_pod(pod(name))
     (box,) = node.truth.sandboxes(f"{name}-n1")
@@ -130,7 +130,7 @@ def test_a_sandbox_is_lost(node: Node, how: str) -> None:
     assert len(node.truth.running(f"{name}-n1")) == 1
 
 
-def test_a_lost_sandbox_leaves_no_links_to_logs(node: Node) -> None:
+def test_sandbox_lost_removes_stale_log_symlinks(node: Node) -> None:
     node.start_pod(pod("linked", initContainers=[container("side", restartPolicy="Always")]))
     (box,) = node.truth.sandboxes("linked-n1")
     links = node.instance.pod_logs.parent / "containers"
@@ -144,7 +144,7 @@ def test_a_lost_sandbox_leaves_no_links_to_logs(node: Node) -> None:
     assert not node.stale_links("linked-n1")
 
 
-def test_a_container_is_killed_from_outside(node: Node) -> None:
+def test_container_killed_externally_is_restarted(node: Node) -> None:
     node.start_pod(pod("shot"))
     (old,) = node.truth.running("shot-n1")
     os.kill(node.truth.container_pid(old.id), signal.SIGKILL)
@@ -157,7 +157,7 @@ def test_a_container_is_killed_from_outside(node: Node) -> None:
     assert len(node.truth.ready("shot-n1")) == 1
 
 
-def test_pods_are_taken_back_while_they_start(node: Node) -> None:
+def test_pod_removed_during_start_leaves_nothing(node: Node) -> None:
     for number in range(10):
         node.write(pod(f"brief{number}", container("one"), container("two")))
         time.sleep(0.12 + 0.04 * number)
@@ -170,7 +170,7 @@ def test_pods_are_taken_back_while_they_start(node: Node) -> None:
     node.wait_none("nothing of them to be left", node.left_of, 60)
 
 
-def test_the_pods_network_is_broken_for_a_while(node: Node) -> None:
+def test_cni_plugin_missing_pod_starts_after_repair(node: Node) -> None:
     (config,) = node.instance.cni_conf.iterdir()
     text = config.read_text()
     config.write_text(text.replace('"bridge"', '"no-such-plugin"', 1))

@@ -39,7 +39,7 @@ def fill(path: Path) -> None:
             (path / f"filler{number}").touch()
 
 
-def test_the_disk_is_full_for_a_while(runtime: RunningRuntime) -> None:
+def test_kubelet_disk_full_pods_survive_and_recover(runtime: RunningRuntime) -> None:
     mounts: Document = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     volumes = [{"name": "v", "emptyDir": {}}]
     with small_disk(runtime.instance.data_dir.parent / "small") as disk:

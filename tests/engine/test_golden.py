@@ -122,14 +122,14 @@ def without_nature(calls: list[Document]) -> list[Document]:
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_requests(replay: Replay, stem: str, name: str) -> None:
+def test_golden_cri_requests_match_recording(replay: Replay, stem: str, name: str) -> None:
     asked = requests_of(replay.recording, replay.pods[name]["metadata"]["uid"])
     ours = without_nature(as_recorded(replay, name, asked))
     assert ours == without_nature(expected(stem, name, "cri"))
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_statuses(replay: Replay, stem: str, name: str) -> None:
+def test_golden_pod_statuses_match_recording(replay: Replay, stem: str, name: str) -> None:
     ours = _settled(as_recorded(replay, name, replay.pods[name]["status"]))
     theirs = _settled(expected(stem, name, "status"))
     if name == "crashes":
@@ -153,7 +153,7 @@ def _settled(status: Document) -> Document:
 
 
 @pytest.mark.parametrize(("stem", "name"), PODS)
-def test_events(replay: Replay, stem: str, name: str) -> None:
+def test_golden_events_match_recording(replay: Replay, stem: str, name: str) -> None:
     ours = {tuple(event) for event in as_recorded(replay, name, replay.events[name])}
     theirs = {(reason, message, where) for _, reason, message, where in expected(stem, name, "events")}
     # A probe may look before the server listens; the recording's did not.

@@ -39,7 +39,7 @@ def wants(amount: str) -> dict[str, Any]:
     return {"resources": {"requests": amounts, "limits": amounts}}
 
 
-def test_a_pod_uses_huge_pages(node: Node) -> None:
+def test_huge_pages_pod_mounts_uses_and_frees_them(node: Node) -> None:
     volume = {"name": "huge", "emptyDir": {"medium": "HugePages"}}
     mount = {"name": "huge", "mountPath": "/huge"}
     found = node.start_pod(pod("huge", container(volumeMounts=[mount], **wants("4Mi")), volumes=[volume]))

@@ -50,7 +50,7 @@ def packet_rules() -> str:
     return subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
+def test_pykubelet_up_web_server_manifest_edited_and_removed_end_to_end(node: Node) -> None:
     port = free_port()
     began = time.monotonic()
     pod = node.start_pod(web(port))
@@ -90,7 +90,7 @@ def test_a_web_server_from_its_manifest_to_its_end(node: Node) -> None:
     assert node.pods() == []
 
 
-def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
+def test_kubelet_and_runtime_restart_keeps_containers(node: Node) -> None:
     port = free_port()
     before = node.start_pod(web(port))
     (container,) = node.truth.running("web-n1")
@@ -114,7 +114,7 @@ def test_containers_outlive_the_agent_and_its_runtime(node: Node) -> None:
     node.wait_none("nothing to be left", node.left_of)
 
 
-def test_the_runtime_is_killed_and_the_pods_stay(node: Node) -> None:
+def test_runtime_killed_is_restarted_pods_stay_running(node: Node) -> None:
     pod = node.start_pod(web(free_port()))
     (container,) = node.truth.running("web-n1")
 

@@ -69,7 +69,7 @@ def waiting(found: Document, name: str = "main") -> str:
 # Starting
 
 
-def test_init_containers_run_one_after_the_other(node: Node, tmp_path: Path, shared: Document) -> None:
+def test_init_containers_run_in_order(node: Node, tmp_path: Path, shared: Document) -> None:
     init = [
         container("first", ["sh", "-c", f"{note('first')}; sleep 0.3; {note('first-end')}"], **MOUNT),
         container("second", ["sh", "-c", note("second")], **MOUNT),
@@ -89,7 +89,7 @@ def test_init_containers_run_one_after_the_other(node: Node, tmp_path: Path, sha
     assert ends == ["Completed", "Completed"]
 
 
-def test_an_init_container_that_fails_keeps_the_pod_waiting(
+def test_init_container_fails_pod_stays_pending_or_fails(
     node: Node, tmp_path: Path, shared: Document
 ) -> None:
     init = container("first", ["sh", "-c", f"{note('try')}; test -f /out/go"], **MOUNT)
@@ -107,7 +107,9 @@ def test_an_init_container_that_fails_keeps_the_pod_waiting(
     assert status_of(failed, "first")["state"]["terminated"]["exitCode"] == 1
 
 
-def test_sidecars_start_first_and_stop_last_in_reverse(node: Node, tmp_path: Path, shared: Document) -> None:
+def test_sidecars_start_first_and_stop_last_in_reverse_order(
+    node: Node, tmp_path: Path, shared: Document
+) -> None:
     def talks(name: str, **fields: Any) -> Document:
         script = f"trap '{note(f'{name}-end')}; exit 0' TERM; {note(name)}; "
         command = ["sh", "-c", script + "while :; do sleep 9 & wait $!; done"]
@@ -136,7 +138,7 @@ def test_sidecars_start_first_and_stop_last_in_reverse(node: Node, tmp_path: Pat
     assert lines(tmp_path / "notes")[3:] == ["main-end", "two-end", "one-end"]
 
 
-def test_a_pod_with_a_sidecar_finishes(node: Node) -> None:
+def test_pod_with_sidecar_main_completed_succeeds(node: Node) -> None:
     sidecar = container("side", restartPolicy="Always")
     node.write(pod("job", container(command=["true"]), initContainers=[sidecar], restartPolicy="Never"))
     node.wait_phase("job-n1", "Succeeded")
@@ -146,7 +148,7 @@ def test_a_pod_with_a_sidecar_finishes(node: Node) -> None:
 # Restarting
 
 
-def test_phases_by_restart_policy(node: Node) -> None:
+def test_pod_phase_follows_restart_policy(node: Node) -> None:
     once: Document = {"volumeMounts": [{"name": "s", "mountPath": "/s"}]}
     script = "if [ -f /s/again ]; then exit 0; fi; touch /s/again; exit 3"
     node.write(pod("never-ok", container(command=["true"]), restartPolicy="Never"))
@@ -180,7 +182,7 @@ def test_phases_by_restart_policy(node: Node) -> None:
     assert {one.id for one in node.truth.containers()} <= ids
 
 
-def test_a_crashing_container_waits_longer_each_time(node: Node) -> None:
+def test_container_crashing_enters_crash_loop_back_off(node: Node) -> None:
     node.write(pod("crashes", container(command=["sh", "-c", "exit 7"])))
     found = node.wait_pod("crashes-n1", "to be in back-off", lambda it: waiting(it) == "CrashLoopBackOff")
     status = status_of(found, "main")
@@ -205,7 +207,7 @@ def test_a_crashing_container_waits_longer_each_time(node: Node) -> None:
     node.wait_pod("crashes-n1", "to go on counting", lambda it: status_of(it, "main")["restartCount"] >= 4)
 
 
-def test_a_command_that_does_not_exist(node: Node) -> None:
+def test_container_command_missing_reports_start_error(node: Node) -> None:
     node.write(pod("absent", container(command=["/no/such/program"]), restartPolicy="Never"))
     node.write(pod("absent-again", container(command=["/no/such/program"])))
     ended = status_of(node.wait_phase("absent-n1", "Failed"), "main")["state"]["terminated"]
@@ -220,7 +222,7 @@ def test_a_command_that_does_not_exist(node: Node) -> None:
     assert not is_ready(found)
 
 
-def test_a_killed_container_is_replaced_in_the_same_sandbox(node: Node) -> None:
+def test_container_removed_is_recreated_in_same_sandbox(node: Node) -> None:
     before = node.start_pod(pod("victim"))
     (found,) = node.truth.running("victim-n1")
     node.truth.remove_container(found.id)
@@ -237,7 +239,7 @@ def test_a_killed_container_is_replaced_in_the_same_sandbox(node: Node) -> None:
 # Being asked
 
 
-def test_readiness_follows_its_probe_and_liveness_kills(node: Node) -> None:
+def test_probes_readiness_updates_status_and_liveness_restarts(node: Node) -> None:
     # One failure counts, so that a busy machine must have time to answer.
     often = {"periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 20}
     readiness = {"exec": {"command": ["test", "-f", "/ready"]}, **often}
@@ -257,7 +259,7 @@ def test_readiness_follows_its_probe_and_liveness_kills(node: Node) -> None:
     assert any(why == "Unhealthy" and told.startswith("Liveness probe failed") for why, told in reasons)
 
 
-def test_liveness_ends_a_pod_that_is_not_restarted(node: Node) -> None:
+def test_liveness_probe_fails_restart_policy_never_pod_fails(node: Node) -> None:
     liveness = {
         "exec": {"command": ["false"]},
         "periodSeconds": 1,
@@ -271,7 +273,7 @@ def test_liveness_ends_a_pod_that_is_not_restarted(node: Node) -> None:
     assert status_of(found, "main")["restartCount"] == 0
 
 
-def test_startup_comes_before_the_other_probes(node: Node) -> None:
+def test_startup_probe_delays_other_probes(node: Node) -> None:
     startup = {"exec": {"command": ["test", "-f", "/up"]}, "periodSeconds": 1, "failureThreshold": 300}
     liveness = {**startup, "failureThreshold": 1, "timeoutSeconds": 20}
     node.write(pod("slow", container(startupProbe=startup, livenessProbe=liveness)))
@@ -289,7 +291,7 @@ def test_startup_comes_before_the_other_probes(node: Node) -> None:
     node.wait_pod("never-n1", "to be restarted", lambda it: status_of(it, "main")["restartCount"] >= 1)
 
 
-def test_probes_over_http_and_tcp(node: Node) -> None:
+def test_http_and_tcp_probes_update_readiness(node: Node) -> None:
     web = "mkdir /www; echo fine > /www/index.html; httpd -p 8080 -h /www"
     http = {"httpGet": {"path": "/index.html", "port": "web"}, "periodSeconds": 1, "failureThreshold": 1}
     tcp = {"tcpSocket": {"port": 8080}, "periodSeconds": 1}
@@ -313,7 +315,7 @@ def test_probes_over_http_and_tcp(node: Node) -> None:
     )
 
 
-def test_a_probe_over_grpc(node: Node) -> None:
+def test_grpc_probe_updates_readiness(node: Node) -> None:
     healthy = threading.Event()
 
     class Health(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -341,7 +343,7 @@ def test_a_probe_over_grpc(node: Node) -> None:
         server.stop(0)
 
 
-def test_readiness_survives_the_agent(node: Node) -> None:
+def test_readiness_kubelet_restart_stays_ready(node: Node) -> None:
     readiness = {"exec": {"command": ["test", "-f", "/ready"]}, "periodSeconds": 1}
     node.write(pod("steady", container(command=forever("touch /ready"), readinessProbe=readiness)))
     node.wait_ready("steady-n1")
@@ -408,7 +410,7 @@ class Listener:
         self._server.server_close()
 
 
-def test_hooks_by_command_and_by_http(node: Node, tmp_path: Path, shared: Document) -> None:
+def test_lifecycle_hooks_exec_and_http_get_run_in_order(node: Node, tmp_path: Path, shared: Document) -> None:
     listener = Listener()
     try:
         get = {
@@ -446,7 +448,7 @@ def test_hooks_by_command_and_by_http(node: Node, tmp_path: Path, shared: Docume
         listener.close()
 
 
-def test_a_failing_post_start_hook_restarts_the_container(node: Node) -> None:
+def test_post_start_hook_fails_container_is_restarted(node: Node) -> None:
     hook = {"postStart": {"exec": {"command": ["sh", "-c", "echo secret; exit 4"]}}}
     node.write(pod("unhooked", container(lifecycle=hook)))
     assert node.wait_event("unhooked-n1", "FailedPostStartHook") == "PostStartHook failed"
@@ -466,7 +468,7 @@ def stop_seconds(node: Node, name: str) -> float:
     return time.monotonic() - began
 
 
-def test_what_a_stop_takes(node: Node) -> None:
+def test_pod_stop_duration_respects_grace_period_and_pre_stop(node: Node) -> None:
     deaf = ["sh", "-c", "trap '' TERM; while :; do sleep 9 & wait $!; done"]
     sleeps = {"preStop": {"sleep": {"seconds": 2}}}
     endless = {"preStop": {"exec": {"command": ["sleep", "60"]}}}
@@ -504,7 +506,7 @@ def test_pre_stop_hook_beyond_grace_period_lives_until_container_is_killed(
     assert 5.0 < beats[-1] - beats[0] < 20, beats[-1] - beats[0]
 
 
-def test_a_deadline_ends_the_pod(node: Node) -> None:
+def test_active_deadline_exceeded_pod_fails(node: Node) -> None:
     # Containers that exit with 0 do not make it a success.
     node.write(pod("late", container(command=forever("touch /up")), activeDeadlineSeconds=2))
     found = node.wait_phase("late-n1", "Failed")
@@ -519,7 +521,7 @@ def test_a_deadline_ends_the_pod(node: Node) -> None:
     assert not node.truth.running("late-n1")
 
 
-def test_last_words(node: Node) -> None:
+def test_termination_message_read_from_file_log_or_path(node: Node) -> None:
     said = container("said", ["sh", "-c", "echo 'my last words' > /dev/termination-log; exit 1"])
     logged = container(
         "logged",
@@ -538,7 +540,9 @@ def test_last_words(node: Node) -> None:
 # Names
 
 
-def test_an_edited_pod_waits_for_its_predecessor(node: Node, tmp_path: Path, shared: Document) -> None:
+def test_static_pod_edited_waits_for_old_pod_termination(
+    node: Node, tmp_path: Path, shared: Document
+) -> None:
     def version(word: str) -> Document:
         script = f"trap '{note(f'{word}-end')}; sleep 2; {note(f'{word}-gone')}; exit 0' TERM; {note(word)}; "
         main = container(command=["sh", "-c", script + "while :; do sleep 9 & wait $!; done"], **MOUNT)
@@ -565,7 +569,7 @@ def test_an_edited_pod_waits_for_its_predecessor(node: Node, tmp_path: Path, sha
     assert found["metadata"]["name"] == "edited-n1"
 
 
-def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
+def test_static_pod_manifest_recreated_during_termination_starts_new_pod(node: Node) -> None:
     document = pod("boomerang", restartPolicy="Never")
     before = node.start_pod(document)
     (first,) = node.truth.running("boomerang-n1")
@@ -584,7 +588,7 @@ def test_a_manifest_that_comes_back_at_once(node: Node) -> None:
     assert status_of(after, "main")["restartCount"] == 0, "it is a new life, not a restart"
 
 
-def test_static_pod_manifest_recreated_at_once_restarts_pod(node: Node) -> None:
+def test_static_pod_manifest_recreated_immediately_restarts_pod(node: Node) -> None:
     """Verify that a manifest that is removed and re-created leads to restart count 1, as upstream."""
     document = pod("again", container(command=forever()), terminationGracePeriodSeconds=1)
     before = node.start_pod(document)
@@ -601,7 +605,7 @@ def test_static_pod_manifest_recreated_at_once_restarts_pod(node: Node) -> None:
     node.wait_gone("again-n1", before["metadata"]["uid"])
 
 
-def test_ports_of_two_pods_do_not_mix(node: Node) -> None:
+def test_host_port_reused_by_next_pod_reaches_that_pod(node: Node) -> None:
     port = free_port()
     web = "mkdir /www; echo $WORD > /www/index.html; httpd -p 80 -h /www"
 

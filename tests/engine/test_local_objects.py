@@ -42,7 +42,7 @@ def mount(name: str) -> Document:
     return {"name": name, "mountPath": f"/{name}"}
 
 
-def test_variables_and_volumes_of_both_kinds_updated_live(node: Node) -> None:
+def test_config_map_and_secret_volumes_updated_live_env_read_once(node: Node) -> None:
     put(
         node,
         config_map(
@@ -95,7 +95,7 @@ def test_variables_and_volumes_of_both_kinds_updated_live(node: Node) -> None:
     assert HIDDEN not in json.dumps(node.pods())
 
 
-def test_a_pod_waits_for_what_is_missing_and_starts_when_it_comes(node: Node) -> None:
+def test_config_map_volume_missing_pod_starts_once_created(node: Node) -> None:
     volumes = [{"name": "v", "configMap": {"name": "late", "items": [{"key": "k", "path": "k"}]}}]
     name = node.write(pod("waiting", container(volumeMounts=[mount("v")]), volumes=volumes))
     told = node.wait_event(name, "FailedMount")
@@ -108,7 +108,7 @@ def test_a_pod_waits_for_what_is_missing_and_starts_when_it_comes(node: Node) ->
     assert node.shell(name, "cat /v/k") == "there"
 
 
-def test_a_variable_without_a_value_is_told_as_the_reference_does(node: Node) -> None:
+def test_config_map_env_missing_waits_with_upstream_message(node: Node) -> None:
     env = [{"name": "A", **from_map("vars", "a")}]
     name = node.write(pod("variable", container(env=env)))
 
@@ -127,7 +127,7 @@ def test_a_variable_without_a_value_is_told_as_the_reference_does(node: Node) ->
     assert node.shell(name, "echo $A") == "found\n"
 
 
-def test_a_bad_one_is_told_and_takes_no_pod_down(node: Node) -> None:
+def test_local_object_invalid_is_logged_and_pods_unaffected(node: Node) -> None:
     put(node, config_map("good", {"k": "one"}, immutable=True))
     volumes = [{"name": "v", "configMap": {"name": "good"}}]
     node.start_pod(pod("steady", container(volumeMounts=[mount("v")]), volumes=volumes))

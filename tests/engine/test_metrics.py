@@ -42,7 +42,7 @@ def wait_runtime(node: Node, pods: int, running: int, exited: int, /, **working:
     return node.wait(f"{pods} pods, {running} running and {exited} exited containers", look, 60)
 
 
-def test_a_pods_life_in_numbers(node: Node) -> None:
+def test_metrics_pod_lifecycle_counts_match(node: Node) -> None:
     began = time.time()
     before = scrape(node)
     probe = {"exec": {"command": ["true"]}, "periodSeconds": 1}
@@ -119,7 +119,7 @@ def test_a_pods_life_in_numbers(node: Node) -> None:
     assert page.total("kubelet_orphaned_runtime_pods_total") == 0
 
 
-def test_what_was_left_of_a_pod_counts_as_an_orphan(node: Node) -> None:
+def test_metrics_pod_removed_while_kubelet_down_counts_as_orphan(node: Node) -> None:
     uid = node.start_pod(pod("left", container(command=forever())))["metadata"]["uid"]
     node.kill()
     node.remove("left")
@@ -129,7 +129,7 @@ def test_what_was_left_of_a_pod_counts_as_an_orphan(node: Node) -> None:
     assert page.total("kubelet_pod_start_duration_seconds_count") == 0
 
 
-def test_buckets(node: Node) -> None:
+def test_metrics_histogram_buckets_match_upstream(node: Node) -> None:
     """Bounds are texts to a scraper: they must be those of the reference, to the letter."""
     page = scrape(node)
     seconds = "0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 +Inf"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.machine
 MESSAGE = "network is not ready: container runtime network not ready: NetworkReady=false reason:"
 
 
-def test_only_pods_that_need_it_wait_for_the_network(node: Node) -> None:
+def test_network_not_ready_only_pod_network_pods_wait(node: Node) -> None:
     before = node.start_pod(pod("before"))
     (config,) = node.instance.cni_conf.iterdir()
     text, said = config.read_text(), len(node.log_text())

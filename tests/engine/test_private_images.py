@@ -77,7 +77,7 @@ def accessible(image: str) -> str:
     return f'Container image "{image}" already present on machine and can be accessed by the pod'
 
 
-def test_private_image_without_its_secret_is_refused(
+def test_private_image_without_secret_is_rejected(
     runtime: RunningRuntime, registry: Registry, image: str
 ) -> None:
     with running(kubelet_node(runtime)) as node:

@@ -142,11 +142,11 @@ class World:
         self.back.clear()
 
 
-def test_killed_at_random_all_is_right_in_the_end(node: Node) -> None:
+def test_kubelet_killed_at_random_converges_to_desired_pods(node: Node) -> None:
     play(node, KILLS, runtime_survives=True)
 
 
-def test_killed_at_random_together_with_its_runtime(own_node: Node) -> None:
+def test_kubelet_and_runtime_killed_at_random_converges_to_desired_pods(own_node: Node) -> None:
     play(own_node, 10, runtime_survives=False)
 
 

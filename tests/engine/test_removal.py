@@ -14,7 +14,9 @@ from tests.embedded.pods import connected, container_pid, start_pod
 pytestmark = pytest.mark.machine
 
 
-async def test_a_lost_process_is_ended(private_runtime: RunningRuntime, tmp_path: Path) -> None:
+async def test_remove_container_process_unknown_to_cri_is_killed(
+    private_runtime: RunningRuntime, tmp_path: Path
+) -> None:
     ctr = ["ctr", "--address", str(private_runtime.instance.socket), "--namespace", "k8s.io"]
     async with connected(private_runtime.endpoint) as cri:
         pod = await start_pod(cri, private_runtime.instance, private_runtime.busybox_image, "sleep", "3600")

@@ -35,7 +35,9 @@ LOWER = "lower kubeReserved, systemReserved or evictionHard"
         ({"reservedSystemCPUs": "0-8191"}, "reservedSystemCPUs"),
     ],
 )
-def test_more_than_the_machine_has(runtime: RunningRuntime, settings: dict[str, Any], problem: str) -> None:
+def test_kubelet_reserved_above_capacity_refuses_to_start(
+    runtime: RunningRuntime, settings: dict[str, Any], problem: str
+) -> None:
     node = kubelet_node(runtime, **settings)
     try:
         node.start(wait=False)

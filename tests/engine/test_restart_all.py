@@ -98,7 +98,7 @@ def begin_anew(node: Node, before: Document) -> None:
     node.wait_pod(NAME, "to restart", lambda found: since(found) != since(before))
 
 
-def test_all_containers_begin_anew_in_the_same_sandbox(node: Node) -> None:
+def test_restart_all_containers_rule_restarts_in_same_sandbox(node: Node) -> None:
     node.write(document())
     born = wait_life(node, 0)
     (sandbox,), before = node.truth.sandboxes(NAME), incarnations(node)

@@ -11,7 +11,7 @@ from tests.engine.node import Node
 pytestmark = pytest.mark.machine
 
 
-def test_mounts_reach_a_running_container(node: Node) -> None:
+def test_root_dir_host_mount_propagates_to_running_container(node: Node) -> None:
     mounts = [{"name": "v", "mountPath": "/v", "mountPropagation": "HostToContainer"}]
     document = pod("shares", container(volumeMounts=mounts), volumes=[{"name": "v", "emptyDir": {}}])
     started = node.start_pod(document)
@@ -37,7 +37,7 @@ def test_mounts_reach_a_running_container(node: Node) -> None:
     node.wait_gone("shares-n1", uid)
 
 
-def test_traces_of_a_pod_that_the_runtime_never_heard_of(node: Node) -> None:
+def test_root_dir_pod_unknown_to_runtime_directories_are_removed(node: Node) -> None:
     """As an agent leaves them that is killed between a pod's folders and its sandbox."""
     uid = "31a8e8de91d60d63a42e8a30bb786643"
     assert node.process is not None

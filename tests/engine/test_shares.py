@@ -43,7 +43,7 @@ def _stat(cgroup: Path) -> dict[str, int]:
     return {name: int(number) for name, number in map(str.split, lines)}
 
 
-def test_a_guaranteed_pod_beside_hungry_ones(node: Node) -> None:
+def test_guaranteed_pod_under_contention_gets_requested_cpu_and_memory(node: Node) -> None:
     promised = {"cpu": "1", "memory": "32Mi"}
     guaranteed = container(command=PINNED, **resources(requests=promised, limits=promised))
     burstable = container(command=PINNED, **resources(requests={"cpu": "100m"}))

@@ -33,12 +33,12 @@ def fewer_keys() -> Iterator[None]:
         KEYS.write_text(before)
 
 
-def test_kernel_settings_are_set(runtime: RunningRuntime) -> None:
+def test_kubelet_kernel_defaults_differ_are_set(runtime: RunningRuntime) -> None:
     with fewer_keys(), running(kubelet_node(runtime)):
         assert int(KEYS.read_text()) == KERNEL_DEFAULTS["kernel/keys/root_maxkeys"]
 
 
-def test_kernel_settings_that_are_protected(runtime: RunningRuntime) -> None:
+def test_kubelet_protect_kernel_defaults_mismatch_refuses_to_start(runtime: RunningRuntime) -> None:
     node = kubelet_node(runtime, protectKernelDefaults=True)
     code: int | None = None
     try:
@@ -65,7 +65,7 @@ def test_kernel_settings_that_are_protected(runtime: RunningRuntime) -> None:
 
 
 @pytest.mark.skipif(detect_cgroups().unified, reason="on v2 a cgroup with processes has none below it")
-def test_the_agent_is_in_its_cgroup(runtime: RunningRuntime) -> None:
+def test_kubelet_cgroups_option_moves_kubelet_to_cgroup(runtime: RunningRuntime) -> None:
     path = f"{runtime.instance.cgroup_root}/agent"
     with running(kubelet_node(runtime, kubeletCgroups=path)) as node:
         assert node.process is not None
@@ -102,7 +102,7 @@ def _has_hint(program: str) -> bool:
     return f":{HINT} " in _save(program)
 
 
-def test_chains_that_others_look_for(runtime: RunningRuntime) -> None:
+def test_kubelet_make_iptables_util_chains_creates_chains(runtime: RunningRuntime) -> None:
     if any("KUBE-" in _save(program) for program in PROGRAMS):
         pytest.skip("another agent keeps chains on this machine")
     with chains_taken_away(), running(kubelet_node(runtime, makeIPTablesUtilChains=True)) as node:

@@ -98,7 +98,7 @@ def gone(node: Node, name: str, uid: str) -> None:
 
 
 class TestKinds:
-    def test_nfs(self, node: Node, tmp_path: Path, programs: StandIns) -> None:
+    def test_nfs_volume_mounted_with_sub_path(self, node: Node, tmp_path: Path, programs: StandIns) -> None:
         (tmp_path / "sub").mkdir()
         (tmp_path / "file").write_text("from the server")
         source = {"server": "nfs.example", "path": str(tmp_path)}
@@ -111,13 +111,13 @@ class TestKinds:
         where = f"pods/{started['metadata']['uid']}/volumes/kubernetes.io~nfs/v"
         assert ["mount", "-t", "nfs", f"nfs.example:{tmp_path}", str(node.root / where)] in programs.calls
 
-    def test_nfs_read_only(self, node: Node, tmp_path: Path) -> None:
+    def test_nfs_volume_read_only_rejects_writes(self, node: Node, tmp_path: Path) -> None:
         source = {"server": "nfs.example", "path": str(tmp_path), "readOnly": True}
         main = container(volumeMounts=[mounting("v")])
         node.start_pod(pod("nfs-ro", main, volumes=[{"name": "v", "nfs": source}]))
         assert "Read-only" in node.shell("nfs-ro-n1", "touch /v/new 2>&1 || true")
 
-    def test_flex(self, node: Node) -> None:
+    def test_flex_volume_mounted_with_fs_group(self, node: Node) -> None:
         volume = {"name": "v", "flexVolume": {"driver": "example.com/disk"}}
         main = container(
             volumeMounts=[mounting("v")],
@@ -129,7 +129,7 @@ class TestKinds:
         assert "flex" in [one.source for one in read_mounts() if uid in str(one.point)]
         gone(node, "flex-n1", uid)
 
-    def test_what_is_refused(self, node: Node) -> None:
+    def test_git_repo_volume_fails_mount_with_remedy(self, node: Node) -> None:
         name = node.write(
             pod(
                 "git",
@@ -143,7 +143,7 @@ class TestKinds:
 
 
 class TestParts:
-    def test_sub_paths(self, node: Node) -> None:
+    def test_sub_path_and_sub_path_expr_are_mounted(self, node: Node) -> None:
         mounts = [
             mounting("data", "/whole"),
             mounting("data", "/part", subPath="a/b"),
@@ -155,7 +155,7 @@ class TestParts:
         assert text == "./a/b/x\n./me/log/y\n"
         gone(node, "parts-n1", started["metadata"]["uid"])
 
-    def test_nobody_gets_out(self, node: Node) -> None:
+    def test_sub_path_symlink_to_host_is_rejected(self, node: Node) -> None:
         """CVE-2017-1002101: what an init container plants, the next one's sub-path does not follow."""
         first = container("first", ["sh", "-c", "ln -s /etc /v/link"], volumeMounts=[mounting("data")])
         main = container(volumeMounts=[mounting("data", subPath="link")])
@@ -176,7 +176,7 @@ class TestParts:
 
 
 class TestPropagation:
-    def test_who_sees_whose_mounts(self, node: Node, shared: Path) -> None:
+    def test_propagation_modes_decide_mount_visibility(self, node: Node, shared: Path) -> None:
         privileged = {"privileged": True}
         pods = pod(
             "spread",
@@ -207,7 +207,7 @@ class TestPropagation:
         assert seen("host") == []
         gone(node, "spread-n1", started["metadata"]["uid"])
 
-    def test_both_ways_is_for_the_privileged(self, node: Node, tmp_path: Path) -> None:
+    def test_bidirectional_unprivileged_container_is_rejected(self, node: Node, tmp_path: Path) -> None:
         main = container(volumeMounts=[mounting("v", mountPropagation="Bidirectional")])
         node.write(pod("cheeky", main, volumes=[{"name": "v", "hostPath": {"path": str(tmp_path)}}]))
         node.wait("a word of it", lambda: "only for privileged containers" in node.log_text())
@@ -215,7 +215,7 @@ class TestPropagation:
 
 
 class TestReadOnly:
-    def test_all_that_is_mounted_below(self, node: Node, shared: Path) -> None:
+    def test_recursive_read_only_applies_to_submounts(self, node: Node, shared: Path) -> None:
         """Read-only is the volume itself; recursively so is what is mounted in it, where the runtime can."""
         (shared / "below").mkdir()
         mount("tmpfs", shared / "below", "tmpfs", "size=64k")
@@ -236,7 +236,7 @@ class TestReadOnly:
         expected = ["/plain/below/x"] if told["/all"] == "Enabled" else ["/plain/below/x", "/all/below/x"]
         assert written == expected
 
-    def test_files_of_the_agent_s_own(self, node: Node) -> None:
+    def test_volume_mounts_keep_hosts_file_and_termination_log(self, node: Node) -> None:
         """Volumes around them change nothing: the hosts file is there, and last words are heard."""
         main = container(
             command=["sh", "-c", "grep -c last-n1 /etc/hosts && echo last words > /dev/termination-log"],
@@ -250,7 +250,7 @@ class TestReadOnly:
 
 
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs fuse")
-def test_a_dead_server_keeps_nobody_else_from_starting(node: Node, tmp_path: Path) -> None:
+def test_volume_on_dead_server_other_pods_start(node: Node, tmp_path: Path) -> None:
     """More pods hang on it than are started at a time; they can be deleted meanwhile."""
     names = [f"stuck{number}-n1" for number in range(5)]
 
@@ -267,7 +267,7 @@ def test_a_dead_server_keeps_nobody_else_from_starting(node: Node, tmp_path: Pat
         node.clear()
 
 
-def test_the_group_of_a_volume(node: Node) -> None:
+def test_fs_group_volume_files_have_pod_group(node: Node) -> None:
     """Users without a name in common share files by the pod's group."""
     who = {"runAsUser": 1001, "runAsGroup": 1001}
     first = container(

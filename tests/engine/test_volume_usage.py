@@ -22,7 +22,7 @@ def busy_node(runtime: RunningRuntime) -> Iterator[Node]:
         started.clear()
 
 
-def test_they_are_measured_and_leave_with_their_pod(busy_node: Node) -> None:
+def test_volume_stats_measured_and_pod_removal_not_blocked(busy_node: Node) -> None:
     volumes = [
         {"name": "disk", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory"}},

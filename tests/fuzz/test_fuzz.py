@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", TARGETS)
-async def test_a_moment_of_each(name: str) -> None:
+async def test_fuzz_each_target_runs_briefly_without_failure(name: str) -> None:
     assert await fuzz(name, TARGETS[name], 2, 1) > 5
 
 
-def test_the_same_dice_give_the_same_input() -> None:
+def test_spoil_same_seed_yields_same_input() -> None:
     seeds = TARGETS["requests"].seeds
     once, again = (spoil(seeds[0], seeds, random.Random(7)) for _ in range(2))
     assert once == again
@@ -46,9 +46,7 @@ async def _weak() -> AsyncIterator[Take]:
 WEAK = {"weak": Target([b"good"], _weak), "strong": TARGETS["kmsg lines"]}
 
 
-def test_what_breaks_is_told_and_can_be_done_again(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_fuzz_failure_is_printed_and_reproducible(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--seconds", "5", "--seed", "3", "--only", "weak"], WEAK) == 1
     words, data, *_ = capsys.readouterr().out.splitlines()
     assert words.startswith("BROKE weak, seed 3, input ")
@@ -59,7 +57,7 @@ def test_what_breaks_is_told_and_can_be_done_again(
     assert main(["--only", "strong", "--input", str(file)], WEAK) == 0
 
 
-async def test_what_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_target_hangs_raises_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "LONGEST_SECONDS", 0.2)
     with pytest.raises(Broken, match="took longer"):
         await program.feed("weak", WEAK["weak"], [b"good", b"loop"], 60)
@@ -67,7 +65,7 @@ async def test_what_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["requests", "configuration"])
-def test_nothing_is_left_of_one_that_was_interrupted(name: str, number: int, tmp_path: Path) -> None:
+def test_fuzz_interrupted_leaves_no_files(name: str, number: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--only", name]
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True

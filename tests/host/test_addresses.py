@@ -44,7 +44,7 @@ def ips(*texts: str) -> list[IPAddress]:
         ("010.001.000.09", ["10.1.0.9"], []),
     ],
 )
-def test_node_ip_accepted(text: str, addresses: list[str], ignored: list[str]) -> None:
+def test_parse_node_ip_valid_returns_addresses(text: str, addresses: list[str], ignored: list[str]) -> None:
     assert parse_node_ip(text) == NodeIPs(tuple(ips(*addresses)), tuple(ignored))
 
 
@@ -63,7 +63,7 @@ def test_node_ip_accepted(text: str, addresses: list[str], ignored: list[str]) -
         (",", "not an IP address"),
     ],
 )
-def test_node_ip_refused_in_one_line(text: str, words: str) -> None:
+def test_parse_node_ip_invalid_raises_one_line_error(text: str, words: str) -> None:
     with pytest.raises(NodeIPError, match=words) as caught:
         parse_node_ip(text)
     assert str(caught.value).startswith(f"bad --node-ip {text!r}: ")
@@ -71,7 +71,7 @@ def test_node_ip_refused_in_one_line(text: str, words: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_parse_node_ip_any_text_raises_only_node_ip_error(text: str) -> None:
     try:
         found = parse_node_ip(text)
     except NodeIPError:
@@ -80,7 +80,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.ip_addresses())
-def test_every_address_is_read_back(address: IPv4Address | IPv6Address) -> None:
+def test_parse_address_any_address_round_trips(address: IPv4Address | IPv6Address) -> None:
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     assert parse_address(str(address)) == (mapped or address)
 
@@ -101,7 +101,7 @@ def test_every_address_is_read_back(address: IPv4Address | IPv6Address) -> None:
         ("255.255.255.255", False),
     ],
 )
-def test_global_unicast(text: str, verdict: bool) -> None:
+def test_is_global_unicast_classifies_addresses(text: str, verdict: bool) -> None:
     assert is_global_unicast(ip_address(text)) is verdict
 
 
@@ -121,7 +121,7 @@ LO = Interface("lo", loopback=True, addresses=ips("127.0.0.1", "::1"))
         ("192.0.2.9", "not on an interface of this machine: it has 192.0.2.2, 192.0.2.3, 2001:db8::2"),
     ],
 )
-def test_whether_an_address_can_be_the_nodes(address: str, words: str | None) -> None:
+def test_node_ip_problem_unusable_address_returns_reason(address: str, words: str | None) -> None:
     problem = node_ip_problem(ip_address(address), [LO, ETH0])
     if words is None:
         assert problem is None
@@ -157,7 +157,7 @@ BGP_LO = Interface("lo", loopback=True, addresses=ips("127.0.0.1", "203.0.113.5"
         ([LO, ETH0], [DefaultRoute("gone", 4), V4], 4, "192.0.2.2"),
     ],
 )
-def test_choice(
+def test_choose_host_address_prefers_default_route_and_family(
     interfaces: list[Interface], routes: list[DefaultRoute] | None, prefer: int, chosen: str
 ) -> None:
     assert choose_host_address(interfaces, routes, prefer) == ip_address(chosen)
@@ -172,7 +172,9 @@ def test_choice(
         ([], None, "no interface"),
     ],
 )
-def test_no_choice(interfaces: list[Interface], routes: list[DefaultRoute] | None, words: str) -> None:
+def test_choose_host_address_no_candidate_raises(
+    interfaces: list[Interface], routes: list[DefaultRoute] | None, words: str
+) -> None:
     with pytest.raises(NodeIPError, match=words) as caught:
         choose_host_address(interfaces, routes)
     assert "--node-ip" in str(caught.value)
@@ -192,14 +194,14 @@ fd{"0" * 30} 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001     eth0
 """
 
 
-def test_routes_are_read() -> None:
+def test_parse_routes_returns_default_routes() -> None:
     assert parse_ipv4_routes(IPV4_ROUTES) == [DefaultRoute("eth0", 4), DefaultRoute("wlan0", 4)]
     assert parse_ipv4_routes("") == []
     assert parse_ipv6_routes(IPV6_ROUTES) == [DefaultRoute("eth0", 6)]
     assert parse_ipv6_routes("") == []
 
 
-def test_route_files_may_be_missing(tmp_path: Path) -> None:
+def test_read_default_routes_missing_files_are_skipped(tmp_path: Path) -> None:
     assert read_default_routes(tmp_path) is None
     (tmp_path / "net").mkdir()
     (tmp_path / "net/route").write_text(IPV4_ROUTES)
@@ -212,14 +214,14 @@ def test_route_files_may_be_missing(tmp_path: Path) -> None:
     ]
 
 
-def test_this_machine_has_its_loopback_interface() -> None:
+def test_read_interfaces_on_host_includes_loopback() -> None:
     lo = next(interface for interface in read_interfaces() if interface.loopback)
     assert lo.name == "lo"
     assert lo.up
     assert ip_address("127.0.0.1") in lo.addresses
 
 
-def test_interfaces_here_are_the_kernels() -> None:
+def test_read_interfaces_on_host_matches_sysfs() -> None:
     # other tests may make and remove interfaces meanwhile
     for _ in range(200):
         names = {entry.name for entry in Path("/sys/class/net").iterdir() if entry.is_dir()}
@@ -228,7 +230,7 @@ def test_interfaces_here_are_the_kernels() -> None:
     raise AssertionError("never the same")
 
 
-def test_the_address_chosen_here_can_be_the_nodes() -> None:
+def test_host_address_on_host_is_valid_node_ip() -> None:
     if not read_default_routes():
         pytest.skip("this machine has no default route")
     chosen = host_address()

@@ -14,21 +14,21 @@ from pykubelet.linux import process_limits as capabilities
         ("0000020000000000", {"CAP_41"}),
     ],
 )
-def test_names_of_a_mask(mask: str, names: set[str]) -> None:
+def test_parse_effective_mask_returns_names(mask: str, names: set[str]) -> None:
     assert capabilities.parse_effective(f"Name:\tx\nCapPrm:\tffff\nCapEff:\t{mask}\nCapBnd:\tffff\n") == names
 
 
-def test_a_status_without_the_line_means_none() -> None:
+def test_parse_effective_missing_line_returns_empty_set() -> None:
     assert capabilities.parse_effective("Name:\tx\n") == set()
 
 
-def test_every_bit_that_the_kernel_knows_has_a_name() -> None:
+def test_capability_names_cover_kernel_cap_last_cap() -> None:
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     assert len(capabilities.NAMES) == len(set(capabilities.NAMES))
     assert last < len(capabilities.NAMES)
 
 
-def test_asked_by_name(tmp_path: Path) -> None:
+def test_has_capability_checks_effective_set(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self/status").write_text("CapEff:\t000001fffeffffff\n")
     assert capabilities.has_capability("CAP_SYS_ADMIN", tmp_path)
@@ -36,6 +36,6 @@ def test_asked_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.machine
-def test_root_here() -> None:
+def test_is_root_on_host_returns_true() -> None:
     assert capabilities.is_root()
     assert capabilities.has_capability("CAP_SYS_ADMIN")

@@ -22,7 +22,7 @@ TABLE = """\
 """
 
 
-def test_hierarchies_are_what_is_mounted() -> None:
+def test_hierarchies_returns_mounted_cgroup_roots() -> None:
     assert hierarchies(parse_mountinfo(TABLE)) == [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/unified")]
     assert hierarchies([]) == []
 
@@ -44,7 +44,7 @@ def tree() -> Iterator[str]:
 
 
 @pytest.mark.machine
-async def test_a_tree_is_found_emptied_and_removed(tree: str) -> None:
+async def test_cgroup_tree_with_processes_found_emptied_and_removed(tree: str) -> None:
     trees = find_trees(tree)
     assert trees == [root / tree for root in hierarchies(read_mounts())]
     place = trees[0] / "below" / "cgroup.procs"
@@ -91,7 +91,7 @@ async def test_remove_deep_tree_removed_with_few_open_files() -> None:
         assert not tree.exists()
 
 
-async def test_kill_members_and_remove_walk_off_the_event_loop(
+async def test_kill_members_and_remove_walk_in_worker_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that the number of a container's cgroups does not hold up other pods."""
@@ -110,7 +110,7 @@ async def test_kill_members_and_remove_walk_off_the_event_loop(
 
 
 @pytest.mark.machine
-async def test_members_mount_over_a_cgroup_not_entered(tmp_path: Path) -> None:
+async def test_members_mount_over_cgroup_is_not_entered(tmp_path: Path) -> None:
     """Verify that cgroups which a privileged pod mounts over its own are neither killed nor removed."""
     tree, others = tmp_path / "tree", tmp_path / "others"
     (tree / "point").mkdir(parents=True)

@@ -40,11 +40,11 @@ V1_OWN = "9:name=systemd:/init.scope\n5:cpu,cpuacct:/a:b\n4:memory:/x\n3:cpuset:
         (TMPFS_MAGIC, None, CgroupMode.V1),
     ],
 )
-def test_mode_is_decided_by_filesystem_types(root: int, unified: int | None, mode: CgroupMode) -> None:
+def test_decide_mode_follows_filesystem_types(root: int, unified: int | None, mode: CgroupMode) -> None:
     assert decide_mode(root, unified) is mode
 
 
-def test_own_cgroups() -> None:
+def test_parse_own_cgroups_returns_paths_by_controller() -> None:
     assert parse_own_cgroups(V1_OWN) == {
         "name=systemd": "/init.scope",
         "cpu": "/a:b",
@@ -57,7 +57,7 @@ def test_own_cgroups() -> None:
     assert parse_own_cgroups("") == {}
 
 
-def test_v1_mounts_know_controllers_from_options_and_take_the_first_place() -> None:
+def test_find_v1_mounts_uses_options_and_first_mount_point() -> None:
     found = find_v1_mounts(parse_mountinfo(V1_MOUNTS), frozenset(parse_own_cgroups(V1_OWN)))
     base = Path("/sys/fs/cgroup")
     assert found == {
@@ -69,7 +69,7 @@ def test_v1_mounts_know_controllers_from_options_and_take_the_first_place() -> N
     }
 
 
-def test_what_is_missing_and_where_things_are() -> None:
+def test_cgroups_missing_controllers_and_paths_are_computed() -> None:
     root = Path("/sys/fs/cgroup")
     v1 = Cgroups(
         CgroupMode.V1, root, {"cpu": root / "cpu", "memory": root / "memory", "name=x": root / "x"}, {}
@@ -86,13 +86,13 @@ def test_what_is_missing_and_where_things_are() -> None:
         v2.path("hugetlb")
 
 
-def test_filesystem_magic_is_the_kernels() -> None:
+def test_filesystem_magic_returns_kernel_value() -> None:
     assert filesystem_magic(Path("/proc")) == PROC_MAGIC
     with pytest.raises(FileNotFoundError, match="/no/such/place"):
         filesystem_magic(Path("/no/such/place"))
 
 
-def test_detection_on_a_made_up_v1_machine(tmp_path: Path) -> None:
+def test_detect_cgroups_v1_fixture_detected(tmp_path: Path) -> None:
     proc = tmp_path / "proc/self"
     proc.mkdir(parents=True)
     (proc / "cgroup").write_text(V1_OWN)
@@ -103,7 +103,7 @@ def test_detection_on_a_made_up_v1_machine(tmp_path: Path) -> None:
     assert found.own["memory"] == "/x"
 
 
-def test_detection_here_agrees_with_the_kernel() -> None:
+def test_detect_cgroups_on_host_matches_kernel() -> None:
     found = detect_cgroups()
     assert found.missing == frozenset()
     assert found.unified == (Path("/sys/fs/cgroup/cgroup.controllers").exists())

@@ -17,17 +17,17 @@ from pykubelet.linux.host_info import (
     ("state", "status", "synchronised"),
     [(0, 0x2001, True), (1, 0, True), (5, 0x40, False), (0, 0x40, False), (5, 0, False)],
 )
-def test_the_kernels_answer_is_judged(state: int, status: int, synchronised: bool) -> None:
+def test_decide_clock_state_follows_adjtimex_result(state: int, status: int, synchronised: bool) -> None:
     assert decide_clock_state(state, status, 1_500_000) == ClockState(synchronised, 1.5)
 
 
-def test_the_kernel_answers_here() -> None:
+def test_clock_state_on_host_is_plausible() -> None:
     state = clock_state()
     assert 0 <= state.max_error_seconds <= 16.5
     assert isinstance(state.synchronised, bool)
 
 
-def test_boot(tmp_path: Path) -> None:
+def test_boot_time_and_boot_id_are_read(tmp_path: Path) -> None:
     assert parse_boot_time("cpu 1 2\nbtime 1794779685\nprocesses 4\n") == 1794779685
     with pytest.raises(ValueError, match="no btime"):
         parse_boot_time("cpu 1 2\n")

@@ -21,7 +21,7 @@ def at(tmp_path: Path) -> Path:
     return tmp_path / "bus"
 
 
-async def test_calls_are_answered_in_any_order(at: Path) -> None:
+async def test_dbus_call_replies_out_of_order_are_matched(at: Path) -> None:
     greeting: list[bytes] = []
 
     async def serve(peer: Peer) -> None:
@@ -42,7 +42,7 @@ async def test_calls_are_answered_in_any_order(at: Path) -> None:
     assert greeting == [b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode() + b"\r\n"]
 
 
-def test_on_the_agents_own_event_loop(at: Path) -> None:
+def test_dbus_call_on_uvloop_succeeds(at: Path) -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
         peer.answer(await peer.read(), "s", "heard")
@@ -56,7 +56,7 @@ def test_on_the_agents_own_event_loop(at: Path) -> None:
         runner.run(ask())
 
 
-async def test_a_bus_is_greeted_and_a_refusal_has_its_name(at: Path) -> None:
+async def test_dbus_connect_bus_sends_hello_and_error_has_name(at: Path) -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
         hello = await peer.read()
@@ -71,7 +71,7 @@ async def test_a_bus_is_greeted_and_a_refusal_has_its_name(at: Path) -> None:
     assert refused.value.name == "org.example.No"
 
 
-async def test_signals_are_collected_in_order(at: Path) -> None:
+async def test_dbus_signals_are_queued_in_order(at: Path) -> None:
     async def serve(peer: Peer) -> None:
         await peer.welcome()
         call = await peer.read()
@@ -95,7 +95,7 @@ async def test_signals_are_collected_in_order(at: Path) -> None:
 
 class TestBadPeers:
     @pytest.mark.parametrize("bus", [False, True])
-    async def test_silence(self, at: Path, bus: bool) -> None:
+    async def test_connect_silent_peer_times_out(self, at: Path, bus: bool) -> None:
         async def serve(peer: Peer) -> None:
             if bus:
                 await peer.welcome()
@@ -107,12 +107,12 @@ class TestBadPeers:
                     pass
         assert failed.value.errno == errno.ETIMEDOUT
 
-    async def test_nobody(self, at: Path) -> None:
+    async def test_connect_missing_socket_raises(self, at: Path) -> None:
         with pytest.raises(DBusError, match=r"bus cannot be reached: No such file"):
             async with connect(at, bus=False):
                 pass
 
-    async def test_a_full_queue_is_waited_for(self, at: Path) -> None:
+    async def test_connect_full_backlog_times_out(self, at: Path) -> None:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(str(at))
@@ -129,7 +129,7 @@ class TestBadPeers:
                 async with connect(at, bus=False, seconds=0.3):
                     pass
 
-    async def test_no_entry(self, at: Path) -> None:
+    async def test_connect_auth_rejected_raises_eacces(self, at: Path) -> None:
         async def serve(peer: Peer) -> None:
             await peer.welcome(b"REJECTED EXTERNAL\r\n")
             await peer.gone()
@@ -141,7 +141,7 @@ class TestBadPeers:
         assert failed.value.errno == errno.EACCES
 
     @pytest.mark.parametrize("data", [b"x" * 20_000, b"HTTP/1.1 400 Bad Request\r\n"])
-    async def test_something_else_at_the_door(self, at: Path, data: bytes) -> None:
+    async def test_connect_not_dbus_peer_raises(self, at: Path, data: bytes) -> None:
         async def serve(peer: Peer) -> None:
             peer.write(data)
             await peer.gone()
@@ -159,7 +159,7 @@ class TestBadPeers:
             b"l\x02\x00\x01" + bytes(4) + b"\1\0\0\0\4\0\0\0" + b"z" * 8,
         ],
     )
-    async def test_nonsense_ends_all_calls(self, at: Path, data: bytes) -> None:
+    async def test_malformed_message_fails_all_calls(self, at: Path, data: bytes) -> None:
         async def serve(peer: Peer) -> None:
             await peer.welcome()
             await peer.read()
@@ -172,7 +172,7 @@ class TestBadPeers:
             )
         assert [str(result).partition(":")[0] for result in results] == [f"{at} talks nonsense"] * 2
 
-    async def test_one_that_vanishes(self, at: Path) -> None:
+    async def test_connection_closed_during_call_raises_econnreset(self, at: Path) -> None:
         async def serve(peer: Peer) -> None:
             await peer.welcome()
             await peer.read()
@@ -183,7 +183,7 @@ class TestBadPeers:
                 await connection.call(*TARGET, "Do")
             assert failed.value.errno == errno.ECONNRESET
 
-    async def test_an_answer_that_does_not_come_and_one_that_comes_late(self, at: Path) -> None:
+    async def test_call_timeout_raises_and_late_reply_is_ignored(self, at: Path) -> None:
         async def serve(peer: Peer) -> None:
             await peer.welcome()
             late, other = await peer.read(), await peer.read()
@@ -196,7 +196,7 @@ class TestBadPeers:
                 await connection.call(*TARGET, "Do", seconds=0.05)
             assert await connection.call(*TARGET, "Do") == ("in time",)
 
-    async def test_one_that_looks_only_when_something_arrives(self, at: Path) -> None:
+    async def test_stalled_peer_is_woken_by_ping(self, at: Path) -> None:
         """As systemd, which may read the first call with the greeting and then forget it."""
         looked: list[str] = []
 
@@ -211,7 +211,7 @@ class TestBadPeers:
             assert await connection.call(*TARGET, "Do") == ("here",)
         assert looked == ["Ping"]
 
-    async def test_being_cancelled_closes_the_connection(self, at: Path) -> None:
+    async def test_call_cancelled_closes_connection(self, at: Path) -> None:
         called, gone = asyncio.Event(), asyncio.Event()
 
         async def serve(peer: Peer) -> None:
@@ -236,7 +236,7 @@ class TestBadPeers:
 @pytest.mark.skipif(
     shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian package dbus-daemon)"
 )
-async def test_a_real_bus(at: Path) -> None:
+async def test_dbus_daemon_names_errors_and_signals_work(at: Path) -> None:
     """Two clients of one bus: names, errors, and a signal that was asked for."""
     bus = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
     command = [

@@ -52,12 +52,12 @@ HELLO = (
 
 
 @pytest.mark.parametrize(("signature", "values", "raw"), KNOWN)
-def test_known_bytes(signature: str, values: tuple[Any, ...], raw: str) -> None:
+def test_encode_and_decode_match_known_bytes(signature: str, values: tuple[Any, ...], raw: str) -> None:
     assert encode(signature, values).hex() == raw.replace(" ", "")
     assert decode(signature, bytes.fromhex(raw)) == values
 
 
-def test_known_message() -> None:
+def test_encode_message_hello_matches_known_bytes() -> None:
     """The first call that every client of a bus makes."""
     message = Message(
         kind=MessageType.CALL,
@@ -73,7 +73,7 @@ def test_known_message() -> None:
     assert decode_message(raw) == message
 
 
-def test_the_other_byte_order() -> None:
+def test_decode_big_endian_is_supported() -> None:
     assert decode("sau", bytes.fromhex("00000001 61 00 0000 00000004 00000005"), big=True) == ("a", [5])
     raw = bytes.fromhex(
         "42 02 00 01 00000004 00000007 0000000f 05 01 75 00 00000003 08 01 67 00 01 75 00 00 0000002a"
@@ -101,7 +101,7 @@ def test_the_other_byte_order() -> None:
         ("u", "01000000 00"),
     ],
 )
-def test_what_is_no_value(signature: str, raw: str) -> None:
+def test_decode_malformed_value_raises(signature: str, raw: str) -> None:
     with pytest.raises(DBusProtocolError):
         decode(signature, bytes.fromhex(raw))
 
@@ -109,7 +109,7 @@ def test_what_is_no_value(signature: str, raw: str) -> None:
 @pytest.mark.parametrize(
     "signature", ["a", "(", "()", "a{s}", "a{vs}", "{sv}", "z", "a{sv", "(s))", "a" * 40 + "u", "s" * 256]
 )
-def test_what_is_no_signature(signature: str) -> None:
+def test_split_signature_invalid_raises(signature: str) -> None:
     with pytest.raises(DBusProtocolError):
         split_signature(signature)
 
@@ -133,12 +133,12 @@ def test_what_is_no_signature(signature: str) -> None:
         ("as", (5,)),
     ],
 )
-def test_values_that_do_not_fit(signature: str, values: tuple[Any, ...]) -> None:
+def test_encode_value_not_matching_signature_raises(signature: str, values: tuple[Any, ...]) -> None:
     with pytest.raises(DBusProtocolError):
         encode(signature, values)
 
 
-def test_depth_is_bounded() -> None:
+def test_encode_and_decode_too_deep_raises() -> None:
     value = Variant("u", 1)
     for _ in range(80):
         value = Variant("v", value)
@@ -205,13 +205,13 @@ _TYPED = st.lists(_KINDS, max_size=4).flatmap(
 
 
 @given(_TYPED)
-def test_what_is_written_is_read(typed: tuple[str, tuple[Any, ...]]) -> None:
+def test_decode_any_encoded_values_round_trip(typed: tuple[str, tuple[Any, ...]]) -> None:
     signature, values = typed
     assert decode(signature, encode(signature, values)) == values
 
 
 @given(_TYPED, st.integers(1, 2**32 - 1), _TEXT, _BASIC["o"])
-def test_messages_are_read_as_written(
+def test_decode_message_any_encoded_message_round_trips(
     typed: tuple[str, tuple[Any, ...]], serial: int, word: str, path: str
 ) -> None:
     message = Message(
@@ -230,7 +230,9 @@ def test_messages_are_read_as_written(
 
 
 @given(st.binary(max_size=80), _TYPED)
-def test_nonsense_is_a_wire_error_and_nothing_else(raw: bytes, typed: tuple[str, tuple[Any, ...]]) -> None:
+def test_decode_arbitrary_bytes_raises_only_protocol_error(
+    raw: bytes, typed: tuple[str, tuple[Any, ...]]
+) -> None:
     for signature in (typed[0], "a(sv)", "a{sv}ov"):
         try:
             decode(signature, raw)
@@ -239,7 +241,7 @@ def test_nonsense_is_a_wire_error_and_nothing_else(raw: bytes, typed: tuple[str,
 
 
 @given(st.data())
-def test_a_broken_message_is_a_wire_error_and_nothing_else(data: st.DataObject) -> None:
+def test_decode_message_corrupted_raises_only_protocol_error(data: st.DataObject) -> None:
     raw = bytearray(bytes.fromhex(HELLO))
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] = data.draw(st.integers(0, 255))

@@ -12,7 +12,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-def test_two_sockets(tmp_path: Path) -> None:
+def test_read_hardware_two_sockets_topology_is_read(tmp_path: Path) -> None:
     files = {
         "proc/cpuinfo": "processor\t: 0\nvendor_id\t: Some\ncpu MHz\t\t: 2100.5\n",
         "proc/meminfo": "MemTotal:  1000 kB\nSwapTotal:  10 kB\n",
@@ -50,12 +50,12 @@ def test_two_sockets(tmp_path: Path) -> None:
     assert (found.topology[1].memory, found.topology[1].distances) == (512000, [21, 10])
 
 
-def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
+def test_read_hardware_empty_root_returns_zeros(tmp_path: Path) -> None:
     found = read_hardware("now", root=tmp_path)
     assert (found.num_cores, found.memory_capacity, found.filesystems) == (0, 0, [])
 
 
-def test_this_machine() -> None:
+def test_read_hardware_on_host_returns_cores_and_memory() -> None:
     found = read_hardware("now")
     assert found.num_cores >= 1
     assert found.memory_capacity > 0

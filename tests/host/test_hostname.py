@@ -17,7 +17,7 @@ from pykubelet.linux.network import HostnameError, decide_node_name, node_name
         ("a" * 253, "a" * 253),
     ],
 )
-def test_trimmed_and_lower_case(name: str, node: str) -> None:
+def test_decide_node_name_is_trimmed_and_lower_case(name: str, node: str) -> None:
     assert decide_node_name(name, "x") == node
 
 
@@ -34,7 +34,7 @@ def test_trimmed_and_lower_case(name: str, node: str) -> None:
         ("üß", "--hostname-override$"),
     ],
 )
-def test_refused_with_a_remedy(name: str, words: str) -> None:
+def test_decide_node_name_invalid_raises_with_remedy(name: str, words: str) -> None:
     with pytest.raises(HostnameError, match=words) as caught:
         decide_node_name(name, "the machine's host name")
     assert "--hostname-override" in str(caught.value)
@@ -42,7 +42,7 @@ def test_refused_with_a_remedy(name: str, words: str) -> None:
 
 
 @given(st.text())
-def test_a_node_name_is_always_a_dns_name(name: str) -> None:
+def test_decide_node_name_any_text_returns_dns_name_or_raises(name: str) -> None:
     try:
         node = decide_node_name(name, "x")
     except HostnameError as err:
@@ -53,7 +53,7 @@ def test_a_node_name_is_always_a_dns_name(name: str) -> None:
     assert re.fullmatch(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", node)
 
 
-def test_override_wins_and_the_machine_follows() -> None:
+def test_node_name_override_precedes_hostname() -> None:
     assert node_name("Other") == "other"
     assert node_name() == socket.gethostname().strip().lower()
     with pytest.raises(HostnameError, match="--hostname-override 'a_b'"):

@@ -36,16 +36,16 @@ events = st.builds(
 
 
 @given(st.lists(events))
-def test_events_are_split_as_the_kernel_joins_them(many: list[Event]) -> None:
+def test_parse_events_joined_events_round_trip(many: list[Event]) -> None:
     assert parse_events(b"".join(map(packed, many))) == many
 
 
-def test_a_name_that_is_not_utf8_survives() -> None:
+def test_parse_events_non_utf8_name_is_preserved() -> None:
     [event] = parse_events(struct.pack("iIII", 1, Mask.CREATE, 0, 16) + b"\xff\xfe".ljust(16, b"\0"))
     assert os.fsencode(event.name) == b"\xff\xfe"
 
 
-def test_overflow_is_told() -> None:
+def test_parse_events_queue_overflow_is_flagged() -> None:
     [event] = parse_events(struct.pack("iIII", -1, Mask.Q_OVERFLOW, 0, 0))
     assert event.overflowed
 
@@ -151,7 +151,7 @@ SCENARIOS = [
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_on_both_loops(
+def test_inotify_scenario_passes_on_asyncio_and_uvloop(
     loop: Callable[[], asyncio.AbstractEventLoop],
     scenario: Callable[[Path], Coroutine[Any, Any, None]],
     tmp_path: Path,
@@ -160,7 +160,7 @@ def test_on_both_loops(
         runner.run(scenario(tmp_path))
 
 
-async def test_a_real_overflow_is_told(tmp_path: Path) -> None:
+async def test_inotify_kernel_queue_overflow_is_reported(tmp_path: Path) -> None:
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 20_000:
         pytest.skip("the queue is too long to fill here")
@@ -177,13 +177,13 @@ async def test_a_real_overflow_is_told(tmp_path: Path) -> None:
         assert event.watch == -1
 
 
-def test_watching_nothing_names_it() -> None:
+def test_inotify_watch_missing_path_error_names_it() -> None:
     with Inotify() as changes, pytest.raises(FileNotFoundError) as caught:
         changes.watch("/no/such/place", Mask.OPEN)
     assert caught.value.filename == "/no/such/place"
 
 
-def test_running_out_of_instances_says_what_to_do() -> None:
+def test_inotify_too_many_instances_error_names_sysctl() -> None:
     # A process of its own with few descriptors gets the same answer without harm to its neighbours.
     script = (
         "import resource\n"

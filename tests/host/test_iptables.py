@@ -47,20 +47,20 @@ def table(*parts: str) -> str:
     return f"# Generated\n*nat\n{declared}{body}COMMIT\n"
 
 
-def test_nothing_of_ours_is_nothing_to_do() -> None:
+def test_plan_removal_no_own_rules_returns_empty_plan() -> None:
     assert plan_removal("", "net") == ""
     assert plan_removal(table(STRANGER), "net") == ""
     assert plan_removal(table(STRANGER, SHARED, rules("other", "aa", 80)), "net", keep_chains=[]) == ""
     assert plan_removal("garbage\n-A x\n:y\n", "net") == ""
 
 
-def test_a_name_that_only_begins_like_ours_is_not_ours() -> None:
+def test_plan_removal_network_name_prefix_does_not_match() -> None:
     text = table(SHARED, rules("pykubelet-1234abcd", "aa", 80))
     assert rules_of(text, "pykubelet") == []
     assert plan_removal(text, "pykubelet", keep_chains=[]) == ""
 
 
-def test_our_rules_and_chains_go_and_others_stay() -> None:
+def test_plan_removal_removes_own_rules_and_keeps_others() -> None:
     text = table(STRANGER, SHARED, rules("net", "aa", 80), rules("other", "bb", 81))
     plan = plan_removal(text, "net", keep_chains=[])
     assert "-X CNI-aa0cfbce343b2b798f4e" in plan
@@ -71,19 +71,19 @@ def test_our_rules_and_chains_go_and_others_stay() -> None:
 
 
 @pytest.mark.parametrize("keep", [set(), SHARED_CHAINS])
-def test_shared_chains_go_with_their_last_user_unless_they_were_there_before(keep: frozenset[str]) -> None:
+def test_plan_removal_last_user_removes_shared_chains_unless_preexisting(keep: frozenset[str]) -> None:
     plan = plan_removal(table(STRANGER, SHARED, rules("net", "aa", 80)), "net", keep_chains=keep)
     for chain in SHARED_CHAINS:
         assert (f"-X {chain}" in plan) is (not keep)
     assert ("-D PREROUTING" in plan) is (not keep)
 
 
-def test_shared_chains_go_even_when_our_rules_are_already_gone() -> None:
+def test_plan_removal_own_rules_absent_removes_shared_chains() -> None:
     plan = plan_removal(table(SHARED), "net", keep_chains=[])
     assert plan.count("-X ") == 3
 
 
-def test_chains_without_a_label_are_known_by_their_sandbox() -> None:
+def test_plan_removal_unlabelled_chain_found_by_sandbox_id() -> None:
     # The name that the bridge plugin gave to this very sandbox.
     chain = "CNI-81817d0cfbce343b2b798f4e"
     assert chains_of("pykubelet-efc1cff0", [ID]) == {chain, "CNI-DN-81817d0cfbce343b2b798"}
@@ -93,7 +93,7 @@ def test_chains_without_a_label_are_known_by_their_sandbox() -> None:
     assert plan == f"*nat\n-F {chain}\n-X {chain}\nCOMMIT\n"
 
 
-def test_a_stranger_s_jump_keeps_a_shared_chain() -> None:
+def test_plan_removal_foreign_jump_keeps_shared_chain() -> None:
     own = "-A MY-CHAIN -p tcp -j CNI-HOSTPORT-SETMARK\n"
     plan = plan_removal(table(SHARED, own), "net", keep_chains=[])
     assert "-X CNI-HOSTPORT-SETMARK" not in plan
@@ -101,7 +101,7 @@ def test_a_stranger_s_jump_keeps_a_shared_chain() -> None:
 
 
 @pytest.mark.machine
-def test_the_real_packet_filter_takes_the_plan(tmp_path: Path) -> None:
+def test_plan_removal_applied_by_iptables_restore_removes_rules(tmp_path: Path) -> None:
     before = table(STRANGER, SHARED, rules("net", "aa", 80), rules("other", "bb", 81))
     first = tmp_path / "first"
     second = tmp_path / "second"
@@ -132,7 +132,7 @@ def test_the_real_packet_filter_takes_the_plan(tmp_path: Path) -> None:
     assert sorted(nat.chains) == ["INPUT", "OUTPUT", "POSTROUTING", "PREROUTING"]
 
 
-def test_abandoned_chains_are_swept_only_when_asked() -> None:
+def test_plan_removal_sweep_removes_empty_cni_chains() -> None:
     empty, busy, foreign = "CNI-" + "a" * 24, "CNI-" + "b" * 24, "CNI-KEEP"
     text = table(STRANGER, rules("other", "aa", 80), f"-A POSTROUTING -j {busy}\n")
     text = text.replace("*nat\n", f"*nat\n:{empty} - [0:0]\n:{busy} - [0:0]\n:{foreign} - [0:0]\n")

@@ -27,16 +27,16 @@ BY_NAME = {feature.name: feature for feature in FEATURES}
     ("release", "numbers"),
     [("6.18.44-fc-v445", (6, 18, 44)), ("5.10.0-28-amd64", (5, 10, 0)), ("6.4", (6, 4)), ("4.19+", (4, 19))],
 )
-def test_release(release: str, numbers: tuple[int, ...]) -> None:
+def test_parse_release_returns_version_numbers(release: str, numbers: tuple[int, ...]) -> None:
     assert parse_release(release) == numbers
 
 
-def test_a_release_without_numbers_is_none() -> None:
+def test_parse_release_without_numbers_raises() -> None:
     with pytest.raises(ValueError, match="not a kernel release"):
         parse_release("linux")
 
 
-def test_texts() -> None:
+def test_parse_config_filesystems_and_modules_return_entries() -> None:
     config = parse_config('# CONFIG_A is not set\nCONFIG_B=y\nCONFIG_C=m\nCONFIG_D="x=y"\n\n')
     assert config == {"CONFIG_B": "y", "CONFIG_C": "m", "CONFIG_D": "x=y"}
     assert parse_filesystems("nodev\tproc\n\text4\n\n") == {"proc", "ext4"}
@@ -64,11 +64,11 @@ def test_texts() -> None:
         ("user namespaces", KernelFacts("6", namespaces=NAMESPACES, config={"CONFIG_USER_NS": "y"}), False),
     ],
 )
-def test_features(feature: str, facts: KernelFacts, state: bool | None) -> None:
+def test_feature_state_follows_kernel_facts(feature: str, facts: KernelFacts, state: bool | None) -> None:
     assert feature_state(BY_NAME[feature], facts) is state
 
 
-def test_kernel_defaults(tmp_path: Path) -> None:
+def test_kernel_default_differences_returns_mismatches(tmp_path: Path) -> None:
     for name, value in KERNEL_DEFAULTS.items():
         file = tmp_path / "sys" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,19 +82,19 @@ def test_kernel_defaults(tmp_path: Path) -> None:
     }
 
 
-def test_sysctl_that_is_no_number(tmp_path: Path) -> None:
+def test_read_sysctl_not_numeric_or_missing_returns_none(tmp_path: Path) -> None:
     (tmp_path / "sys").mkdir()
     (tmp_path / "sys/x").write_text("a b\n")
     assert read_sysctl("x", tmp_path) is None
     assert read_sysctl("y", tmp_path) is None
 
 
-def test_an_empty_machine_says_nothing(tmp_path: Path) -> None:
+def test_read_kernel_empty_root_returns_only_release(tmp_path: Path) -> None:
     facts = read_kernel(tmp_path, tmp_path)
     assert facts == KernelFacts(os.uname().release)
 
 
-def test_a_made_up_machine(tmp_path: Path) -> None:
+def test_read_kernel_fixture_detects_config_and_modules(tmp_path: Path) -> None:
     release = os.uname().release
     (tmp_path / "boot").mkdir()
     (tmp_path / f"boot/config-{release}").write_text("CONFIG_BRIDGE=y\n")
@@ -109,7 +109,7 @@ def test_a_made_up_machine(tmp_path: Path) -> None:
     assert feature_state(BY_NAME["overlayfs"], read_kernel(tmp_path, tmp_path))
 
 
-def test_this_machine() -> None:
+def test_read_kernel_on_host_has_namespaces_and_filesystems() -> None:
     facts = read_kernel()
     assert facts.namespaces >= NAMESPACES
     assert {"proc", "tmpfs"} <= facts.present

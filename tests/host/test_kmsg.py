@@ -92,7 +92,7 @@ class TestRecords:
             (b"4,1,2,-;", KernelRecord(0, 4, 1, 2, "-", "")),
         ],
     )
-    def test_read(self, data: bytes, expected: KernelRecord) -> None:
+    def test_parse_record_valid_returns_fields(self, data: bytes, expected: KernelRecord) -> None:
         assert parse_record(data) == expected
 
     @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ class TestRecords:
             b"4,1,2" + b"0" * 30 + b";x",
         ],
     )
-    def test_what_is_none(self, data: bytes) -> None:
+    def test_parse_record_malformed_raises(self, data: bytes) -> None:
         with pytest.raises(KmsgError):
             parse_record(data)
 
     @given(st.binary(max_size=300))
-    def test_any_bytes(self, data: bytes) -> None:
+    def test_parse_record_any_bytes_raises_only_kmsg_error(self, data: bytes) -> None:
         with suppress(KmsgError):
             parse_record(data)
 
     @given(st.text(max_size=100))
-    def test_any_text_survives_the_kernels_escapes(self, text: str) -> None:
+    def test_parse_record_any_escaped_text_round_trips(self, text: str) -> None:
         escaped = b"".join(
             bytes([byte]) if 32 <= byte < 127 and byte != 0x5C else b"\\x%02x" % byte
             for byte in text.encode("utf-8", "replace")
@@ -129,7 +129,7 @@ class TestRecords:
 
 
 class TestKills:
-    def test_a_real_one(self) -> None:
+    def test_follow_recorded_log_finds_kill_and_ignores_forged(self) -> None:
         state, found = OomState(), []
         records = [parse_record(line) for line in RECORDED.read_bytes().splitlines(keepends=True)]
         for each in records:
@@ -143,7 +143,7 @@ class TestKills:
         forged = [each for each in records if "forged" in each.text]
         assert [each.facility for each in forged] == [1]
 
-    def test_before_linux_5(self) -> None:
+    def test_follow_pre_linux_5_format_finds_kill(self) -> None:
         lines = (
             "memhog invoked oom-killer: gfp_mask=0x24000c0, order=0, oom_score_adj=999",
             f"Task in {POD}/c1 killed as a result of limit of {POD}",
@@ -153,7 +153,7 @@ class TestKills:
         )
         assert kills(*lines) == [killed(512, "memhog", f"{POD}/c1", POD)]
 
-    def test_of_the_machine(self) -> None:
+    def test_follow_global_oom_is_system_oom(self) -> None:
         new = reason("global_oom", "/user.slice")
         words = "Out of memory: Killed process 9 (app) total-vm:1kB, anon-rss:1kB"
         assert kills("x invoked oom-killer: order=0", new, words) == [
@@ -163,7 +163,7 @@ class TestKills:
         (kill,) = kills("x invoked oom-killer: order=0", "Out of memory: Kill process 9 (app) score 1", old)
         assert kill == killed(9, "app", whole=True)
 
-    def test_when_the_kernel_says_little(self) -> None:
+    def test_follow_only_last_line_finds_kill(self) -> None:
         """Of many kills in a short time only the last line is written."""
         assert kills(last_words()) == [killed(9, "app")]
         words = "Out of memory: Killed process 9 (app) total-vm:1kB, anon-rss:1kB"
@@ -178,7 +178,7 @@ class TestKills:
         )
         assert kills(*old) == [killed(9, "app")]
 
-    def test_a_line_in_parts(self) -> None:
+    def test_follow_continued_line_is_joined(self) -> None:
         parts = (
             record("Task in ", flags="c"),
             record(f"{POD}/c1", flags="+"),
@@ -189,7 +189,7 @@ class TestKills:
         )
         assert kills(*parts) == [killed(9, "app", f"{POD}/c1", POD)]
 
-    def test_a_whole_group(self) -> None:
+    def test_follow_oom_group_kill_finds_all_processes(self) -> None:
         group = f"Tasks in {POD} are going to be killed due to memory.oom.group set"
         found = kills(reason(), last_words(), group, last_words(10, "b"), last_words(11, "c"))
         assert found == [
@@ -198,20 +198,20 @@ class TestKills:
             killed(11, "c", POD, POD),
         ]
 
-    def test_what_was_said_of_one_is_not_said_of_the_next(self) -> None:
+    def test_follow_next_kill_does_not_inherit_cgroup(self) -> None:
         found = kills(reason(), last_words(), last_words(10), "x invoked oom-killer: order=0", last_words(11))
         assert found == [killed(9, "app", f"{POD}/c1", POD), killed(10, "app"), killed(11, "app")]
 
     @pytest.mark.parametrize("name", ["a,pid=1,uid=0", "x) total-vm:1", "a,task=b", "(((", "", "ü\n,"])
-    def test_nasty_names(self, name: str) -> None:
+    def test_follow_hostile_process_name_is_preserved(self, name: str) -> None:
         (kill,) = kills(reason(task=name), last_words(name=name))
         assert kill == killed(9, name, f"{POD}/c1", POD)
 
-    def test_a_nasty_cgroup(self) -> None:
+    def test_follow_hostile_cgroup_path_is_preserved(self) -> None:
         cgroup = "/a,task=b/c,pid=1,uid=0/and/so/on"
         assert kills(reason(cgroup=cgroup), last_words()) == [killed(9, "app", cgroup, POD)]
 
-    def test_programs_cannot_forge_it(self) -> None:
+    def test_follow_user_space_record_is_ignored(self) -> None:
         forged = [record(text, facility=1) for text in (reason(), last_words())]
         assert kills(*forged) == []
         assert kills(reason(), record("x invoked oom-killer: ", facility=3), last_words()) == [
@@ -228,12 +228,12 @@ class TestKills:
             "Killed process 99999999999 (app) total-vm:1kB",
         ],
     )
-    def test_what_is_none(self, text: str) -> None:
+    def test_follow_similar_text_finds_no_kill(self, text: str) -> None:
         assert kills(text) == []
 
     @given(
         st.lists(st.tuples(st.sampled_from("-c+"), st.text(max_size=60) | st.just(last_words())), max_size=8)
     )
-    def test_any_texts(self, said: list[tuple[str, str]]) -> None:
+    def test_follow_any_texts_never_raises(self, said: list[tuple[str, str]]) -> None:
         for kill in kills(*(record(text, flags=flags) for flags, text in said)):
             assert kill.pid >= 0

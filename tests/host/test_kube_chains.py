@@ -19,7 +19,7 @@ RULE = (
 )
 
 
-def test_everything_is_added_to_an_empty_filter() -> None:
+def test_plan_chains_empty_filter_adds_all() -> None:
     found = {table.name: table for table in parse_save(plan_chains(NOTHING))}
     assert found["mangle"].chains == [HINT, CANARY]
     assert found["nat"].chains == [CANARY]
@@ -27,7 +27,7 @@ def test_everything_is_added_to_an_empty_filter() -> None:
     assert found["filter"].rules == [RULE]
 
 
-def test_what_is_there_is_not_touched() -> None:
+def test_plan_chains_existing_chains_are_untouched() -> None:
     text = plan_chains(NOTHING).replace("-I ", "-A ")
     assert plan_chains(text) == ""
     # Somebody else's rules in our chain stay, and one of ours that is gone comes back alone.
@@ -35,7 +35,7 @@ def test_what_is_there_is_not_touched() -> None:
     assert plan_chains(text) == f"*mangle\n:{HINT} - [0:0]\nCOMMIT\n*filter\n{RULE}\nCOMMIT\n"
 
 
-def test_martians_are_a_matter_of_ipv4() -> None:
+def test_plan_chains_ipv6_has_no_firewall_chain() -> None:
     assert FIREWALL not in plan_chains(NOTHING, ipv6=True)
     assert plan_chains(plan_chains(NOTHING, ipv6=True), ipv6=True) == ""
 
@@ -72,7 +72,7 @@ asyncio.run(main())
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("iptables-restore") is None, reason="needs root and iptables"
 )
-def test_they_come_back_after_a_flush() -> None:
+def test_keep_chains_after_flush_restores_chains() -> None:
     command = ["unshare", "--net", sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
@@ -89,7 +89,7 @@ def test_they_come_back_after_a_flush() -> None:
 
 
 @pytest.mark.machine
-def test_a_machine_without_it_is_left_in_peace() -> None:
+def test_keep_chains_iptables_missing_returns() -> None:
     script = (
         "import asyncio; from pykubelet.linux.iptables import keep_chains; "
         "print(asyncio.run(keep_chains('no-such-iptables')))"
@@ -100,7 +100,7 @@ def test_a_machine_without_it_is_left_in_peace() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(("failing", "tries"), [(2, 3), (9, 3)])
-async def test_a_filter_that_is_busy_at_first(
+async def test_keep_chains_filter_busy_is_retried_then_abandoned(
     failing: int, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

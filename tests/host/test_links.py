@@ -32,7 +32,7 @@ ADDRESSES: list[dict[str, Any]] = [
 ]
 
 
-def test_networks_of_routes_and_addresses() -> None:
+def test_parse_networks_returns_networks_of_routes_and_addresses() -> None:
     found = parse_networks(ROUTES, ADDRESSES, except_link="ours")
     assert found == [
         IPv4Network("10.9.0.0/16"),
@@ -44,14 +44,14 @@ def test_networks_of_routes_and_addresses() -> None:
 
 
 @pytest.mark.machine
-async def test_this_machine() -> None:
+async def test_used_networks_and_uplink_mtu_on_host_are_plausible() -> None:
     assert IPv4Network("127.0.0.0/8") in await used_networks()
     mtu = await uplink_mtu()
     assert mtu is None or 576 <= mtu <= 65536
 
 
 @pytest.mark.machine
-async def test_links_come_and_go() -> None:
+async def test_delete_link_existing_and_missing_links_reported() -> None:
     bridge, port = "pykt-br", "pykt-port"
     try:
         subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)

@@ -52,7 +52,7 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-async def test_held_and_given_back(tmp_path: Path) -> None:
+async def test_lock_file_acquired_and_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with LockFile(path) as lock:
         assert lock.held
@@ -64,7 +64,7 @@ async def test_held_and_given_back(tmp_path: Path) -> None:
     lock.release()  # again is fine
 
 
-async def test_waits_for_the_other_process(tmp_path: Path) -> None:
+async def test_lock_file_held_by_other_process_waits(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = LockFile(path)
     async with another_process(path) as other:
@@ -79,7 +79,7 @@ async def test_waits_for_the_other_process(tmp_path: Path) -> None:
     lock.release()
 
 
-async def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+async def test_lock_file_holder_killed_is_acquired(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with another_process(path) as other:
         other.kill()
@@ -87,7 +87,7 @@ async def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
             assert lock.held
 
 
-async def test_the_first_process_leaves_when_a_second_one_comes(tmp_path: Path) -> None:
+async def test_lock_file_watched_holder_exits_on_contention(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with another_process(path, "watched") as other, asyncio.timeout(45), LockFile(path):
         assert other.stdout is not None
@@ -95,7 +95,7 @@ async def test_the_first_process_leaves_when_a_second_one_comes(tmp_path: Path) 
         assert await other.wait() == 0
 
 
-async def test_an_opening_between_acquire_and_waiting_is_not_missed(tmp_path: Path) -> None:
+async def test_lock_file_opened_before_wait_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with LockFile(path, watched=True) as lock:
         path.open().close()
@@ -103,7 +103,7 @@ async def test_an_opening_between_acquire_and_waiting_is_not_missed(tmp_path: Pa
             assert await lock.wait_for_contention() == "opened"
 
 
-async def test_taking_the_file_away_is_noticed_and_changing_its_mode_is_not(tmp_path: Path) -> None:
+async def test_lock_file_deletion_is_reported_and_chmod_is_not(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with LockFile(path, watched=True) as lock:
         waiting = asyncio.ensure_future(lock.wait_for_contention())
@@ -115,7 +115,7 @@ async def test_taking_the_file_away_is_noticed_and_changing_its_mode_is_not(tmp_
             assert await waiting == "deleted"
 
 
-async def test_releasing_ends_the_waiting(tmp_path: Path) -> None:
+async def test_lock_file_release_ends_wait_for_contention(tmp_path: Path) -> None:
     lock = LockFile(tmp_path / "lock", watched=True)
     await lock.acquire()
     waiting = asyncio.ensure_future(lock.wait_for_contention())
@@ -125,7 +125,7 @@ async def test_releasing_ends_the_waiting(tmp_path: Path) -> None:
         assert await waiting == "released"
 
 
-async def test_cancelling_the_wait_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_lock_file_acquire_cancelled_leaks_no_descriptor(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     async with LockFile(path):
         gc.collect()  # what earlier tests left open is closed now and not meanwhile
@@ -138,13 +138,13 @@ async def test_cancelling_the_wait_leaves_nothing_open(tmp_path: Path) -> None:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-async def test_contention_without_watching_is_a_mistake(tmp_path: Path) -> None:
+async def test_lock_file_wait_for_contention_unwatched_raises(tmp_path: Path) -> None:
     async with LockFile(tmp_path / "lock") as lock:
         with pytest.raises(RuntimeError, match="watched=True"):
             await lock.wait_for_contention()
 
 
-async def test_bad_places_are_explained_in_one_line(tmp_path: Path) -> None:
+async def test_lock_file_unusable_path_raises_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, words in [
         (tmp_path / "none/lock", "does not exist: create it"),

@@ -35,7 +35,7 @@ def loops_in_the_end(file: Path) -> list[str]:
     return found
 
 
-def test_a_file_as_a_device(file: Path) -> None:
+def test_attach_loop_file_is_readable_and_writable(file: Path) -> None:
     device, at = attach_loop(file)
     try:
         assert loops_of(file) == [device]
@@ -50,7 +50,7 @@ def test_a_file_as_a_device(file: Path) -> None:
     assert file.read_bytes()[:5] == b"BEGIN"
 
 
-def test_one_that_is_free() -> None:
+def test_detach_loop_free_device_is_noop() -> None:
     """Of a number that nobody else takes: a low one might be another's by the time it is detached."""
     device = Path("/dev/loop799")
     with Path("/dev/loop-control").open("rb") as control:
@@ -62,7 +62,7 @@ def test_one_that_is_free() -> None:
             fcntl.ioctl(control, LOOP_CTL_REMOVE, 799)
 
 
-def test_one_that_cannot_be_written(file: Path) -> None:
+def test_attach_loop_read_only_rejects_writes(file: Path) -> None:
     file.chmod(0o400)
     device, at = attach_loop(file, read_only=True)
     try:
@@ -73,7 +73,7 @@ def test_one_that_cannot_be_written(file: Path) -> None:
         detach_loop(device)
 
 
-def test_until_closed(file: Path) -> None:
+def test_attach_loop_until_closed_detaches_on_last_close(file: Path) -> None:
     device, at = attach_loop(file, until_closed=True)
     again = os.open(device, os.O_RDONLY)
     os.close(at)
@@ -82,7 +82,7 @@ def test_until_closed(file: Path) -> None:
     assert loops_in_the_end(file) == []
 
 
-def test_a_killed_process_leaves_none(file: Path) -> None:
+def test_attach_loop_until_closed_process_killed_detaches(file: Path) -> None:
     program = (
         "import os, signal, sys; from pathlib import Path\n"
         "from pykubelet.linux.loop_devices import attach_loop\n"
@@ -92,7 +92,7 @@ def test_a_killed_process_leaves_none(file: Path) -> None:
     assert loops_in_the_end(file) == []
 
 
-def test_what_was_deleted_is_found_still(file: Path) -> None:
+def test_loops_of_deleted_file_returns_device(file: Path) -> None:
     device, at = attach_loop(file)
     os.close(at)
     file.unlink()
@@ -102,14 +102,14 @@ def test_what_was_deleted_is_found_still(file: Path) -> None:
         detach_loop(device)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_loop_functions_missing_file_or_device_handled(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         attach_loop(tmp_path / "nothing")
     assert loops_of(tmp_path / "nothing") == []
     detach_loop("/dev/loop-of-nobody")
 
 
-def test_no_descriptors_are_left(file: Path) -> None:
+def test_attach_loop_leaks_no_descriptor(file: Path) -> None:
     gc.collect()  # what earlier tests left open is closed now and not meanwhile
     before = len(list(Path("/proc/self/fd").iterdir()))
     device, at = attach_loop(file)

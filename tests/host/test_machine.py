@@ -27,11 +27,11 @@ def write(root: Path, name: str, text: str) -> None:
         ("", "Linux"),
     ],
 )
-def test_operating_system(text: str, name: str) -> None:
+def test_pretty_name_returns_os_name_or_linux(text: str, name: str) -> None:
     assert pretty_name(text) == name
 
 
-def test_another_machine(tmp_path: Path) -> None:
+def test_read_machine_fixture_ids_are_read(tmp_path: Path) -> None:
     write(tmp_path, "var/lib/dbus/machine-id", "abc\n")
     write(tmp_path, "usr/lib/os-release", 'PRETTY_NAME="Clear"\n')
     write(tmp_path, "proc/device-tree/vm,uuid", "u-u\0")
@@ -44,13 +44,13 @@ def test_another_machine(tmp_path: Path) -> None:
     assert read_machine(root=tmp_path).system_uuid == "dmi"
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_read_machine_empty_root_returns_defaults(tmp_path: Path) -> None:
     found = read_machine(root=tmp_path)
     assert (found.machine_id, found.boot_id, found.os_image, found.swap_bytes) == ("", "", "Unknown", 0)
     assert first_text("", tmp_path) == ""
 
 
-def test_this_machine() -> None:
+def test_read_machine_on_host_matches_uname() -> None:
     found = read_machine()
     assert found.boot_id == boot_id()
     assert found.kernel == os.uname().release
@@ -59,10 +59,10 @@ def test_this_machine() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "word"), [("x86_64", "amd64"), ("aarch64", "arm64"), ("s390x", "s390x")])
-def test_architectures(kernel: str, word: str) -> None:
+def test_architecture_maps_kernel_to_go_names(kernel: str, word: str) -> None:
     assert architecture(kernel) == word
 
 
-def test_swap() -> None:
+def test_parse_swap_total_returns_bytes() -> None:
     assert parse_swap_total("SwapCached: 1 kB\nSwapTotal:       2097148 kB\n") == 2097148 * 1024
     assert parse_swap_total("") == 0

@@ -15,7 +15,7 @@ AREA = SwapArea("/dev/zram0", "partition", 4, 0, 100)
 
 
 @pytest.mark.machine
-def test_this_kernel(tmp_path: Path) -> None:
+def test_supports_noswap_on_host_true_and_cleans_up(tmp_path: Path) -> None:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     if (major, minor) < (6, 4):
         pytest.skip("the kernel may or may not know it")
@@ -27,7 +27,7 @@ def test_this_kernel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("areas", "error", "told"), [([], errno.EINVAL, []), ([AREA], 0, []), ([AREA], errno.EINVAL, ["Warning"])]
 )
-async def test_people_are_told(
+async def test_warn_of_swap_noswap_unsupported_with_swap_records_event(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, areas: list[SwapArea], error: int, told: list[str]
 ) -> None:
     def mount(source: str, point: Path, kind: str, options: str) -> None:

@@ -30,7 +30,7 @@ nonsense
 """
 
 
-def test_reads_the_kernel_s_table() -> None:
+def test_parse_mountinfo_returns_unescaped_mounts() -> None:
     proc, root, cgroup, odd = parse_mountinfo(TABLE)
     assert (proc.id, proc.parent, proc.point, proc.kind) == (22, 27, Path("/proc"), "proc")
     assert root.options == {"rw", "relatime", "discard"}
@@ -40,7 +40,7 @@ def test_reads_the_kernel_s_table() -> None:
     assert (odd.root, odd.source) == ("/sub dir", "/dev/my disk")
 
 
-def test_this_machine_has_a_root() -> None:
+def test_read_mounts_on_host_includes_root() -> None:
     assert any(found.point == Path("/") for found in read_mounts())
 
 
@@ -48,7 +48,7 @@ def at(number: int, parent: int, point: str) -> Mount:
     return Mount(number, parent, "/", Path(point), "tmpfs", "tmpfs", frozenset())
 
 
-def test_a_similar_name_is_not_below() -> None:
+def test_mounts_below_similar_prefix_is_excluded() -> None:
     assert mounts_below([at(1, 0, "/data-other/x"), at(2, 0, "/data")], Path("/data")) == []
 
 
@@ -63,7 +63,7 @@ def resolve(standing: list[Mount], path: Path) -> Mount:
 
 
 @given(st.lists(st.lists(st.sampled_from("xy"), min_size=1, max_size=3), max_size=12))
-def test_every_step_of_the_plan_works(made: list[list[str]]) -> None:
+def test_plan_unmounts_any_mounts_each_step_is_possible(made: list[list[str]]) -> None:
     standing = [at(1, 0, "/d")]
     for number, names in enumerate(made, 2):
         path = Path("/d", *names)
@@ -77,7 +77,7 @@ def test_every_step_of_the_plan_works(made: list[list[str]]) -> None:
 
 
 @pytest.mark.machine
-def test_mounts_and_unmounts(tmp_path: Path) -> None:
+def test_mount_and_unmount_tmpfs_succeed(tmp_path: Path) -> None:
     point = tmp_path / "point with space"
     point.mkdir()
     assert unmount(point) is False, "nothing is mounted there"
@@ -100,7 +100,7 @@ def test_mounts_and_unmounts(tmp_path: Path) -> None:
 
 
 @pytest.mark.machine
-def test_never_deletes_through_a_mount(tmp_path: Path) -> None:
+def test_remove_tree_bind_mount_inside_raises_ebusy(tmp_path: Path) -> None:
     tree, precious = tmp_path / "tree", tmp_path / "precious"
     (tree / "a" / "b").mkdir(parents=True)
     precious.mkdir()
@@ -121,7 +121,7 @@ def test_never_deletes_through_a_mount(tmp_path: Path) -> None:
 @pytest.mark.machine
 @pytest.mark.parametrize("files", [0, 300], ids=["few files", "many files"])
 @pytest.mark.parametrize("what", ["folder", "file"])
-def test_finds_mounts_inside(tmp_path: Path, what: str, files: int) -> None:
+def test_has_mounts_inside_bind_mount_returns_true(tmp_path: Path, what: str, files: int) -> None:
     """Also a mounted file, and one of the same file system, whose device number tells nothing."""
     tree, precious = tmp_path / "tree", tmp_path / "precious"
     tree.mkdir()
@@ -145,7 +145,7 @@ def test_finds_mounts_inside(tmp_path: Path, what: str, files: int) -> None:
     assert not has_mounts_inside(tree)
 
 
-def test_nothing_is_mounted_in_what_is_no_folder(tmp_path: Path) -> None:
+def test_has_mounts_inside_not_directory_returns_false(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("/proc")
     for name in ("file", "link", "gone"):
@@ -153,7 +153,7 @@ def test_nothing_is_mounted_in_what_is_no_folder(tmp_path: Path) -> None:
     assert not has_mounts_inside(tmp_path)
 
 
-def test_removes_files_links_and_what_is_gone(tmp_path: Path) -> None:
+def test_remove_tree_file_symlink_or_missing_path_succeeds(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "file").touch()

@@ -22,7 +22,7 @@ def systemd(
         yield sock
 
 
-def test_systemd_hears_us(systemd: socket.socket) -> None:
+def test_notify_sends_state_to_notify_socket(systemd: socket.socket) -> None:
     ready()
     assert systemd.recv(100) == b"READY=1"
     stopping()
@@ -31,7 +31,7 @@ def test_systemd_hears_us(systemd: socket.socket) -> None:
     assert systemd.recv(100) == "STATUS=naïve".encode()
 
 
-def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notify_without_socket_returns_false(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     ready()
     stopping()
@@ -41,7 +41,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "none")})
 
 
-def test_a_broken_socket_is_logged_and_not_fatal(
+def test_ready_broken_socket_is_logged_and_not_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "none"))
@@ -65,7 +65,7 @@ def test_a_broken_socket_is_logged_and_not_fatal(
         ({"WATCHDOG_USEC": "1000001"}, 0.5000005),
     ],
 )
-def test_the_interval_is_half_of_what_is_allowed(environ: dict[str, str], seconds: float | None) -> None:
+def test_watchdog_interval_is_half_of_watchdog_usec(environ: dict[str, str], seconds: float | None) -> None:
     assert watchdog_interval(environ, 77 if "WATCHDOG_PID" in environ else None) == seconds
 
 
@@ -79,7 +79,7 @@ def test_the_interval_is_half_of_what_is_allowed(environ: dict[str, str], second
         ({"WATCHDOG_USEC": "1000000"}, "too short"),
     ],
 )
-def test_settings_that_cannot_be_served(environ: dict[str, str], words: str) -> None:
+def test_watchdog_interval_invalid_settings_raises(environ: dict[str, str], words: str) -> None:
     with pytest.raises(WatchdogError, match=words):
         watchdog_interval(environ)
 
@@ -106,21 +106,21 @@ async def feed_for(seconds: float, systemd: Systemd, unwell: Iterator[str | None
 
 
 @pytest.mark.looptime(start=0)
-async def test_pings_while_well() -> None:
+async def test_feed_watchdog_healthy_pings_every_interval() -> None:
     systemd = Systemd()
     await feed_for(25, systemd, iter([None] * 9))
     assert systemd.heard == [(0, "WATCHDOG=1"), (10, "WATCHDOG=1"), (20, "WATCHDOG=1")]
 
 
 @pytest.mark.looptime(start=0)
-async def test_silence_while_unwell() -> None:
+async def test_feed_watchdog_unhealthy_sends_no_ping() -> None:
     systemd = Systemd()
     await feed_for(35, systemd, iter([None, "syncloop: hangs", "syncloop: hangs", None]))
     assert [when for when, _ in systemd.heard] == [0, 30]
 
 
 @pytest.mark.looptime(start=0)
-async def test_a_lost_ping_is_repeated_once() -> None:
+async def test_feed_watchdog_failed_ping_is_retried_once() -> None:
     systemd = Systemd(deaf=1)
     await feed_for(5, systemd, iter([None] * 9))
     assert [when for when, _ in systemd.heard] == [1]
@@ -130,7 +130,7 @@ async def test_a_lost_ping_is_repeated_once() -> None:
     assert [when - start for when, _ in systemd.heard] == [11]
 
 
-async def test_real_pings(systemd: socket.socket) -> None:
+async def test_feed_watchdog_real_socket_receives_pings(systemd: socket.socket) -> None:
     systemd.settimeout(45)
     feeding = asyncio.create_task(feed_watchdog(0.2, lambda: None))
     for _ in range(2):

@@ -57,7 +57,7 @@ def reason(kind: str, pid: int) -> str:
     return f"{kind},task=app,pid={pid},uid=0"
 
 
-async def test_what_the_node_is_told(log: Log) -> None:
+async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
     told: list[tuple[str, str, str]] = []
     log.say("app invoked oom-killer: gfp_mask=0x0", reason(CGROUP, 3), KILLED.format(pid=3, name="app"))
     watch = asyncio.create_task(record_oom_kills(lambda *event: told.append(event), log.open))
@@ -75,7 +75,7 @@ async def test_what_the_node_is_told(log: Log) -> None:
     ]
 
 
-async def test_a_machine_without_a_log(tmp_path: Path) -> None:
+async def test_record_oom_kills_without_kmsg_returns(tmp_path: Path) -> None:
     def missing() -> int:
         return open_log(tmp_path / "kmsg")
 
@@ -83,7 +83,7 @@ async def test_a_machine_without_a_log(tmp_path: Path) -> None:
     await record_oom_kills(lambda *event: pytest.fail(str(event)), lambda: open_log(Path("/dev/null")))
 
 
-async def test_stopping_gives_the_descriptor_back(log: Log) -> None:
+async def test_record_oom_kills_cancelled_closes_descriptor(log: Log) -> None:
     fds: list[int] = []
 
     def opened() -> int:
@@ -102,7 +102,7 @@ async def test_stopping_gives_the_descriptor_back(log: Log) -> None:
 
 @pytest.mark.machine
 @needs_v1
-async def test_the_kernels_own_log(root: str) -> None:
+async def test_kills_real_cgroup_oom_is_reported(root: str) -> None:
     """A real kill, within the limit of a cgroup; none of those that were before."""
     memory = detect_cgroups().path("memory", root)
     memory.mkdir()

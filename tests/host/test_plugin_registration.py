@@ -135,7 +135,7 @@ async def until(what: str, look: Callable[[], object], seconds: float = 45) -> N
             await asyncio.sleep(0.01)
 
 
-async def test_a_plugin_comes_and_goes(folder: Path) -> None:
+async def test_plugin_registration_socket_added_and_removed_is_followed(folder: Path) -> None:
     book, plugin = Book(), PluginServer(folder / "one.sock")
     async with registering(folder, book):
         await until("the folder", folder.is_dir)
@@ -148,7 +148,7 @@ async def test_a_plugin_comes_and_goes(folder: Path) -> None:
     assert book.events == ["register one /e.sock", "deregister one"]
 
 
-async def test_plugins_that_are_there_at_the_start_also_in_folders(folder: Path) -> None:
+async def test_plugin_registration_existing_sockets_in_subdirectories_registered(folder: Path) -> None:
     book = Book()
     plugins = [
         PluginServer(folder / "one.sock"),
@@ -169,7 +169,7 @@ async def test_plugins_that_are_there_at_the_start_also_in_folders(folder: Path)
         await plugin.leave()
 
 
-async def test_a_folder_that_comes_later(folder: Path) -> None:
+async def test_plugin_registration_subdirectory_created_later_is_watched(folder: Path) -> None:
     book, plugin = Book(), PluginServer(folder / "late" / "one.sock")
     async with registering(folder, book):
         await until("the folder", folder.is_dir)
@@ -178,7 +178,7 @@ async def test_a_folder_that_comes_later(folder: Path) -> None:
     await plugin.leave()
 
 
-async def test_a_plugin_that_hangs_holds_up_nobody(folder: Path) -> None:
+async def test_plugin_registration_get_info_hangs_others_register(folder: Path) -> None:
     book, hanging, good = Book(), PluginServer(folder / "a.sock", "a"), PluginServer(folder / "b.sock", "b")
     released = asyncio.Event()
 
@@ -198,7 +198,7 @@ async def test_a_plugin_that_hangs_holds_up_nobody(folder: Path) -> None:
     await good.leave()
 
 
-async def test_a_socket_before_its_plugin_listens(folder: Path) -> None:
+async def test_plugin_registration_socket_not_listening_is_retried(folder: Path) -> None:
     """A file that nobody listens at, until somebody does at the same path."""
     book, plugin = Book(), PluginServer(folder / "one.sock")
     await plugin.start()
@@ -224,7 +224,7 @@ async def test_a_socket_before_its_plugin_listens(folder: Path) -> None:
         ("one", "Odd", "", "RegisterPlugin error -- no handler registered for plugin type: Odd at socket {}"),
     ],
 )
-async def test_a_plugin_is_told_why_it_is_refused(
+async def test_plugin_registration_rejected_notifies_reason_and_retries(
     folder: Path, name: str, kind: str, refuse: str, said: str
 ) -> None:
     book, plugin = Book(), PluginServer(folder / "x.sock", name, kind)
@@ -241,7 +241,7 @@ async def test_a_plugin_is_told_why_it_is_refused(
     await plugin.leave()
 
 
-async def test_a_plugin_that_does_not_want_to_know_is_not_taken(folder: Path) -> None:
+async def test_plugin_registration_notify_fails_deregisters_and_retries(folder: Path) -> None:
     book, plugin = Book(), PluginServer(folder / "one.sock")
     tries = 0
 
@@ -259,7 +259,7 @@ async def test_a_plugin_that_does_not_want_to_know_is_not_taken(folder: Path) ->
     await plugin.leave()
 
 
-async def test_a_socket_that_goes_while_its_plugin_registers(folder: Path) -> None:
+async def test_plugin_registration_socket_removed_during_register_deregisters(folder: Path) -> None:
     book, plugin = Book(), PluginServer(folder / "one.sock")
     book.hold = asyncio.Event()
     await plugin.start()
@@ -270,7 +270,7 @@ async def test_a_socket_that_goes_while_its_plugin_registers(folder: Path) -> No
         assert not book.there
 
 
-async def test_a_plugin_that_restarts_registers_anew(folder: Path) -> None:
+async def test_plugin_registration_plugin_restarted_registers_again(folder: Path) -> None:
     book, first = Book(), PluginServer(folder / "one.sock")
     await first.start()
     async with registering(folder, book):
@@ -284,7 +284,7 @@ async def test_a_plugin_that_restarts_registers_anew(folder: Path) -> None:
     await second.leave()
 
 
-async def test_a_socket_with_another_mode_is_the_same(folder: Path) -> None:
+async def test_scan_sockets_mode_changed_is_same_socket(folder: Path) -> None:
     plugin = PluginServer(folder / "one.sock")
     await plugin.start()
     before = scan_sockets(folder)
@@ -293,7 +293,7 @@ async def test_a_socket_with_another_mode_is_the_same(folder: Path) -> None:
     await plugin.leave()
 
 
-async def test_the_folder_may_be_taken_away(folder: Path) -> None:
+async def test_watch_sockets_directory_removed_is_recreated(folder: Path) -> None:
     looks = watch_sockets(folder)
     assert await anext(looks) == {}
     plugin = PluginServer(folder / "one.sock")
@@ -310,7 +310,7 @@ async def test_the_folder_may_be_taken_away(folder: Path) -> None:
     await looks.aclose()
 
 
-async def test_calls_to_the_dead_and_the_silent(folder: Path) -> None:
+async def test_call_plugin_dead_or_silent_peer_raises_status_code(folder: Path) -> None:
     folder.mkdir(parents=True)
     path, method = folder / "x.sock", "/pluginregistration.Registration/GetInfo"
 
@@ -343,7 +343,7 @@ async def test_calls_to_the_dead_and_the_silent(folder: Path) -> None:
         await call_plugin(f"/{'x' * 200}", method, pb.InfoRequest(), pb.PluginInfo, timeout=1)
 
 
-async def test_watch_sockets_directory_is_read_off_the_event_loop(
+async def test_watch_sockets_directory_is_read_in_worker_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that a plugin which fills the directory with files does not hold up pods."""

@@ -15,7 +15,7 @@ TAIL = "00000000:00000000 00:00000000 00000000     0        0"
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes in the machine's byte order")
-def test_listeners_are_read() -> None:
+def test_parse_listeners_returns_listening_sockets() -> None:
     text = (
         HEADINGS
         + f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0000 100 0 0 10 0\n"
@@ -33,7 +33,7 @@ def test_listeners_are_read() -> None:
 @pytest.mark.parametrize(
     ("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")]
 )
-def test_we_hold_our_own_port(family: socket.AddressFamily, address: str) -> None:
+def test_find_port_owner_own_listener_returns_own_pid(family: socket.AddressFamily, address: str) -> None:
     with bound(family, address) as sock:
         port = sock.getsockname()[1]
         sock.listen()
@@ -45,7 +45,7 @@ def test_we_hold_our_own_port(family: socket.AddressFamily, address: str) -> Non
     assert not is_ours(find_port_owner(port))
 
 
-def test_a_bound_port_that_nobody_listens_on_is_not_held() -> None:
+def test_find_port_owner_bound_not_listening_is_not_owner() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         assert not is_ours(find_port_owner(sock.getsockname()[1]))
@@ -65,7 +65,7 @@ def is_ours(holder: PortOwner | None) -> bool:
     return holder is not None and holder.pid == os.getpid()
 
 
-def test_a_holder_that_cannot_be_seen(tmp_path: Path) -> None:
+def test_find_port_owner_unreadable_process_is_another_process(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text(HEADINGS + f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0 0\n")
     (tmp_path / "12/fd").mkdir(parents=True)

@@ -29,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-async def test_run_gives_what_was_written() -> None:
+async def test_run_returns_stdout() -> None:
     assert await run("cat", input=b"hello") == "hello"
     assert await run("printf", "%s", "ünï") == "ünï"
     assert await run("cat") == "", "standard input is empty unless given"
@@ -46,13 +46,13 @@ async def test_run_gives_what_was_written() -> None:
         (("/etc/passwd",), "passwd could not be started: Permission denied"),
     ],
 )
-async def test_run_says_what_failed_in_one_line(argv: tuple[str, ...], message: str) -> None:
+async def test_run_command_fails_raises_one_line_error(argv: tuple[str, ...], message: str) -> None:
     with pytest.raises(CommandError, match=message) as caught:
         await run(*argv)
     assert "\n" not in str(caught.value)
 
 
-async def test_run_ends_what_takes_too_long() -> None:
+async def test_run_timeout_kills_process() -> None:
     started = time.monotonic()
     with pytest.raises(CommandError, match=r"sleep 1234\.5 did not end within 0\.1 s"):
         await run("sleep", "1234.5", timeout=0.1)
@@ -60,7 +60,7 @@ async def test_run_ends_what_takes_too_long() -> None:
     assert not [process for process in list_processes() if process.argv == ("sleep", "1234.5")]
 
 
-async def test_cancelling_run_ends_the_program() -> None:
+async def test_run_cancelled_kills_process() -> None:
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(run("sleep", "1234.6"))
         while not [process for process in list_processes() if process.argv == ("sleep", "1234.6")]:
@@ -69,7 +69,7 @@ async def test_cancelling_run_ends_the_program() -> None:
     assert not [process for process in list_processes() if process.argv == ("sleep", "1234.6")]
 
 
-def test_finds_itself() -> None:
+def test_find_process_own_pid_is_found() -> None:
     me = find_process(os.getpid())
     assert me is not None
     assert me.start > 0
@@ -77,7 +77,7 @@ def test_finds_itself() -> None:
     assert find_process(2**22 + 1) is None
 
 
-def test_a_zombie_is_not_running() -> None:
+def test_find_process_zombie_returns_none() -> None:
     process = subprocess.Popen(["true"])
     try:
         while find_process(process.pid) is not None:
@@ -86,7 +86,7 @@ def test_a_zombie_is_not_running() -> None:
         process.wait()
 
 
-def test_a_name_with_parentheses_is_read() -> None:
+def test_find_process_comm_with_parentheses_is_parsed() -> None:
     with subprocess.Popen(
         ["sh", "-c", "printf '(a) b)' >/proc/$$/comm; read x"], stdin=subprocess.PIPE
     ) as process:
@@ -96,14 +96,14 @@ def test_a_name_with_parentheses_is_read() -> None:
         process.communicate(b"\n")
 
 
-async def test_end_asks_first(sleeper: subprocess.Popen[bytes]) -> None:
+async def test_end_with_grace_sends_sigterm_first(sleeper: subprocess.Popen[bytes]) -> None:
     process = find_process(sleeper.pid)
     assert process is not None
     assert await end(process, grace=45)
     assert sleeper.wait() == -15
 
 
-async def test_end_kills_what_does_not_listen() -> None:
+async def test_end_sigterm_ignored_sends_sigkill() -> None:
     command = ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as sh:
         assert sh.stdout is not None
@@ -114,7 +114,7 @@ async def test_end_kills_what_does_not_listen() -> None:
         assert sh.wait() == -9
 
 
-async def test_end_at_once(sleeper: subprocess.Popen[bytes]) -> None:
+async def test_end_zero_grace_sends_sigkill(sleeper: subprocess.Popen[bytes]) -> None:
     process = find_process(sleeper.pid)
     assert process is not None
     assert await end(process, grace=0)
@@ -122,14 +122,14 @@ async def test_end_at_once(sleeper: subprocess.Popen[bytes]) -> None:
     assert await end(process, grace=0), "ending twice is fine"
 
 
-async def test_end_spares_another_process_with_the_same_pid(sleeper: subprocess.Popen[bytes]) -> None:
+async def test_end_reused_pid_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
     process = find_process(sleeper.pid)
     assert process is not None
     assert await end(replace(process, start=process.start - 1), grace=0)
     assert sleeper.poll() is None
 
 
-def test_bound_sockets(tmp_path: Path) -> None:
+def test_bound_unix_sockets_returns_bound_path(tmp_path: Path) -> None:
     path = tmp_path / "a socket"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -138,6 +138,6 @@ def test_bound_sockets(tmp_path: Path) -> None:
     assert str(path) not in bound_unix_sockets()
 
 
-def test_search_path_has_the_system_s_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_path_adds_sbin_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/sbin")
     assert search_path() == "/usr/bin:/sbin:/usr/local/sbin:/usr/sbin"

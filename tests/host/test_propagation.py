@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         assert str(tmp_path) not in MOUNTINFO.read_text()
 
 
-def test_a_folder_becomes_shared_once(folder: Path) -> None:
+def test_share_mounts_private_directory_becomes_shared_once(folder: Path) -> None:
     (folder / "file").touch()
     assert not is_shared(folder)
     assert share_mounts(folder)
@@ -47,7 +47,7 @@ def test_a_folder_becomes_shared_once(folder: Path) -> None:
     assert [one.point for one in read_mounts(folder)] == []
 
 
-def test_what_is_mounted_inside_stays_visible(folder: Path) -> None:
+def test_share_mounts_mount_inside_stays_visible(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()
     mount("tmpfs", inner, "tmpfs")
@@ -63,7 +63,7 @@ def test_what_is_mounted_inside_stays_visible(folder: Path) -> None:
     assert is_shared(folder)
 
 
-def test_a_path_through_a_link(folder: Path) -> None:
+def test_share_mounts_symlink_path_is_resolved(folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     assert share_mounts(link)

@@ -21,25 +21,25 @@ def in_a_child(wanted: int, before: tuple[int, int]) -> FileDescriptorLimits:
     return FileDescriptorLimits(*map(int, out.split()))
 
 
-def test_both_limits_become_what_was_asked_for() -> None:
+def test_raise_open_files_sets_soft_and_hard_limit() -> None:
     assert in_a_child(2000, (1000, 3000)) == FileDescriptorLimits(2000, 2000, 2000)
     assert in_a_child(3000, (1000, 3000)).reached
 
 
 @pytest.mark.skipif(has_capability("CAP_SYS_RESOURCE"), reason="only without CAP_SYS_RESOURCE")
-def test_without_the_capability_the_soft_limit_meets_the_hard_one() -> None:
+def test_raise_open_files_without_capability_raises_soft_to_hard() -> None:
     got = in_a_child(1_000_000, (1000, 3000))
     assert got == FileDescriptorLimits(3000, 3000, 1_000_000)
     assert not got.reached
 
 
-def test_more_than_any_kernel_gives_is_not_fatal() -> None:
+def test_raise_open_files_above_kernel_maximum_is_not_fatal() -> None:
     got = in_a_child(2**40, (1000, 3000))
     assert got.soft == 3000
     assert not got.reached
 
 
-def test_no_hard_limit_allows_anything() -> None:
+def test_attainable_soft_limit_is_bounded_by_hard_limit() -> None:
     assert attainable_soft_limit(5, resource.RLIM_INFINITY) == 5
     assert attainable_soft_limit(5, 4) == 4
     assert FileDescriptorLimits(resource.RLIM_INFINITY, resource.RLIM_INFINITY, 10).reached

@@ -27,24 +27,24 @@ def fs(tmp_path: Path) -> Path:
     return tmp_path / "selinux"
 
 
-def test_whether_there_is_selinux(tmp_path: Path, fs: Path) -> None:
+def test_has_selinux_follows_selinuxfs(tmp_path: Path, fs: Path) -> None:
     assert has_selinux(fs), "also where it only warns"
     assert not has_selinux(tmp_path / "nothing")
 
 
-def test_a_folder_for_plugins_gets_the_label_of_containers_files(tmp_path: Path, fs: Path) -> None:
+def test_label_for_containers_sets_container_file_label(tmp_path: Path, fs: Path) -> None:
     found = Attributes()
     label_for_containers(tmp_path, fs, found.write)
     assert found.written == [(tmp_path, "security.selinux", b"system_u:object_r:container_file_t:s0")]
 
 
-def test_without_selinux_nothing_is_touched(tmp_path: Path) -> None:
+def test_label_for_containers_without_selinux_is_noop(tmp_path: Path) -> None:
     found = Attributes()
     label_for_containers(tmp_path, tmp_path / "nothing", found.write)
     assert found.written == []
 
 
-def test_a_label_that_cannot_be_set_does_not_stop_the_agent(
+def test_label_for_containers_failure_is_logged_not_raised(
     tmp_path: Path, fs: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = Attributes(OSError(95, "Operation not supported"))

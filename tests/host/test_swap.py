@@ -25,21 +25,21 @@ HEADINGS = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
         ("what is this\n", [SwapArea("what is this", "unknown", 0, 0, 0)]),
     ],
 )
-def test_areas(lines: str, areas: list[SwapArea]) -> None:
+def test_parse_swaps_returns_areas(lines: str, areas: list[SwapArea]) -> None:
     assert parse_swaps(HEADINGS + lines) == areas
 
 
-def test_an_empty_text_has_no_areas() -> None:
+def test_parse_swaps_empty_text_returns_no_areas() -> None:
     assert parse_swaps("") == []
 
 
 @given(st.text())
-def test_every_line_after_the_headings_counts(text: str) -> None:
+def test_parse_swaps_any_line_after_header_is_area(text: str) -> None:
     lines = [line for line in text.splitlines() if line.strip()]
     assert len(parse_swaps("\n".join(["Filename", *lines]))) == len(lines)
 
 
-def test_the_problem_is_one_line_that_shows_the_areas_and_a_remedy() -> None:
+def test_swap_problem_is_one_line_with_areas_and_remedy() -> None:
     assert swap_problem([]) is None
     problem = swap_problem(
         [SwapArea("/dev/sda2", "partition", 2097152, 1536, -2), SwapArea("/s", "file", 4, 0, -3)]
@@ -51,7 +51,7 @@ def test_the_problem_is_one_line_that_shows_the_areas_and_a_remedy() -> None:
     assert "--fail-swap-on=false" in problem
 
 
-def test_reading(tmp_path: Path) -> None:
+def test_swap_areas_missing_file_returns_no_areas(tmp_path: Path) -> None:
     assert swap_areas(tmp_path / "none") == []
     (tmp_path / "swaps").write_text(HEADINGS + "/dev/sdb file 8 0 -1\n")
     assert [area.path for area in swap_areas(tmp_path / "swaps")] == ["/dev/sdb"]
@@ -59,7 +59,7 @@ def test_reading(tmp_path: Path) -> None:
         swap_areas(tmp_path)
 
 
-def test_here_it_agrees_with_the_kernels_total() -> None:
+def test_swap_areas_on_host_sum_equals_swap_total() -> None:
     total = next(
         line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("SwapTotal")
     )

@@ -20,7 +20,9 @@ from pykubelet.linux.cgroupfs import can_bound_swap
         (["init.scope/cgroup.procs"], True, False),
     ],
 )
-def test_files(tmp_path: Path, files: list[str], unified: bool, can: bool) -> None:
+def test_can_bound_swap_follows_cgroup_files(
+    tmp_path: Path, files: list[str], unified: bool, can: bool
+) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -28,5 +30,5 @@ def test_files(tmp_path: Path, files: list[str], unified: bool, can: bool) -> No
     assert can_bound_swap(unified=unified, root=tmp_path, swaps=tmp_path / "swaps") is can
 
 
-def test_no_cgroups_at_all(tmp_path: Path) -> None:
+def test_can_bound_swap_without_cgroups_returns_false(tmp_path: Path) -> None:
     assert not can_bound_swap(unified=True, root=tmp_path / "none")

@@ -70,29 +70,29 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root speaks to s
 @needs_root
 class TestSystemd:
     @pytest.mark.parametrize("first", [False, True])
-    async def test_starting_waits_for_its_own_job(self, tmp_path: Path, first: bool) -> None:
+    async def test_start_waits_for_own_job(self, tmp_path: Path, first: bool) -> None:
         wanted = [("MemoryMax", Variant("t", 5))]
         async with systemd_at(tmp_path / "s", StartTransientUnit=job(first=first)) as (manager, calls):
             await manager.start("a.slice", wanted)
         assert calls == [("StartTransientUnit", ("a.slice", "replace", wanted, []))]
 
-    async def test_one_that_exists_is_fine(self, tmp_path: Path) -> None:
+    async def test_start_existing_unit_succeeds(self, tmp_path: Path) -> None:
         async with systemd_at(tmp_path / "s", StartTransientUnit=refusal("UnitExists")) as (manager, _):
             await manager.start("a.slice", [])
 
-    async def test_a_job_that_fails_is_forgotten(self, tmp_path: Path) -> None:
+    async def test_start_job_fails_resets_failed_unit(self, tmp_path: Path) -> None:
         async with systemd_at(tmp_path / "s", StartTransientUnit=job("failed")) as (manager, calls):
             with pytest.raises(SystemdError, match=r"could not start a.slice: failed"):
                 await manager.start("a.slice", [])
         assert calls[-1] == ("ResetFailedUnit", ("a.slice",))
 
-    async def test_setting(self, tmp_path: Path) -> None:
+    async def test_set_calls_set_unit_properties(self, tmp_path: Path) -> None:
         wanted = [("CPUWeight", Variant("t", 5))]
         async with systemd_at(tmp_path / "s") as (manager, calls):
             await manager.set("a.slice", wanted)
         assert calls == [("SetUnitProperties", ("a.slice", True, wanted))]
 
-    async def test_stopping(self, tmp_path: Path) -> None:
+    async def test_stop_waits_for_job_and_resets_failed_unit(self, tmp_path: Path) -> None:
         async with systemd_at(tmp_path / "s", StopUnit=job(), ResetFailedUnit=refusal("NoSuchUnit")) as (
             manager,
             calls,
@@ -100,16 +100,16 @@ class TestSystemd:
             await manager.stop("a.slice")
         assert calls == [("StopUnit", ("a.slice", "replace")), ("ResetFailedUnit", ("a.slice",))]
 
-    async def test_stopping_what_is_not_there(self, tmp_path: Path) -> None:
+    async def test_stop_missing_unit_succeeds(self, tmp_path: Path) -> None:
         async with systemd_at(tmp_path / "s", StopUnit=refusal("NoSuchUnit")) as (manager, _):
             await manager.stop("a.slice")
 
-    async def test_the_version_is_asked_once(self, tmp_path: Path) -> None:
+    async def test_version_is_requested_once(self, tmp_path: Path) -> None:
         async with systemd_at(tmp_path / "s") as (manager, calls):
             assert [await manager.version(), await manager.version()] == [252, 252]
         assert len(calls) == 1
 
-    async def test_it_restarts_between_two_tasks(self, tmp_path: Path) -> None:
+    async def test_set_after_systemd_restart_reconnects(self, tmp_path: Path) -> None:
         path = tmp_path / "s"
         async with systemd_at(path) as (manager, _):
             await manager.set("a.slice", [])
@@ -131,14 +131,16 @@ class TestSystemd:
             ),
         ],
     )
-    async def test_trouble(self, tmp_path: Path, answer: Answer, told: str, number: int) -> None:
+    async def test_start_dbus_failure_raises_with_errno(
+        self, tmp_path: Path, answer: Answer, told: str, number: int
+    ) -> None:
         async with systemd_at(tmp_path / "s", StartTransientUnit=answer) as (manager, _):
             manager._job_seconds = 0.1
             with pytest.raises(SystemdError, match=told) as failed:
                 await manager.start("a.slice", [])
         assert failed.value.errno == number
 
-    async def test_it_vanishes_during_the_job(self, tmp_path: Path) -> None:
+    async def test_start_connection_closed_during_job_raises(self, tmp_path: Path) -> None:
         def leave(peer: Peer, call: Message) -> None:
             peer.answer(call, "o", JOB)
             asyncio.get_running_loop().call_later(0.05, peer.vanish)
@@ -148,7 +150,7 @@ class TestSystemd:
                 await manager.start("a.slice", [])
 
 
-async def test_nobody_is_there(tmp_path: Path) -> None:
+async def test_systemd_unreachable_raises(tmp_path: Path) -> None:
     with pytest.raises(SystemdError, match=r"systemd, about a.slice: .*/bus cannot be reached"):
         await Systemd(private=tmp_path / "private", bus=tmp_path / "bus").stop("a.slice")
 
@@ -156,11 +158,11 @@ async def test_nobody_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("252.38-1~deb12u1", 252), ("v245.4-1.fc32", 245), ("239", 239), ("", 0), ("x", 0)]
 )
-def test_versions(text: str, number: int) -> None:
+def test_parse_version_returns_major_number(text: str, number: int) -> None:
     assert parse_version(text) == number
 
 
-def test_whether_it_runs_the_machine(tmp_path: Path) -> None:
+def test_is_running_follows_systemd_directory(tmp_path: Path) -> None:
     folder = tmp_path / "system"
     assert not is_running(folder)
     folder.mkdir()

@@ -59,7 +59,7 @@ def test_remove_tree_deep_and_wide_tree_removed_with_few_open_files(tree: Path) 
     assert not tree.exists()
 
 
-def test_remove_tree_deep_directories_beside_each_other_removed(tree: Path) -> None:
+def test_remove_tree_deep_sibling_directories_removed(tree: Path) -> None:
     """Verify that directories whose names are no longer known are found again by their parents."""
     for number in range(5):
         here = tree.joinpath(*["x"] * 20)
@@ -70,7 +70,7 @@ def test_remove_tree_deep_directories_beside_each_other_removed(tree: Path) -> N
     assert not tree.exists()
 
 
-def test_remove_tree_swapped_links_lead_nowhere(tmp_path: Path) -> None:
+def test_remove_tree_swapped_symlinks_are_not_followed(tmp_path: Path) -> None:
     """Verify that a process that swaps directories for links to the host's files gains nothing."""
     outside, precious = tmp_path / "outside", tmp_path / "outside/precious"
     outside.mkdir()
@@ -89,7 +89,7 @@ def test_remove_tree_swapped_links_lead_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", [5, 25, 45, 59])
-def test_remove_entry_directory_moved_away_leaves_the_rest_of_its_new_place(
+def test_remove_entry_directory_moved_away_keeps_new_siblings(
     tree: Path, monkeypatch: pytest.MonkeyPatch, level: int
 ) -> None:
     """Verify that a directory that is moved out of the tree does not lead the removal to its new siblings."""
@@ -112,7 +112,7 @@ def test_remove_entry_directory_moved_away_leaves_the_rest_of_its_new_place(
     assert (outside / "precious").read_text() == "precious"
 
 
-def test_remove_entry_replaced_directory_is_removed_by_the_next_pass(
+def test_remove_entry_replaced_directory_is_removed_by_next_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, outside = tmp_path / "tree", tmp_path / "outside"
@@ -132,7 +132,7 @@ def test_remove_entry_replaced_directory_is_removed_by_the_next_pass(
     assert not tree.exists()
 
 
-def test_remove_entry_directory_that_is_filled_forever_fails_after_bounded_passes(
+def test_remove_entry_directory_refilled_fails_after_bounded_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = tmp_path / "tree"
@@ -196,7 +196,7 @@ def _not_implemented(parent: int, name: str, flags: int) -> int:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def test_walk_tree_moved_directory_ends_the_walk(tree: Path) -> None:
+def test_walk_tree_moved_directory_ends_walk(tree: Path) -> None:
     """Verify that `..` of a directory that was moved out of the tree is not walked."""
     outside = tree.parent / "outside"
     (outside / "other").mkdir(parents=True)

@@ -55,7 +55,7 @@ def config_json(**auths: Any) -> bytes:
         (None, Credentials()),
     ],
 )
-def test_entries(entry: Any, expected: Credentials) -> None:
+def test_read_config_json_entry_returns_credentials(entry: Any, expected: Credentials) -> None:
     assert read_config_json(config_json(host=entry)) == {"host": expected}
     assert read_dockercfg(json.dumps({"host": entry}).encode()) == {"host": expected}
 
@@ -74,7 +74,7 @@ def test_entries(entry: Any, expected: Credentials) -> None:
         ["hunter2"],
     ],
 )
-def test_bad_entries_are_named_but_not_shown(entry: Any) -> None:
+def test_read_config_json_bad_entry_error_hides_secret(entry: Any) -> None:
     for read, content in (
         (read_config_json, config_json(host=entry)),
         (read_dockercfg, json.dumps({"host": entry}).encode()),
@@ -85,35 +85,35 @@ def test_bad_entries_are_named_but_not_shown(entry: Any) -> None:
         assert caught.value.__cause__ is None
 
 
-def test_logins_in_the_names_of_registries_are_not_shown() -> None:
+def test_read_dockercfg_login_in_registry_name_is_hidden() -> None:
     with pytest.raises(BadCredentials, match=r"'example\.com'") as caught:
         read_dockercfg(b'{"https://user:hunter2@example.com": {"auth": "x"}}')
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"hunter2", b"[1]", b'"hunter2"', b"\xff", b"[" * 10**5])
-def test_bad_files(content: bytes) -> None:
+def test_read_config_json_malformed_file_raises(content: bytes) -> None:
     for read in (read_config_json, read_dockercfg):
         with pytest.raises(BadCredentials) as caught:
             read(content)
         assert SECRET not in str(caught.value)
 
 
-def test_a_file_without_auths_is_an_empty_one() -> None:
+def test_read_config_json_without_auths_returns_empty() -> None:
     assert read_config_json(b'{"credHelpers": {"gcr.io": "gcloud"}}') == {}
     assert read_config_json(b'{"auths": null}') == {}
     assert read_dockercfg(b"null") == {}
 
 
 @given(st.dictionaries(st.text(), st.tuples(st.text().filter(lambda name: ":" not in name), st.text())))
-def test_what_docker_login_writes_is_read_back(logins: dict[str, tuple[str, str]]) -> None:
+def test_read_config_json_docker_login_entries_round_trip(logins: dict[str, tuple[str, str]]) -> None:
     entries = {host: {"auth": encoded(f"{user}:{word}")} for host, (user, word) in logins.items()}
     entries = {host: entry for host, entry in entries.items() if logins[host] != ("", "")}
     assert read_config_json(config_json(**entries)) == {host: Credentials(*logins[host]) for host in entries}
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_are_read_or_refused(content: bytes) -> None:
+def test_read_config_json_any_bytes_raises_only_bad_credentials(content: bytes) -> None:
     for read in (read_config_json, read_dockercfg):
         with contextlib.suppress(BadCredentials):
             read(content)
@@ -123,7 +123,7 @@ def secret(name: str, kind: str, key: str, content: bytes) -> PullSecret:
     return PullSecret("default", name, kind, {key: content})
 
 
-def test_pull_secrets_of_both_kinds() -> None:
+def test_secrets_keyring_both_secret_types_in_order() -> None:
     new = secret(
         "new", "kubernetes.io/dockerconfigjson", ".dockerconfigjson", config_json(a={"username": "new"})
     )
@@ -141,12 +141,12 @@ def test_pull_secrets_of_both_kinds() -> None:
         ("kubernetes.io/dockerconfigjson", "config.json"),
     ],
 )
-def test_other_secrets_hold_nothing_for_us(kind: str, key: str) -> None:
+def test_secrets_keyring_other_type_or_key_is_ignored(kind: str, key: str) -> None:
     assert secrets_keyring([secret("x", kind, key, config_json(a={"username": "u"}))]).lookup("a/x") == []
     assert secrets_keyring([secret("x", kind, key, b"")]).lookup("a/x") == []
 
 
-def test_a_bad_pull_secret_is_named() -> None:
+def test_secrets_keyring_malformed_secret_error_names_it() -> None:
     bad = secret("mine", "kubernetes.io/dockerconfigjson", ".dockerconfigjson", b"hunter2")
     with pytest.raises(BadCredentials, match=r"^pull secret default/mine: it is not JSON") as caught:
         secrets_keyring([bad])
@@ -160,7 +160,7 @@ def node(tmp_path: Path) -> NodeCredentials:
     return NodeCredentials(tmp_path / "root", tmp_path / "work", tmp_path / "home")
 
 
-def test_the_first_file_counts(node: NodeCredentials, tmp_path: Path) -> None:
+def test_node_credentials_first_file_wins(node: NodeCredentials, tmp_path: Path) -> None:
     places = [str(path) for path, _ in node.files()]
     assert [place.removeprefix(str(tmp_path)) for place in places] == [
         "/root/config.json",
@@ -179,21 +179,21 @@ def test_the_first_file_counts(node: NodeCredentials, tmp_path: Path) -> None:
         assert node.read() == {"host": Credentials(str(path))}
 
 
-def test_a_file_that_cannot_be_used_is_passed_over(node: NodeCredentials, tmp_path: Path) -> None:
+def test_node_credentials_unusable_file_is_skipped(node: NodeCredentials, tmp_path: Path) -> None:
     (tmp_path / "root/config.json").write_text("{ hunter2")
     (tmp_path / "work/config.json").mkdir()
     (tmp_path / "home/.docker/config.json").write_bytes(config_json(host={"username": "home"}))
     assert node.read() == {"host": Credentials("home")}
 
 
-async def test_a_change_is_seen_at_once(node: NodeCredentials, tmp_path: Path) -> None:
+async def test_node_credentials_changed_file_is_reloaded(node: NodeCredentials, tmp_path: Path) -> None:
     place = tmp_path / "root/config.json"
     for name in ("one", "two"):
         place.write_bytes(config_json(host={"username": name}))
         assert await node.load() == {"host": Credentials(name)}
 
 
-def test_without_a_home(tmp_path: Path) -> None:
+def test_node_credentials_without_home_reads_root_directory(tmp_path: Path) -> None:
     node = NodeCredentials(tmp_path, tmp_path)
     assert Path("/.docker/config.json") in [path for path, _ in node.files()]
     assert not any(".docker/.docker" in str(path) for path, _ in node.files())

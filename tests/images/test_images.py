@@ -69,7 +69,9 @@ def events(journal: PodHistory, uid: str = "uid-1") -> list[tuple[str, str, str]
     return [(event.kind, event.reason, event.message) for event in journal.events(uid)]
 
 
-async def test_present(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_present_is_not_pulled(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.present[APP] = an_image(APP, uid=1000)
     for policy in ("IfNotPresent", "Never"):
         assert await ensure(puller, a_pod(APP, policy)) == PresentImage(f"sha256:{APP}", 1000, "")
@@ -78,7 +80,9 @@ async def test_present(puller: ImageManager, service: FakeImages, journal: PodHi
     assert service.pulls == []
 
 
-async def test_absent_and_never(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_absent_policy_never_fails(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.offered[APP] = an_image(APP)
     err = await refusal(puller, a_pod(APP, "Never"))
     text = f'Container image "{APP}" is not present with pull policy of Never'
@@ -87,7 +91,9 @@ async def test_absent_and_never(puller: ImageManager, service: FakeImages, journ
     assert service.pulls == []
 
 
-async def test_pull(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_absent_is_pulled_with_events(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.offered["registry.example.com/app:latest"] = an_image("x", size=12345)
     service.pull_seconds = 1.2345
     pod = a_pod("registry.example.com/app", annotations={"a": "b"})
@@ -109,7 +115,9 @@ async def test_pull(puller: ImageManager, service: FakeImages, journal: PodHisto
     assert [note.text for note in journal.timeline("uid-1")] == [event[2] for event in events(journal)]
 
 
-async def test_always_pulls_what_is_present(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_present_policy_always_is_pulled(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.offered[APP] = service.present[APP] = an_image(APP)
     for count in (1, 2):
         await ensure(puller, a_pod(APP, "Always"))
@@ -125,7 +133,7 @@ async def test_always_pulls_what_is_present(puller: ImageManager, service: FakeI
         (an_image("i"), (0, "")),
     ],
 )
-async def test_the_images_user(
+async def test_ensure_image_returns_uid_or_username(
     puller: ImageManager, service: FakeImages, image: pb.Image, expected: tuple[int | None, str]
 ) -> None:
     service.offered[APP] = image
@@ -134,7 +142,9 @@ async def test_the_images_user(
         assert (found.uid, found.username) == expected
 
 
-async def test_invalid_name(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_invalid_name_fails_without_cri_call(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     err = await refusal(puller, a_pod("Not Valid", "Always"))
     text = (
         'Failed to apply default image tag "Not Valid": couldn\'t parse image name "Not Valid": '
@@ -147,7 +157,9 @@ async def test_invalid_name(puller: ImageManager, service: FakeImages, journal: 
     assert len(huge.message) < 5000
 
 
-async def test_inspection_fails(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_status_fails_reports_inspect_error(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     service.broken = Unavailable("ImageStatus", "Unavailable", "gone")
     err = await refusal(puller, a_pod(APP))
     text = f'Failed to inspect image "{APP}": rpc error: code = Unavailable desc = gone'
@@ -155,7 +167,7 @@ async def test_inspection_fails(puller: ImageManager, service: FakeImages, journ
     assert events(journal) == [("Warning", "InspectFailed", text)]
 
 
-async def test_inspection_fails_after_the_pull(
+async def test_ensure_image_status_fails_after_pull_reports_inspect_error(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP, uid=1000)
@@ -168,7 +180,9 @@ async def test_inspection_fails_after_the_pull(
     assert (await ensure(puller, a_pod(APP))).uid == 1000
 
 
-async def test_back_off(puller: ImageManager, service: FakeImages, journal: PodHistory, clock: Clock) -> None:
+async def test_pull_back_off_doubles_up_to_maximum(
+    puller: ImageManager, service: FakeImages, journal: PodHistory, clock: Clock
+) -> None:
     pod = a_pod(APP)
     failure = f"rpc error: code = NotFound desc = {APP}: not found"
     for pause in (10, 20, 40, 80, 160, 300, 300):
@@ -191,7 +205,7 @@ async def test_back_off(puller: ImageManager, service: FakeImages, journal: PodH
     ]
 
 
-async def test_back_off_is_forgotten_after_ten_good_minutes(
+async def test_pull_back_off_after_ten_idle_minutes_is_reset(
     puller: ImageManager, service: FakeImages, clock: Clock
 ) -> None:
     for pause in (10, 20, 40):
@@ -201,7 +215,7 @@ async def test_back_off_is_forgotten_after_ten_good_minutes(
     assert (await refusal(puller, a_pod(APP))).retry_after == 10
 
 
-async def test_back_off_is_by_pod_and_image(puller: ImageManager, service: FakeImages) -> None:
+async def test_pull_back_off_is_per_pod_and_image(puller: ImageManager, service: FakeImages) -> None:
     service.offered["other:1"] = an_image("other:1")
     await refusal(puller, a_pod(APP))
     await ensure(puller, a_pod("other:1"))
@@ -212,13 +226,13 @@ async def test_back_off_is_by_pod_and_image(puller: ImageManager, service: FakeI
     assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImagePullBackOff"
 
 
-async def test_back_off_does_not_hold_back_what_is_present(puller: ImageManager, service: FakeImages) -> None:
+async def test_pull_back_off_image_present_is_not_delayed(puller: ImageManager, service: FakeImages) -> None:
     await refusal(puller, a_pod(APP))
     service.present[APP] = an_image(APP)
     await ensure(puller, a_pod(APP))
 
 
-async def test_success_after_failure(
+async def test_ensure_image_success_after_failure_records_events(
     puller: ImageManager, service: FakeImages, clock: Clock, journal: PodHistory
 ) -> None:
     await refusal(puller, a_pod(APP))
@@ -228,7 +242,7 @@ async def test_success_after_failure(
     assert [reason for _, reason, _ in events(journal)] == ["Pulling", "Failed", "Pulled"]
 
 
-async def test_too_many_pulls(
+async def test_ensure_image_qps_exceeded_fails_then_recovers(
     service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     puller = make_puller(service, journal, scope, metrics, limits=PullLimits(qps=1, burst=2))
@@ -243,7 +257,7 @@ async def test_too_many_pulls(
     await ensure(puller, a_pod("app:2"))
 
 
-async def test_one_pull_for_forty_pods(
+async def test_ensure_image_forty_pods_share_one_pull(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -261,7 +275,9 @@ async def test_one_pull_for_forty_pods(
         assert [reason for _, reason, _ in events(journal, pod.uid)] == ["Pulling", "Pulled"]
 
 
-async def test_always_shares_only_what_is_still_new(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_policy_always_shares_only_later_pull(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.offered[APP] = an_image("old")
     service.pull_seconds = 5
     async with asyncio.TaskGroup() as group:
@@ -275,7 +291,9 @@ async def test_always_shares_only_what_is_still_new(puller: ImageManager, servic
     assert (len(service.pulls), service.most_pulling) == (2, 1)
 
 
-async def test_a_digest_is_shared_even_with_always(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_digest_policy_always_shares_pull(
+    puller: ImageManager, service: FakeImages
+) -> None:
     name = f"registry.example.com/app@sha256:{'a' * 64}"
     service.offered[name] = an_image("x")
     service.pull_seconds = 5
@@ -286,7 +304,7 @@ async def test_a_digest_is_shared_even_with_always(puller: ImageManager, service
     assert len(service.pulls) == 1
 
 
-async def test_late_comers_do_not_boast(
+async def test_pulled_event_late_pod_reports_own_duration(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -299,7 +317,7 @@ async def test_late_comers_do_not_boast(
     assert "in 2s (2s including waiting)" in events(journal, "uid-2")[-1][2]
 
 
-async def test_waiting_for_a_turn_is_told(
+async def test_pulled_event_queued_pull_includes_waiting_time(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered["a:1"] = service.offered["b:1"] = an_image("x")
@@ -319,7 +337,9 @@ def secret(name: str, username: str) -> PullSecret:
     )
 
 
-async def test_logins_are_not_shared(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_different_credentials_do_not_share_pull(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.offered[APP] = an_image(APP)
     service.logins = {("alice", "p")}
     service.pull_seconds = 5
@@ -332,7 +352,7 @@ async def test_logins_are_not_shared(puller: ImageManager, service: FakeImages) 
     assert nobody.result().message == "unauthorized: nobody"
 
 
-async def test_every_login_is_tried_in_order(
+async def test_ensure_image_credentials_are_tried_in_order(
     service: FakeImages, journal: PodHistory, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -350,7 +370,9 @@ async def test_every_login_is_tried_in_order(
     assert err.message == "[unauthorized: one, unauthorized: two, unauthorized: node]"
 
 
-async def test_a_bad_secret(puller: ImageManager, service: FakeImages, journal: PodHistory) -> None:
+async def test_ensure_image_malformed_secret_fails_without_leak(
+    puller: ImageManager, service: FakeImages, journal: PodHistory
+) -> None:
     bad = PullSecret("default", "mine", "kubernetes.io/dockercfg", {".dockercfg": b"hunter2"})
     err = await refusal(puller, a_pod(APP), (bad,))
     assert err.reason == "ErrImagePull"
@@ -361,7 +383,7 @@ async def test_a_bad_secret(puller: ImageManager, service: FakeImages, journal: 
     await ensure(puller, a_pod(APP), (bad,))
 
 
-async def test_a_pod_deleted_while_pulling(
+async def test_ensure_image_one_waiter_cancelled_pull_continues(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -377,7 +399,9 @@ async def test_a_pod_deleted_while_pulling(
     assert [reason for _, reason, _ in events(journal)] == ["Pulling"]
 
 
-async def test_the_last_pod_deleted_ends_the_pull(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_last_waiter_cancelled_cancels_pull(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.offered[APP] = an_image(APP)
     service.pull_seconds = 60
     with pytest.raises(TimeoutError):
@@ -388,7 +412,7 @@ async def test_the_last_pod_deleted_ends_the_pull(puller: ImageManager, service:
     await ensure(puller, a_pod(APP))
 
 
-async def test_the_agent_stops_while_pulling(
+async def test_ensure_image_kubelet_stopping_fails_pull(
     service: FakeImages, journal: PodHistory, metrics: ImageMetrics
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -403,7 +427,9 @@ async def test_the_agent_stops_while_pulling(
     assert (await refusal(puller, a_pod(APP, uid="uid-2"))).reason == "ImageInspectError"
 
 
-async def test_few_questions_for_many_pods(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_many_pods_image_status_is_cached(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.present[APP] = an_image(APP)
     for number in range(40):
         await ensure(puller, a_pod(APP, uid=f"uid-{number}"))
@@ -411,7 +437,9 @@ async def test_few_questions_for_many_pods(puller: ImageManager, service: FakeIm
     assert 5 <= len(service.statuses) <= 6
 
 
-async def test_a_removed_image_is_noticed(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_removed_image_is_pulled_after_cache_expiry(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.present[APP] = service.offered[APP] = an_image(APP)
     await ensure(puller, a_pod(APP))
     del service.present[APP]
@@ -426,20 +454,24 @@ async def test_a_removed_image_is_noticed(puller: ImageManager, service: FakeIma
     assert len(service.pulls) == 2, "unless we removed it ourselves"
 
 
-async def test_absence_is_not_remembered(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_absence_is_not_cached(puller: ImageManager, service: FakeImages) -> None:
     await refusal(puller, a_pod(APP, "Never"))
     service.present[APP] = an_image(APP)
     await ensure(puller, a_pod(APP, "Never"))
 
 
-async def test_a_moved_tag_is_known_after_the_pull(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_pull_of_moved_tag_updates_cache(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.present[APP], service.offered[APP] = an_image("old"), an_image("new")
     assert (await ensure(puller, a_pod(APP))).id == "sha256:old"
     assert (await ensure(puller, a_pod(APP, "Always"))).id == "sha256:new"
     assert (await ensure(puller, a_pod(APP))).id == "sha256:new"
 
 
-async def test_handlers_and_annotations_are_told_apart(puller: ImageManager, service: FakeImages) -> None:
+async def test_ensure_image_cache_is_per_handler_and_annotations(
+    puller: ImageManager, service: FakeImages
+) -> None:
     service.present[APP] = an_image(APP)
     pod = a_pod(APP)
     for handler in ("", "kata", ""):
@@ -450,7 +482,7 @@ async def test_handlers_and_annotations_are_told_apart(puller: ImageManager, ser
     assert len(service.statuses) == 3
 
 
-async def test_an_image_that_is_no_containers(
+async def test_ensure_image_without_container_event_has_no_field_path(
     puller: ImageManager, service: FakeImages, journal: PodHistory
 ) -> None:
     service.offered[APP] = an_image(APP)
@@ -477,11 +509,11 @@ async def test_an_image_that_is_no_containers(
         ("rpc error: RegistryUnavailable", "ErrImagePull", "rpc error: RegistryUnavailable"),
     ],
 )
-def test_explain(failure: str, reason: str, message: str) -> None:
+def test_explain_returns_reason_and_message(failure: str, reason: str, message: str) -> None:
     assert explain("app", failure) == (reason, message)
 
 
-def test_failure_text() -> None:
+def test_failure_text_formats_cri_errors() -> None:
     assert failure_text(CriError("PullImage", "Unknown", "boom")) == "boom"
     assert failure_text(BadResponse("PullImage", "not set: image_ref")) == "not set: image_ref"
     assert failure_text(CriError("PullImage", "NotFound", "x")) == "rpc error: code = NotFound desc = x"
@@ -489,7 +521,9 @@ def test_failure_text() -> None:
     assert join_failures(["a", "b", "a"]) == "[a, b]"
 
 
-async def test_metrics(puller: ImageManager, service: FakeImages, registry: CollectorRegistry) -> None:
+async def test_image_manager_metrics_count_requests_and_durations(
+    puller: ImageManager, service: FakeImages, registry: CollectorRegistry
+) -> None:
     service.offered[APP] = an_image(APP, size=20 * 1024**2)
     service.pull_seconds = 3
     await refusal(puller, a_pod(APP, "Never"))
@@ -521,5 +555,5 @@ async def test_metrics(puller: ImageManager, service: FakeImages, registry: Coll
         (100 * 1024**3 + 1, "GT100GB"),
     ],
 )
-def test_size_label(size: int, label: str) -> None:
+def test_size_label_returns_bucket(size: int, label: str) -> None:
     assert size_label(size) == label

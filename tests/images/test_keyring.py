@@ -52,7 +52,7 @@ def login(name: str) -> Credentials:
         ("", "registry.example.com/app", False),
     ],
 )
-def test_match(pattern: str, repository: str, fits: bool) -> None:
+def test_registry_matches_pattern_and_repository(pattern: str, repository: str, fits: bool) -> None:
     assert registry_matches(pattern, repository) is fits
 
 
@@ -75,11 +75,11 @@ def test_match(pattern: str, repository: str, fits: bool) -> None:
         ("%41.example.com", None),
     ],
 )
-def test_key(written: str, key: str | None) -> None:
+def test_registry_key_normalizes_registry(written: str, key: str | None) -> None:
     assert registry_key(written) == key
 
 
-def test_the_most_specific_comes_first_whatever_the_order_of_writing() -> None:
+def test_keyring_lookup_returns_most_specific_first() -> None:
     written = ["example.com", "example.com/team", "example.com/team/app", "*.com", "other.com"]
     for order in permutations(written):
         keyring = Keyring({name: login(name) for name in order})
@@ -87,7 +87,7 @@ def test_the_most_specific_comes_first_whatever_the_order_of_writing() -> None:
         assert found == ["example.com/team/app", "example.com/team", "example.com", "*.com"]
 
 
-def test_equal_keys_keep_the_order_of_their_sources() -> None:
+def test_keyring_lookup_equal_keys_keeps_source_order() -> None:
     keyring = Keyring({"https://example.com": login("first")}, {"example.com": login("second")})
     keyring.add({"http://example.com/v2/": login("third")})
     assert [found.username for found in keyring.lookup("example.com/x")] == ["first", "second", "third"]
@@ -105,17 +105,19 @@ def test_equal_keys_keep_the_order_of_their_sources() -> None:
         ("https://index.docker.io/v1/", "docker.io.evil.example/app", False),
     ],
 )
-def test_the_default_registry(kept_for: str, repository: str, found: bool) -> None:
+def test_keyring_lookup_docker_hub_aliases_match_only_docker_io(
+    kept_for: str, repository: str, found: bool
+) -> None:
     assert bool(Keyring({kept_for: login("hub")}).lookup(repository)) is found
 
 
-def test_the_default_registry_comes_after_better_ones() -> None:
+def test_keyring_lookup_docker_hub_alias_used_only_as_fallback() -> None:
     keyring = Keyring({"index.docker.io": login("hub"), "docker.io/team": login("team")})
     assert keyring.lookup("docker.io/team/app") == [login("team")]
     assert keyring.lookup("docker.io/other/app") == [login("hub")]
 
 
-def test_nonsense_is_left_out_and_said(
+def test_keyring_invalid_registry_is_skipped_and_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("pykubelet"), "propagate", True)
@@ -132,7 +134,7 @@ paths = st.lists(st.sampled_from(["team", "app", "x"]), min_size=1, max_size=3)
 
 
 @given(host=hosts, port=ports, path=paths, stars=st.sets(st.integers(0, 3)), keep=st.integers(0, 3))
-def test_a_pattern_made_from_a_repository_fits_it(
+def test_registry_matches_pattern_derived_from_repository(
     host: list[str], port: str, path: list[str], stars: set[int], keep: int
 ) -> None:
     repository = f"{'.'.join(host)}{port}/{'/'.join(path)}"
@@ -146,12 +148,12 @@ def test_a_pattern_made_from_a_repository_fits_it(
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_any_texts_can_be_compared(pattern: str, repository: str) -> None:
+def test_registry_matches_any_text_never_raises(pattern: str, repository: str) -> None:
     registry_matches(pattern, repository)
     Keyring({pattern: login("a")}).lookup(repository)
 
 
-def test_secrets_do_not_show() -> None:
+def test_credentials_repr_hides_secrets() -> None:
     credentials = Credentials("user", "hunter2", "token3")
     for text in (repr(credentials), str(credentials), f"{[credentials]}"):
         assert "hunter2" not in text
@@ -159,7 +161,7 @@ def test_secrets_do_not_show() -> None:
         assert "user" not in text
 
 
-def test_for_the_runtime() -> None:
+def test_credentials_for_runtime_returns_auth_config() -> None:
     auth = Credentials("user", "hunter2").for_runtime()
     assert (auth.username, auth.password, auth.identity_token, auth.server_address) == (
         "user",

@@ -17,7 +17,9 @@ TABLE: list[list[str]] = json.loads(
 
 
 @pytest.mark.parametrize(("name", "repository", "tag", "digest", "complaint"), TABLE)
-def test_as_the_reference(name: str, repository: str, tag: str, digest: str, complaint: str) -> None:
+def test_parse_image_name_matches_upstream_table(
+    name: str, repository: str, tag: str, digest: str, complaint: str
+) -> None:
     if complaint:
         with pytest.raises(InvalidImageName) as caught:
             parse_image_name(name)
@@ -40,7 +42,7 @@ def test_as_the_reference(name: str, repository: str, tag: str, digest: str, com
         (f"busybox:1@sha256:{'a' * 64}", f"busybox:1@sha256:{'a' * 64}"),
     ],
 )
-def test_what_the_runtime_is_asked_for(name: str, asked: str) -> None:
+def test_image_name_for_runtime_has_tag_or_digest(name: str, asked: str) -> None:
     assert parse_image_name(name).for_runtime == asked
 
 
@@ -54,7 +56,7 @@ def test_what_the_runtime_is_asked_for(name: str, asked: str) -> None:
         ("registry.example.com:5000/team/app:1", "registry.example.com:5000"),
     ],
 )
-def test_registry(name: str, registry: str) -> None:
+def test_image_name_registry_returns_host(name: str, registry: str) -> None:
     assert parse_image_name(name).registry == registry
 
 
@@ -70,7 +72,7 @@ digests = st.from_regex(r"sha256:[0-9a-f]{64}", fullmatch=True)
     tag=st.none() | tags,
     digest=st.none() | digests,
 )
-def test_good_names_come_apart_where_they_were_joined(
+def test_parse_image_name_any_valid_name_round_trips(
     host: str, path: list[str], tag: str | None, digest: str | None
 ) -> None:
     name = host + "/".join(path)
@@ -90,7 +92,7 @@ def test_good_names_come_apart_where_they_were_joined(
 
 
 @given(st.text(max_size=200) | st.text("aB/:@.-_0[]", max_size=60))
-def test_any_text_is_a_name_or_a_complaint(text: str) -> None:
+def test_parse_image_name_any_text_raises_only_invalid_image_name(text: str) -> None:
     with contextlib.suppress(InvalidImageName):
         found = parse_image_name(text)
         assert found.repository
@@ -98,7 +100,7 @@ def test_any_text_is_a_name_or_a_complaint(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" * 10**6, "a-" * 10**6, "A/" * 10**6, "a.b/" * 10**6 + "!"])
-def test_huge_names_end_soon_and_are_not_repeated(text: str) -> None:
+def test_parse_image_name_huge_name_raises_short_error(text: str) -> None:
     with pytest.raises(InvalidImageName) as caught:
         parse_image_name(text)
     assert len(str(caught.value)) < 3000

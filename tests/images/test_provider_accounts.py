@@ -104,7 +104,7 @@ class Plugin:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
 
 
-async def test_a_provider_gets_token_and_annotations(
+async def test_provider_lookup_passes_token_and_annotations(
     tmp_path: Path, scope: TaskScope, accounts: Accounts
 ) -> None:
     plugin = Plugin(
@@ -122,7 +122,7 @@ async def test_a_provider_gets_token_and_annotations(
     assert accounts.asked == [("registry", 3600, "sa-1")]
 
 
-async def test_credentials_of_a_token_carry_the_coordinates_of_its_account(
+async def test_provider_lookup_credentials_carry_service_account_coordinates(
     tmp_path: Path, scope: TaskScope, accounts: Accounts
 ) -> None:
     plugin = Plugin(tmp_path, scope, accounts, require_service_account=False)
@@ -143,7 +143,7 @@ async def test_credentials_of_a_token_carry_the_coordinates_of_its_account(
         ("Token", {"uid": "one"}, 1),
     ],
 )
-async def test_who_shares_an_answer(
+async def test_provider_cache_type_decides_sharing(
     tmp_path: Path, scope: TaskScope, accounts: Accounts, cache_type: str, second: dict[str, str], runs: int
 ) -> None:
     plugin = Plugin(tmp_path, scope, accounts, cache_type=cache_type)
@@ -152,7 +152,7 @@ async def test_who_shares_an_answer(
     assert len(plugin.requests) == runs
 
 
-async def test_another_account_of_the_same_name_shares_nothing(
+async def test_provider_cache_recreated_service_account_is_not_shared(
     tmp_path: Path, scope: TaskScope, accounts: Accounts
 ) -> None:
     plugin = Plugin(tmp_path, scope, accounts)
@@ -162,7 +162,9 @@ async def test_another_account_of_the_same_name_shares_nothing(
     assert len(plugin.requests) == 2
 
 
-async def test_who_is_not_asked_for(tmp_path: Path, scope: TaskScope, accounts: Accounts) -> None:
+async def test_provider_lookup_service_account_requirements_unmet_is_skipped(
+    tmp_path: Path, scope: TaskScope, accounts: Accounts
+) -> None:
     plugin = Plugin(
         tmp_path, scope, accounts, required_service_account_annotation_keys=["example.com/opt-in"]
     )
@@ -181,7 +183,7 @@ async def test_who_is_not_asked_for(tmp_path: Path, scope: TaskScope, accounts: 
         ("token", "failed to get service account token: failed to fetch token: no"),
     ],
 )
-async def test_failures_are_told(
+async def test_provider_lookup_account_or_token_error_is_reported(
     tmp_path: Path, scope: TaskScope, accounts: Accounts, broken: str, words: str
 ) -> None:
     accounts.broken = broken
@@ -191,7 +193,7 @@ async def test_failures_are_told(
 
 
 @pytest.mark.parametrize(("cache_type", "good"), [("ServiceAccount", False), ("Token", True)])
-async def test_a_token_as_password_must_not_be_shared(
+async def test_provider_lookup_token_as_password_requires_token_cache(
     tmp_path: Path, scope: TaskScope, accounts: Accounts, cache_type: str, good: bool
 ) -> None:
     plugin = Plugin(tmp_path, scope, accounts, cache_type=cache_type, password="token-of-one")

@@ -55,7 +55,9 @@ def problems(config: Path, bin_dir: Path) -> str:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1alpha1"])
 @pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
-def test_good(tmp_path: Path, bin_dir: Path, version: str, write: Any) -> None:
+def test_load_providers_valid_file_returns_providers(
+    tmp_path: Path, bin_dir: Path, version: str, write: Any
+) -> None:
     config = tmp_path / "providers.yaml"
     given_provider = {**PROVIDER, "args": ["get"], "env": [{"name": "A", "value": "b"}, {"name": "E"}]}
     config.write_text(write(document(given_provider, version=version)))
@@ -68,13 +70,13 @@ def test_good(tmp_path: Path, bin_dir: Path, version: str, write: Any) -> None:
     assert found.token_attributes is None
 
 
-def test_a_cache_duration_of_zero_is_one(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_zero_cache_duration_is_accepted(tmp_path: Path, bin_dir: Path) -> None:
     (tmp_path / "c").write_text(json.dumps(document({**PROVIDER, "defaultCacheDuration": "0s"})))
     [found] = load_providers(tmp_path / "c", bin_dir)
     assert found.default_cache_duration == 0
 
 
-def test_a_folder_of_files(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_directory_reads_files_in_order(tmp_path: Path, bin_dir: Path) -> None:
     folder = tmp_path / "config"
     folder.mkdir()
     (folder / "b.yaml").write_text(json.dumps(document(PROVIDER)))
@@ -85,7 +87,7 @@ def test_a_folder_of_files(tmp_path: Path, bin_dir: Path) -> None:
     assert problems(folder, bin_dir) == "providers: 'helper' is there 2 times: keep one"
 
 
-def test_an_empty_folder(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_empty_or_missing_directory_raises(tmp_path: Path, bin_dir: Path) -> None:
     assert "has no .json, .yaml or .yml file" in problems(bin_dir, bin_dir)
     assert "does not exist" in problems(tmp_path / "none", bin_dir)
 
@@ -127,12 +129,14 @@ def test_an_empty_folder(tmp_path: Path, bin_dir: Path) -> None:
         ),
     ],
 )
-def test_bad(tmp_path: Path, bin_dir: Path, change: dict[str, Any], expected: str) -> None:
+def test_load_providers_invalid_field_raises(
+    tmp_path: Path, bin_dir: Path, change: dict[str, Any], expected: str
+) -> None:
     (tmp_path / "c").write_text(json.dumps(document({**PROVIDER, **change})))
     assert re.search(re.escape(expected), problems(tmp_path / "c", bin_dir))
 
 
-def test_tokens(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_token_attributes_accepted_only_in_v1(tmp_path: Path, bin_dir: Path) -> None:
     config = tmp_path / "c"
     config.write_text(json.dumps(document({**PROVIDER, "tokenAttributes": TOKEN})))
     [found] = load_providers(config, bin_dir)
@@ -154,12 +158,14 @@ def test_tokens(tmp_path: Path, bin_dir: Path) -> None:
         (document(), "providers: must have at least one provider"),
     ],
 )
-def test_other_documents(tmp_path: Path, bin_dir: Path, content: dict[str, Any], expected: str) -> None:
+def test_load_providers_wrong_document_raises(
+    tmp_path: Path, bin_dir: Path, content: dict[str, Any], expected: str
+) -> None:
     (tmp_path / "c").write_text(json.dumps(content))
     assert expected in problems(tmp_path / "c", bin_dir)
 
 
-def test_programs(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_missing_or_not_executable_binary_raises(tmp_path: Path, bin_dir: Path) -> None:
     (tmp_path / "c").write_text(json.dumps(document(PROVIDER, {**PROVIDER, "name": "absent"})))
     assert problems(tmp_path / "c", bin_dir) == (
         f"{bin_dir}/absent: does not exist: install the program of this credential provider"
@@ -169,7 +175,7 @@ def test_programs(tmp_path: Path, bin_dir: Path) -> None:
     assert f"chmod +x {bin_dir}/absent" in problems(tmp_path / "c", bin_dir)
 
 
-def test_all_problems_of_all_files_at_once(tmp_path: Path, bin_dir: Path) -> None:
+def test_load_providers_reports_all_problems_of_all_files(tmp_path: Path, bin_dir: Path) -> None:
     folder = tmp_path / "config"
     folder.mkdir()
     (folder / "a.yaml").write_text("{")
@@ -189,7 +195,9 @@ values = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(st.sampled_from([*PROVIDER, "env", "args", "tokenAttributes"]), values))
-def test_anything_is_read_or_refused(tmp_path: Path, bin_dir: Path, change: dict[str, Any]) -> None:
+def test_load_providers_any_values_raises_only_config_error(
+    tmp_path: Path, bin_dir: Path, change: dict[str, Any]
+) -> None:
     (tmp_path / "c").write_text(json.dumps(document({**PROVIDER, **change})))
     with contextlib.suppress(ConfigError):
         load_providers(tmp_path / "c", bin_dir)

@@ -76,7 +76,7 @@ def saying(text: str) -> str:
     return f"cat > /dev/null\ncat <<'END'\n{text}\nEND"
 
 
-async def test_request_arguments_and_environment(
+async def test_run_provider_passes_request_args_and_env(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INHERITED", "yes")
@@ -98,7 +98,9 @@ async def test_request_arguments_and_environment(
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1", "v1alpha1"])
-async def test_versions(write: Write, tmp_path: Path, version: str) -> None:
+async def test_run_provider_all_api_versions_are_supported(
+    write: Write, tmp_path: Path, version: str
+) -> None:
     protocol = f"credentialprovider.kubelet.k8s.io/{version}"
     text = answer(apiVersion=protocol, cacheDuration="1m30s", cacheKeyType="Global", auth=None)
     found = await run_provider(write(saying(text), api_version=protocol), tmp_path / "helper", REPOSITORY)
@@ -109,7 +111,7 @@ async def test_versions(write: Write, tmp_path: Path, version: str) -> None:
     )
 
 
-async def test_a_program_that_does_not_read(write: Write, tmp_path: Path) -> None:
+async def test_run_provider_stdin_not_read_succeeds(write: Write, tmp_path: Path) -> None:
     found = await run_provider(write(f"echo '{answer()}'"), tmp_path / "helper", "x" * 200_000)
     assert found.registries
 
@@ -135,7 +137,9 @@ async def test_a_program_that_does_not_read(write: Write, tmp_path: Path) -> Non
         ("head -c 3000000 /dev/zero >&2; exit 1", "it failed with status 1"),
     ],
 )
-async def test_bad_programs(write: Write, tmp_path: Path, script: str, complaint: str) -> None:
+async def test_run_provider_bad_response_or_exit_raises_without_secret(
+    write: Write, tmp_path: Path, script: str, complaint: str
+) -> None:
     provider = write(script)
     with pytest.raises(ProviderError) as caught:
         await run_provider(provider, tmp_path / "helper", REPOSITORY)
@@ -145,7 +149,7 @@ async def test_bad_programs(write: Write, tmp_path: Path, script: str, complaint
     assert len(str(caught.value)) < 2000
 
 
-async def test_a_program_that_is_not_there_any_more(write: Write, tmp_path: Path) -> None:
+async def test_run_provider_missing_binary_raises(write: Write, tmp_path: Path) -> None:
     provider = write("")
     (tmp_path / "helper").unlink()
     with pytest.raises(ProviderError, match="helper could not be started: No such file or directory"):
@@ -166,7 +170,7 @@ async def gone(pid: int) -> bool:
     return True
 
 
-async def test_endless_output_ends_soon(write: Write, tmp_path: Path) -> None:
+async def test_run_provider_endless_output_is_killed(write: Write, tmp_path: Path) -> None:
     provider = write(f"echo $$ > {tmp_path}/pid\nexec cat /dev/zero")
     started = time.monotonic()
     with pytest.raises(ProviderError, match="its answer is longer than 1024 KiB"):
@@ -178,7 +182,7 @@ async def test_endless_output_ends_soon(write: Write, tmp_path: Path) -> None:
 SLEEPY = "sleep 300 &\necho $! > {folder}/child\necho $$ > {folder}/pid\nwait"
 
 
-async def test_a_hanging_program_and_its_children_are_ended(
+async def test_run_provider_timeout_kills_process_and_children(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert provider_exec.TIMEOUT_SECONDS == 60
@@ -190,7 +194,7 @@ async def test_a_hanging_program_and_its_children_are_ended(
         assert await gone(int((tmp_path / name).read_text()))
 
 
-async def test_cancelled(write: Write, tmp_path: Path) -> None:
+async def test_run_provider_cancelled_kills_process_and_children(write: Write, tmp_path: Path) -> None:
     provider = write(SLEEPY.format(folder=tmp_path))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(5):
@@ -205,7 +209,7 @@ async def lookup(
     return await plugins.lookup(repository, pod or a_pod("app"))
 
 
-async def test_only_for_matching_images(
+async def test_provider_lookup_runs_only_for_matching_images(
     write: Write, tmp_path: Path, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     plugins = ProviderPlugins([write(saying(answer()))], tmp_path, scope, metrics)
@@ -223,7 +227,7 @@ async def test_only_for_matching_images(
     ("scope_name", "expected"),
     [("Image", [1, 1, 2, 3]), ("Registry", [1, 1, 1, 2]), ("Global", [1, 1, 1, 1])],
 )
-async def test_answers_are_kept(
+async def test_provider_lookup_response_cached_by_cache_key_type(
     write: Write,
     tmp_path: Path,
     scope: TaskScope,
@@ -248,7 +252,7 @@ async def test_answers_are_kept(
     ("said", "default", "expected"),
     [("0s", 60.0, 2), (None, 0.0, 2), (None, 60.0, 1), ("60s", 0.0, 1), ("100ms", 60.0, 2), ("-1s", 60.0, 2)],
 )
-async def test_how_long_answers_are_kept(
+async def test_provider_lookup_response_cached_for_cache_duration(
     write: Write,
     tmp_path: Path,
     scope: TaskScope,
@@ -267,7 +271,7 @@ async def test_how_long_answers_are_kept(
     assert runs(tmp_path) == expected
 
 
-async def test_one_run_for_many_pods(
+async def test_provider_lookup_concurrent_pods_share_one_run(
     write: Write, tmp_path: Path, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     provider = write("sleep 0.3\n" + saying(answer(cacheDuration="0s")))
@@ -277,7 +281,7 @@ async def test_one_run_for_many_pods(
     assert runs(tmp_path) == 1
 
 
-async def test_several_providers(
+async def test_provider_lookup_several_providers_merges_credentials_and_failures(
     write: Write, tmp_path: Path, scope: TaskScope, metrics: ImageMetrics, registry: CollectorRegistry
 ) -> None:
     wide = {"registry.example.com": {"username": "wide", "password": ""}}
@@ -298,7 +302,7 @@ async def test_several_providers(
         assert registry.get_sample_value("kubelet_credential_provider_plugin_duration_count", labels) == 1
 
 
-async def test_failures_are_not_kept(
+async def test_provider_lookup_failure_is_not_cached(
     write: Write, tmp_path: Path, scope: TaskScope, metrics: ImageMetrics
 ) -> None:
     provider = write(f"test -e {tmp_path}/ready || exit 1\n" + saying(answer()))
@@ -312,7 +316,7 @@ async def test_failures_are_not_kept(
     ("required", "account", "asked", "failed"),
     [(True, "", 0, False), (False, "", 1, False), (True, "default", 0, True), (False, "default", 0, True)],
 )
-async def test_service_account_tokens_need_an_api_server(
+async def test_provider_lookup_service_account_token_without_api_server_fails(
     write: Write,
     tmp_path: Path,
     scope: TaskScope,
@@ -332,7 +336,7 @@ async def test_service_account_tokens_need_an_api_server(
     assert (runs(tmp_path), bool(found.credentials), bool(found.failures)) == (asked, asked == 1, failed)
 
 
-async def test_a_pull_uses_providers_and_tells_of_their_failures(
+async def test_ensure_image_uses_providers_and_reports_failures(
     write: Write,
     tmp_path: Path,
     scope: TaskScope,

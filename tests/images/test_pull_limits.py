@@ -10,7 +10,7 @@ from pykubelet.images.puller import PullLimits, PullRateExceeded
 from pykubelet.util.rate_limiter import TokenBucket
 
 
-def test_bucket() -> None:
+def test_token_bucket_refills_at_rate_up_to_burst() -> None:
     bucket = TokenBucket(qps=2, burst=3)
     assert [bucket.try_acquire(100.0) for _ in range(4)] == [True, True, True, False]
     assert not bucket.try_acquire(100.4)
@@ -19,7 +19,7 @@ def test_bucket() -> None:
     assert [bucket.try_acquire(1000.0) for _ in range(4)] == [True, True, True, False]
 
 
-def test_bucket_without_burst_gives_nothing() -> None:
+def test_token_bucket_zero_burst_returns_false() -> None:
     bucket = TokenBucket(qps=5, burst=0)
     assert not any(bucket.try_acquire(float(second)) for second in range(10))
 
@@ -29,7 +29,7 @@ def test_bucket_without_burst_gives_nothing() -> None:
     burst=st.integers(1, 20),
     pauses=st.lists(st.floats(0, 5), min_size=1, max_size=60),
 )
-def test_never_more_than_rate_and_burst(rate: float, burst: int, pauses: list[float]) -> None:
+def test_token_bucket_never_exceeds_rate_and_burst(rate: float, burst: int, pauses: list[float]) -> None:
     bucket, now, taken = TokenBucket(rate, burst), 0.0, 0
     for pause in pauses:
         now += pause
@@ -59,13 +59,15 @@ async def most_at_once(limits: PullLimits, count: int) -> int:
     ("serialize", "max_parallel", "expected"),
     [(True, None, 1), (True, 5, 1), (False, 3, 3), (False, 1, 1), (False, None, 8), (False, 0, 8)],
 )
-async def test_parallel(serialize: bool, max_parallel: int | None, expected: int) -> None:
+async def test_pull_limits_bounds_parallel_pulls(
+    serialize: bool, max_parallel: int | None, expected: int
+) -> None:
     limits = PullLimits(serialize=serialize, max_parallel=max_parallel, qps=0)
     assert await most_at_once(limits, 8) == expected
 
 
 @pytest.mark.looptime
-async def test_rate_counts_when_the_turn_comes() -> None:
+async def test_pull_limits_rate_checked_when_slot_acquired() -> None:
     limits = PullLimits(serialize=True, qps=1, burst=2)
 
     async def pull(seconds: float) -> None:
@@ -82,7 +84,7 @@ async def test_rate_counts_when_the_turn_comes() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_failed_or_cancelled_turn_is_given_back() -> None:
+async def test_pull_limits_failed_or_cancelled_slot_is_released() -> None:
     limits = PullLimits(serialize=True, qps=0)
     with pytest.raises(OSError):
         async with limits.slot():

@@ -221,16 +221,14 @@ async def test_must_pull_by_policy_and_record_state(rig: Rig, state: str, policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-async def test_must_pull_with_unreadable_record_is_an_error_that_demands_a_pull(
-    rig: Rig, policy: str
-) -> None:
+async def test_must_pull_unreadable_record_counts_error_and_requires_pull(rig: Rig, policy: str) -> None:
     _broken(rig)
     manager = await rig.manager(policy)
     assert await manager.must_pull(parse_image_name(IMAGE), REF, having(LOGIN))
     assert rig.checks("error") == 1
 
 
-async def test_must_pull_without_credentials_in_the_pod_matches_no_record(rig: Rig) -> None:
+async def test_must_pull_pod_without_credentials_matches_no_record(rig: Rig) -> None:
     rig.put(ImagePullCredentials((SECRET,), (BUILDER,)))
     manager = await rig.manager()
     assert await manager.must_pull(parse_image_name(IMAGE), REF, having())
@@ -238,7 +236,7 @@ async def test_must_pull_without_credentials_in_the_pod_matches_no_record(rig: R
     assert await manager.must_pull(parse_image_name(IMAGE), REF, having(node_credentials))
 
 
-async def test_must_pull_looks_credentials_up_only_when_a_record_has_some(rig: Rig) -> None:
+async def test_must_pull_credentials_looked_up_only_if_recorded(rig: Rig) -> None:
     async def forbidden() -> Sequence[Credentials]:
         raise AssertionError("credentials were looked up")
 
@@ -269,7 +267,7 @@ async def test_must_pull_looks_credentials_up_only_when_a_record_has_some(rig: R
         ("docker.io/library/busybox", False),
     ],
 )
-def test_allowlist_matches_names_as_pods_write_them(image: str, allowed: bool) -> None:
+def test_verification_policy_allowlist_matches_image_name_in_pod_spec(image: str, allowed: bool) -> None:
     patterns = (
         "registry.example.com/app",
         "mirror.example.com:5000/*",
@@ -281,12 +279,12 @@ def test_allowlist_matches_names_as_pods_write_them(image: str, allowed: bool) -
         assert policy(parse_image_name(image), pulled_by_kubelet) is not allowed
 
 
-def test_verification_policy_of_unknown_name_raises() -> None:
+def test_verification_policy_unknown_name_raises() -> None:
     with pytest.raises(ValueError, match="unknown image pull credential verification policy: X"):
         verification_policy("X")
 
 
-def test_credential_hash_is_upstreams() -> None:
+def test_credential_hash_matches_upstream() -> None:
     with HASHES.open(newline="") as file:
         lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         next(lines)
@@ -306,7 +304,7 @@ def test_credential_hash_differs_by_identity_token_and_email() -> None:
     assert len(tokens) == 3
 
 
-def test_match_secrets_records_what_matched_up_to_a_limit() -> None:
+def test_match_secrets_records_match_up_to_limit() -> None:
     assert match_secrets([SAME_CONTENT], [SECRET]) == (True, SECRET)
     assert match_secrets([ROTATED], [SECRET]) == (True, SECRET)
     assert match_secrets([SECRET], [SECRET]) == (True, None)
@@ -352,7 +350,7 @@ MERGES: list[tuple[ImagePullCredentials | None, ImagePullCredentials | None, Ima
 
 
 @pytest.mark.parametrize(("known", "new", "expected"), MERGES)
-def test_merge_adds_credentials_and_keeps_a_record_that_has_them(
+def test_merge_adds_only_new_credentials(
     known: ImagePullCredentials | None,
     new: ImagePullCredentials | None,
     expected: ImagePullCredentials | None,
@@ -367,7 +365,7 @@ def test_merge_adds_credentials_and_keeps_a_record_that_has_them(
         assert merged == ImagePulledRecord(REF, NOW + timedelta(1), {"other": other, NAME: expected})
 
 
-def test_merge_starts_a_record_again_that_would_grow_too_large() -> None:
+def test_merge_oversized_record_is_restarted() -> None:
     """Verify that secrets without end, each with credentials of its own, do not fill memory and disk."""
     record = None
     sizes = []
@@ -411,7 +409,7 @@ async def rejection(puller: ImageManager, pod: Pod, *secrets: PullSecret) -> Ima
     return caught.value
 
 
-async def test_puller_private_image_of_another_pod_is_refused(rig: Rig, private: FakeImages) -> None:
+async def test_puller_private_image_of_other_pod_is_rejected(rig: Rig, private: FakeImages) -> None:
     puller = await rig.puller()
     present = await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
     assert rig.known == ImagePullCredentials((SECRET,))
@@ -447,7 +445,7 @@ async def test_puller_private_image_of_another_pod_is_refused(rig: Rig, private:
     assert [secret.name for secret in rig.known.kubernetes_secrets] == ["login", "copy"]
 
 
-async def test_puller_second_secret_is_verified_by_a_pull_and_recorded(rig: Rig, private: FakeImages) -> None:
+async def test_puller_second_secret_is_verified_by_pull_and_recorded(rig: Rig, private: FakeImages) -> None:
     puller = await rig.puller()
     await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
     other = pull_secret("other", "rotated", uid="u5", namespace="b")
@@ -458,7 +456,7 @@ async def test_puller_second_secret_is_verified_by_a_pull_and_recorded(rig: Rig,
     assert len(private.pulls) == 2
 
 
-async def test_puller_public_and_preloaded_images_cost_no_call(rig: Rig, service: FakeImages) -> None:
+async def test_puller_public_or_preloaded_image_makes_no_cri_call(rig: Rig, service: FakeImages) -> None:
     service.offered[IMAGE] = an_image(IMAGE)
     service.present["preloaded:1"] = an_image("preloaded:1")
     puller = await rig.puller()
@@ -473,7 +471,7 @@ async def test_puller_public_and_preloaded_images_cost_no_call(rig: Rig, service
     assert (rig.checks("credentialRecordFound"), rig.checks("credentialPolicyAllowed")) == (2, 1)
 
 
-async def test_puller_shared_pull_records_each_pods_own_secret(rig: Rig, private: FakeImages) -> None:
+async def test_puller_shared_pull_records_secret_of_each_pod(rig: Rig, private: FakeImages) -> None:
     private.pull_seconds = 0.05
     puller = await rig.puller()
     secrets = [pull_secret(f"s{n}", uid=f"u{n}") for n in range(5)]
@@ -486,13 +484,13 @@ async def test_puller_shared_pull_records_each_pods_own_secret(rig: Rig, private
     assert rig.intents == []
 
 
-async def test_puller_records_the_credentials_that_were_accepted(rig: Rig, private: FakeImages) -> None:
+async def test_puller_records_accepted_credentials(rig: Rig, private: FakeImages) -> None:
     puller = await rig.puller()
     await ensure(puller, a_pod(IMAGE), pull_secret("bad", "wrong", uid="u6"), pull_secret())
     assert rig.known == ImagePullCredentials((SECRET,))
 
 
-async def test_puller_records_the_reference_under_which_the_image_is_present(
+async def test_puller_pull_returns_digest_record_uses_present_image_id(
     rig: Rig, private: FakeImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that a runtime whose pull returns something else than the image's id hides no record."""
@@ -509,7 +507,7 @@ async def test_puller_records_the_reference_under_which_the_image_is_present(
     assert (await rejection(puller, a_pod(IMAGE, "Never", uid="b"))).reason == "ErrImageNeverPull"
 
 
-async def test_track_pull_that_fails_keeps_the_intent_of_another_pull(rig: Rig) -> None:
+async def test_track_pull_failed_keeps_intent_of_concurrent_pull(rig: Rig) -> None:
     manager, spec = await rig.manager(), pb.ImageSpec(image=IMAGE)
     async with manager.track_pull(IMAGE, spec, None) as first:
         async with manager.track_pull(IMAGE, spec, None) as second:
@@ -519,7 +517,7 @@ async def test_track_pull_that_fails_keeps_the_intent_of_another_pull(rig: Rig) 
     assert rig.intents == []
 
 
-async def test_puller_metrics_of_requests(rig: Rig, private: FakeImages) -> None:
+async def test_puller_ensure_image_requests_are_counted(rig: Rig, private: FakeImages) -> None:
     puller = await rig.puller()
     await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
     await rejection(puller, a_pod(IMAGE, uid="b"))
@@ -536,7 +534,9 @@ async def test_puller_metrics_of_requests(rig: Rig, private: FakeImages) -> None
     assert requests("ifnotpresent", "unknown", "unknown") == 1
 
 
-async def test_puller_malformed_secret_is_reported_and_grants_nothing(rig: Rig, private: FakeImages) -> None:
+async def test_puller_malformed_secret_is_reported_and_grants_no_access(
+    rig: Rig, private: FakeImages
+) -> None:
     puller = await rig.puller()
     await ensure(puller, a_pod(IMAGE, uid="a"), pull_secret())
     bad = PullSecret("a", "bad", "kubernetes.io/dockerconfigjson", {".dockerconfigjson": b"{"}, "u4")
@@ -547,7 +547,7 @@ async def test_puller_malformed_secret_is_reported_and_grants_nothing(rig: Rig, 
     assert rig.checks("error") == 2
 
 
-async def test_puller_intent_that_cannot_be_written_prevents_the_pull(
+async def test_puller_intent_write_fails_prevents_pull(
     rig: Rig, private: FakeImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puller = await rig.puller()
@@ -583,7 +583,9 @@ async def killed(rig: Rig, puller: ImageManager, reached: Callable[[], bool], *s
         path.write_bytes(content)
 
 
-async def test_restart_between_intent_and_pull_pulls_again(rig: Rig, private: FakeImages) -> None:
+async def test_pull_manager_restart_between_intent_and_pull_pulls_again(
+    rig: Rig, private: FakeImages
+) -> None:
     private.pull_seconds = 3600
     await killed(rig, await rig.puller(), lambda: bool(private.pulls), pull_secret())
     private.pull_seconds = 0
@@ -596,7 +598,7 @@ async def test_restart_between_intent_and_pull_pulls_again(rig: Rig, private: Fa
 
 
 @pytest.mark.parametrize("lists", [True, False])
-async def test_restart_between_pull_and_record_demands_verification(
+async def test_pull_manager_restart_between_pull_and_record_requires_verification(
     rig: Rig, private: FakeImages, lists: bool
 ) -> None:
     private.pull_seconds = 3600
@@ -618,7 +620,7 @@ async def test_restart_between_pull_and_record_demands_verification(
     assert rig.intents == []
 
 
-async def test_restart_between_record_and_end_of_intent_keeps_the_record(
+async def test_pull_manager_restart_before_intent_deletion_keeps_record(
     rig: Rig, private: FakeImages
 ) -> None:
     private.present[IMAGE] = private.offered[IMAGE]
@@ -629,7 +631,7 @@ async def test_restart_between_record_and_end_of_intent_keeps_the_record(
     assert rig.known == ImagePullCredentials((SECRET,))
 
 
-async def test_restart_with_records_lists_no_images(rig: Rig, private: FakeImages) -> None:
+async def test_pull_manager_restart_with_records_lists_no_images(rig: Rig, private: FakeImages) -> None:
     rig.put(ImagePullCredentials((SECRET,)))
     await rig.manager()
     assert private.lists == 0
@@ -643,7 +645,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_pull_of_a_deleted_pod_that_arrives_after_all_is_nobodys(
+async def test_track_pull_cancelled_but_completed_records_no_credentials(
     rig: Rig, private: FakeImages, arrives: bool
 ) -> None:
     """Verify that an image does not look preloaded when its pull ended while it was being cancelled."""
@@ -668,9 +670,7 @@ async def test_pull_of_a_deleted_pod_that_arrives_after_all_is_nobodys(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_pull_of_a_preloaded_image_that_is_cancelled_leaves_it_preloaded(
-    rig: Rig, service: FakeImages
-) -> None:
+async def test_track_pull_cancelled_of_preloaded_image_stays_preloaded(rig: Rig, service: FakeImages) -> None:
     """Verify that a deleted pod with pull policy Always does not take a preloaded image from others."""
     service.present[IMAGE] = an_image(IMAGE)
     puller = await rig.puller()
@@ -688,7 +688,7 @@ async def test_pull_of_a_preloaded_image_that_is_cancelled_leaves_it_preloaded(
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("before", [(None, REF), (REF, None)])
-async def test_pulls_without_outcome_are_preloaded_only_when_all_found_the_image(
+async def test_track_pull_unknown_outcome_preloaded_only_if_present_for_all(
     rig: Rig, service: FakeImages, before: tuple[str | None, str | None]
 ) -> None:
     service.present[IMAGE] = an_image(IMAGE)
@@ -700,7 +700,7 @@ async def test_pulls_without_outcome_are_preloaded_only_when_all_found_the_image
 
 
 @pytest.mark.usefixtures("quick")
-async def test_pull_without_an_answer_of_the_runtime_keeps_the_intent_until_it_tells(
+async def test_track_pull_no_runtime_response_keeps_intent_until_resolved(
     rig: Rig, private: FakeImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puller = await rig.puller()
@@ -717,7 +717,7 @@ async def test_pull_without_an_answer_of_the_runtime_keeps_the_intent_until_it_t
     assert record.credential_mapping == {}
 
 
-async def test_record_that_cannot_be_written_keeps_the_intent(
+async def test_pull_manager_record_write_fails_keeps_intent(
     rig: Rig, private: FakeImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     puller = await rig.puller()
@@ -734,7 +734,7 @@ async def test_record_that_cannot_be_written_keeps_the_intent(
     assert rig.intents == [IMAGE]
 
 
-async def test_prune_unknown_records_forgets_images_that_were_removed(rig: Rig, private: FakeImages) -> None:
+async def test_prune_unknown_records_removed_image_record_is_deleted(rig: Rig, private: FakeImages) -> None:
     manager = await rig.manager()
     rig.put(ImagePullCredentials((SECRET,)))
     manager = await rig.manager()

@@ -69,9 +69,7 @@ def cache(
     return PullRecords(files, metrics, intents_size=intents_size, pulled_size=pulled_size)
 
 
-def test_files_written_by_upstream_are_read_and_rewritten_identically(
-    files: PullRecordFiles, tmp_path: Path
-) -> None:
+def test_pull_record_files_of_upstream_round_trip_identically(files: PullRecordFiles, tmp_path: Path) -> None:
     expected = {}
     for directory, name, content in upstream_files():
         path = tmp_path / "image_manager" / directory / name
@@ -94,7 +92,7 @@ def test_files_written_by_upstream_are_read_and_rewritten_identically(
     assert (tmp_path / "image_manager" / "pulled").stat().st_mode & 0o777 == 0o700
 
 
-def test_files_of_v1alpha1_are_rewritten_and_interrupted_writes_removed(
+def test_pull_record_files_prepare_rewrites_v1alpha1_and_removes_temporary(
     files: PullRecordFiles, pulled_dir: Path, pulling_dir: Path
 ) -> None:
     originals = {}
@@ -127,7 +125,7 @@ def test_files_of_v1alpha1_are_rewritten_and_interrupted_writes_removed(
         b"\xff",
     ],
 )
-def test_get_pulled_of_unusable_file_raises_and_list_goes_on(
+def test_get_pulled_unusable_file_raises_and_list_skips_it(
     files: PullRecordFiles, pulled_dir: Path, content: bytes
 ) -> None:
     files.write_pulled(record("sha256:a"))
@@ -142,16 +140,14 @@ def test_get_pulled_of_unusable_file_raises_and_list_goes_on(
     assert broken.name in errors[0]
 
 
-def test_get_pulled_of_another_image_in_the_file_is_none(files: PullRecordFiles, pulled_dir: Path) -> None:
+def test_get_pulled_file_of_other_image_returns_none(files: PullRecordFiles, pulled_dir: Path) -> None:
     files.write_pulled(record("sha256:a"))
     [path] = pulled_dir.iterdir()
     path.write_bytes(encode_pulled(record("sha256:b")))
     assert files.get_pulled("sha256:a") is None
 
 
-def test_intent_exists_of_another_image_in_the_file_is_false(
-    files: PullRecordFiles, pulling_dir: Path
-) -> None:
+def test_intent_exists_file_of_other_image_returns_false(files: PullRecordFiles, pulling_dir: Path) -> None:
     files.write_intent(IMAGE)
     assert files.intent_exists(IMAGE)
     [path] = pulling_dir.iterdir()
@@ -159,7 +155,7 @@ def test_intent_exists_of_another_image_in_the_file_is_false(
     assert not files.intent_exists(IMAGE)
 
 
-def test_write_that_fails_leaves_the_old_content(
+def test_write_pulled_fails_keeps_old_content(
     files: PullRecordFiles, pulled_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write_pulled(record("sha256:a"))
@@ -174,7 +170,7 @@ def test_write_that_fails_leaves_the_old_content(
     assert [path.read_bytes() for path in pulled_dir.iterdir()] == before
 
 
-async def test_cached_answers_without_the_disk_while_all_records_fit(
+async def test_cached_all_records_fit_reads_no_disk(
     files: PullRecordFiles, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write_pulled(record("sha256:a"))
@@ -193,9 +189,7 @@ async def test_cached_answers_without_the_disk_while_all_records_fit(
     assert not await records.intent_exists("other")
 
 
-async def test_cache_that_evicted_a_record_reads_the_disk(
-    files: PullRecordFiles, registry: CollectorRegistry
-) -> None:
+async def test_cached_record_evicted_reads_disk(files: PullRecordFiles, registry: CollectorRegistry) -> None:
     records = cache(files, registry, intents_size=2, pulled_size=2)
     await records.open()
     for number in range(3):
@@ -207,7 +201,7 @@ async def test_cache_that_evicted_a_record_reads_the_disk(
     assert await records.get_pulled("sha256:9") is None
 
 
-async def test_cached_without_all_intents_does_not_answer_for_an_untracked_image(
+async def test_cached_intent_evicted_returns_none_for_untracked_image(
     files: PullRecordFiles, registry: CollectorRegistry
 ) -> None:
     records = cache(files, registry, intents_size=1)
@@ -220,7 +214,7 @@ async def test_cached_without_all_intents_does_not_answer_for_an_untracked_image
     assert records.cached("first", "sha256:b") == (record("sha256:b"), False), "a record decides by itself"
 
 
-async def test_cache_is_not_authoritative_beside_a_broken_file_until_a_prune_lists_all(
+async def test_cached_broken_file_not_authoritative_until_prune_lists_all(
     files: PullRecordFiles, pulled_dir: Path, registry: CollectorRegistry
 ) -> None:
     broken = pulled_dir / f"sha256-{'0' * 64}"
@@ -233,7 +227,7 @@ async def test_cache_is_not_authoritative_beside_a_broken_file_until_a_prune_lis
     assert records.cached("app", "sha256:b") == (None, False)
 
 
-async def test_prune_deletes_only_old_records_of_unknown_images(
+async def test_prune_pulled_deletes_only_old_records_of_unknown_images(
     files: PullRecordFiles, registry: CollectorRegistry
 ) -> None:
     records = cache(files, registry)
@@ -249,7 +243,9 @@ async def test_prune_deletes_only_old_records_of_unknown_images(
     assert registry.get_sample_value("kubelet_imagemanager_ondisk_pulledrecords") == 2
 
 
-async def test_metrics_follow_disk_and_cache(files: PullRecordFiles, registry: CollectorRegistry) -> None:
+async def test_pull_record_metrics_follow_disk_and_cache(
+    files: PullRecordFiles, registry: CollectorRegistry
+) -> None:
     files.write_pulled(record("sha256:before"))
     records = cache(files, registry, intents_size=2, pulled_size=10)
 
@@ -273,7 +269,7 @@ async def test_metrics_follow_disk_and_cache(files: PullRecordFiles, registry: C
     assert values() == [2, 50, 2, 20]
 
 
-async def test_write_whose_caller_is_cancelled_reaches_disk_and_cache(
+async def test_write_intent_caller_cancelled_reaches_disk_and_cache(
     files: PullRecordFiles, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = cache(files, registry)

@@ -53,7 +53,7 @@ def pulling(*names: str) -> Pod:
         (("other", "", "new"), ["new"]),
     ],
 )
-async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]) -> None:
+async def test_pull_secrets_credentials_in_pod_spec_order(names: tuple[str, ...], users: list[str]) -> None:
     journal, pod = PodHistory(), pulling(*names)
     secrets = await pull_secrets(pod, Secrets(), journal)
     found = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
@@ -62,13 +62,13 @@ async def test_logins_in_the_pods_order(names: tuple[str, ...], users: list[str]
     assert "hunter2" not in repr(secrets)
 
 
-async def test_pull_secrets_carry_the_coordinates_of_their_secret() -> None:
+async def test_pull_secrets_carry_secret_coordinates() -> None:
     secrets = await pull_secrets(pulling("new"), Secrets(), PodHistory())
     [credentials] = secrets_keyring(secrets).lookup(f"{REGISTRY}/app")
     assert credentials.source == SecretCoordinates("secret-1", "default", "new")
 
 
-async def test_those_that_cannot_be_had_are_told_and_passed_over() -> None:
+async def test_pull_secrets_missing_records_event_and_is_skipped() -> None:
     journal, pod = PodHistory(), pulling("absent", "new", "gone")
     secrets = await pull_secrets(pod, Secrets(), journal)
     assert [secret.name for secret in secrets] == ["new"]

@@ -146,7 +146,7 @@ def calls(registry: CollectorRegistry, operation: str) -> float:
     return registry.get_sample_value("kubelet_runtime_operations_total", labels) or 0
 
 
-async def test_pull_and_find_again(
+async def test_containerd_pull_image_present_afterwards(
     node: Node, cri: RuntimeConnection, open_registry: Registry, name: str
 ) -> None:
     open_registry.push(name, "1", user="1234")
@@ -164,14 +164,18 @@ async def test_pull_and_find_again(
     assert present.message.endswith("already present on machine and can be accessed by the pod")
 
 
-async def test_latest_is_the_default_tag(node: Node, open_registry: Registry, name: str) -> None:
+async def test_containerd_pull_without_tag_uses_latest(
+    node: Node, open_registry: Registry, name: str
+) -> None:
     open_registry.push(name, "latest", user="nobody")
     found = await node.ensure(a_pod(f"{open_registry.host}/{name}"))
     assert (found.uid, found.username) == (None, "nobody")
     assert await node.ensure(a_pod(f"{open_registry.host}/{name}:latest", "Never")) == found
 
 
-async def test_digest(node: Node, open_registry: Registry, name: str) -> None:
+async def test_containerd_pull_by_digest_returns_that_image(
+    node: Node, open_registry: Registry, name: str
+) -> None:
     first = open_registry.push(name, "1", note="first")
     second = open_registry.push(name, "1", note="second")
     by_digest = await node.ensure(a_pod(f"{open_registry.host}/{name}@{first}"))
@@ -182,7 +186,9 @@ async def test_digest(node: Node, open_registry: Registry, name: str) -> None:
     assert by_tag != by_digest
 
 
-async def test_always_follows_a_moved_tag(node: Node, open_registry: Registry, name: str) -> None:
+async def test_containerd_pull_policy_always_follows_moved_tag(
+    node: Node, open_registry: Registry, name: str
+) -> None:
     pod = a_pod(f"{open_registry.host}/{name}:1")
     open_registry.push(name, "1", note="first")
     first = await node.ensure(pod)
@@ -195,7 +201,9 @@ async def test_always_follows_a_moved_tag(node: Node, open_registry: Registry, n
     assert await node.ensure(pod) == second
 
 
-async def test_what_the_registry_does_not_have(node: Node, open_registry: Registry, name: str) -> None:
+async def test_containerd_pull_missing_image_enters_back_off(
+    node: Node, open_registry: Registry, name: str
+) -> None:
     open_registry.push(name, "1")
     absent_digest = f"sha256:{'0' * 64}"
     for image in (
@@ -213,7 +221,9 @@ async def test_what_the_registry_does_not_have(node: Node, open_registry: Regist
         assert node.reasons(pod) == ["Pulling", "Failed", "BackOff"]
 
 
-async def test_no_and_wrong_passwords(node: Node, guarded_registry: Registry, name: str) -> None:
+async def test_containerd_pull_missing_or_wrong_password_fails(
+    node: Node, guarded_registry: Registry, name: str
+) -> None:
     guarded_registry.push(name, "1")
     image = f"{guarded_registry.host}/{name}:1"
     nobody = await node.refusal(a_pod(image, uid="nobody"))
@@ -228,7 +238,9 @@ async def test_no_and_wrong_passwords(node: Node, guarded_registry: Registry, na
     assert "d3Jvbmc" not in said, "nor shown in its encoded form"
 
 
-async def test_pull_secret(node: Node, guarded_registry: Registry, name: str) -> None:
+async def test_containerd_pull_with_pull_secret_succeeds(
+    node: Node, guarded_registry: Registry, name: str
+) -> None:
     guarded_registry.push(name, "1")
     pod = a_pod(f"{guarded_registry.host}/{name}:1")
     assert (await node.ensure(pod, pull_secret(guarded_registry.host))).id
@@ -236,7 +248,7 @@ async def test_pull_secret(node: Node, guarded_registry: Registry, name: str) ->
     assert PASSWORD not in str([node.journal.events(pod.uid), node.journal.timeline(pod.uid)])
 
 
-async def test_credentials_of_the_node_come_after_those_of_the_pod(
+async def test_containerd_pull_node_credentials_tried_after_pod_secrets(
     node: Node, guarded_registry: Registry, name: str, registry: CollectorRegistry
 ) -> None:
     guarded_registry.push(name, "1")
@@ -248,7 +260,7 @@ async def test_credentials_of_the_node_come_after_those_of_the_pod(
     assert calls(registry, "pull_image") == 2
 
 
-async def test_credential_provider(
+async def test_containerd_pull_with_credential_provider_succeeds(
     cri: RuntimeConnection,
     journal: PodHistory,
     scope: TaskScope,
@@ -296,7 +308,9 @@ async def test_credential_provider(
     assert json.loads((tmp_path / "request").read_text())["image"] == f"{guarded_registry.host}/{name}"
 
 
-async def test_the_registry_goes_away_and_comes_back(node: Node, folder: Path, name: str) -> None:
+async def test_containerd_pull_registry_restarted_succeeds_after_back_off(
+    node: Node, folder: Path, name: str
+) -> None:
     with running_registry(folder / "restarted") as registry:
         registry.push(name, "1")
         host = registry.host
@@ -321,7 +335,7 @@ async def test_the_registry_goes_away_and_comes_back(node: Node, folder: Path, n
         assert node.reasons(pod) == ["Pulling", "Failed", "BackOff", "Pulled"]
 
 
-async def test_many_pods_cost_one_pull(
+async def test_containerd_pull_many_pods_share_one_pull(
     node: Node, open_registry: Registry, name: str, registry: CollectorRegistry
 ) -> None:
     open_registry.push(name, "1")
@@ -341,7 +355,7 @@ async def test_many_pods_cost_one_pull(
     assert calls(registry, "image_status") <= 3
 
 
-async def test_a_removed_image_is_pulled_again(
+async def test_containerd_pull_removed_image_is_pulled_again(
     node: Node, cri: RuntimeConnection, open_registry: Registry, name: str
 ) -> None:
     open_registry.push(name, "1")
@@ -353,7 +367,7 @@ async def test_a_removed_image_is_pulled_again(
     assert (await cri.images.image_status(pb.ImageSpec(image=found.id))).HasField("image")
 
 
-async def test_deleting_the_pod_ends_the_pull_in_the_runtime(node: Node, name: str) -> None:
+async def test_containerd_pull_pod_deleted_cancels_pull_in_runtime(node: Node, name: str) -> None:
     connected, left = asyncio.Event(), asyncio.Event()
 
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -60,7 +60,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_many_share_one(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_concurrent_calls_share_result(calls: Singleflight[str, int], work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         askers = [group.create_task(calls.run("a", work)) for _ in range(40)]
         other = group.create_task(calls.run("b", work))
@@ -72,7 +72,7 @@ async def test_many_share_one(calls: Singleflight[str, int], work: Work) -> None
     assert await calls.run("a", work) == 3, "an answer is not kept"
 
 
-async def test_a_failure_is_everybodys_and_not_the_agents(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_failure_raised_to_all_callers(calls: Singleflight[str, int], work: Work) -> None:
     work.fails = True
     work.may_end.set()
     failures = await asyncio.gather(*(calls.run("a", work) for _ in range(3)), return_exceptions=True)
@@ -81,7 +81,9 @@ async def test_a_failure_is_everybodys_and_not_the_agents(calls: Singleflight[st
     assert await calls.run("a", work) == 2
 
 
-async def test_fresh_answers_cost_one_more_call(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_fresh_callers_share_second_call(
+    calls: Singleflight[str, int], work: Work
+) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work, fresh=True))
         await settle()
@@ -94,7 +96,9 @@ async def test_fresh_answers_cost_one_more_call(calls: Singleflight[str, int], w
     assert work.most == 1
 
 
-async def test_the_first_asker_may_leave(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_first_caller_cancelled_call_continues(
+    calls: Singleflight[str, int], work: Work
+) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work))
         second = group.create_task(calls.run("a", work))
@@ -108,7 +112,9 @@ async def test_the_first_asker_may_leave(calls: Singleflight[str, int], work: Wo
     assert work.cancelled == 0
 
 
-async def test_when_all_leave_the_call_ends(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_all_callers_cancelled_cancels_call(
+    calls: Singleflight[str, int], work: Work
+) -> None:
     async with asyncio.TaskGroup() as group:
         askers = [group.create_task(calls.run("a", work)) for _ in range(2)]
         await settle()
@@ -122,7 +128,9 @@ async def test_when_all_leave_the_call_ends(calls: Singleflight[str, int], work:
     assert later.result() == 2
 
 
-async def test_a_waiting_fresh_call_may_be_given_up(calls: Singleflight[str, int], work: Work) -> None:
+async def test_singleflight_queued_fresh_call_cancelled_is_dropped(
+    calls: Singleflight[str, int], work: Work
+) -> None:
     async with asyncio.TaskGroup() as group:
         first = group.create_task(calls.run("a", work))
         await settle()
@@ -137,7 +145,7 @@ async def test_a_waiting_fresh_call_may_be_given_up(calls: Singleflight[str, int
     assert first.result() == joined.result() == 1
 
 
-async def test_the_end_of_the_scope_is_told(work: Work) -> None:
+async def test_singleflight_scope_closed_raises_scope_closed(work: Work) -> None:
     async with asyncio.TaskGroup() as group:
         async with TaskScope() as scope:
             calls: Singleflight[str, int] = Singleflight(scope, "test")
@@ -159,7 +167,7 @@ async def _outcome(calls: Singleflight[str, int], work: Work) -> int | Exception
 @given(
     st.lists(st.tuples(st.sampled_from(["ask", "fresh", "cancel", "end"]), st.integers(0, 9)), max_size=30)
 )
-def test_never_two_at_once_and_nobody_is_forgotten(steps: list[tuple[str, int]]) -> None:
+def test_singleflight_any_steps_never_overlap_and_all_callers_complete(steps: list[tuple[str, int]]) -> None:
     async def play() -> None:
         work = Work()
         async with TaskScope() as scope:

@@ -82,7 +82,9 @@ def node(tmp_path: Path, server: Server, authority: Authority) -> Node:
     return Node(tmp_path, server, authority)
 
 
-async def test_bootstrap(node: Node, signing: Signing, server: Server, opened: Opener) -> None:
+async def test_ensure_client_config_bootstrap_token_yields_client_certificate(
+    node: Node, signing: Signing, server: Server, opened: Opener
+) -> None:
     access = await node.ensure()
     await opened(access).get(NODES, "one")
     assert server.seen[-1].subject == "system:node:one"
@@ -98,7 +100,7 @@ async def test_bootstrap(node: Node, signing: Signing, server: Server, opened: O
     assert node.kubeconfig.stat() == written
 
 
-def test_the_kubeconfig_is_the_references(tmp_path: Path) -> None:
+def test_write_kubeconfig_matches_upstream(tmp_path: Path) -> None:
     path, pair = tmp_path / "kubeconfig", tmp_path / "kubelet-client-current.pem"
     write_kubeconfig(path, RestConfig("https://10.0.0.1:6443", ca=b"ca", token="secret"), pair)
     assert (
@@ -135,7 +137,7 @@ users:
     assert (found.proxy, found.compression) == ("http://p:1", False)
 
 
-async def test_without_bootstrap_credentials(node: Node, server: Server) -> None:
+async def test_ensure_client_config_without_bootstrap_kubeconfig_raises(node: Node, server: Server) -> None:
     with pytest.raises(KubeconfigError, match="does not exist"):
         await ensure_client_config(node.kubeconfig, None, node.pki, "one", load_kubeconfig)
     node.write(node.kubeconfig, server, token="t")
@@ -180,7 +182,7 @@ def inline(node: Node, server: Server, pair: Pair) -> None:
         (lambda n, s, a: inline(n, s, a.sign("/CN=x", begins=3600, ends=7200)), None),
     ],
 )
-async def test_when_a_bootstrap_is_needed(
+async def test_ensure_client_config_unusable_kubeconfig_bootstraps(
     node: Node, server: Server, authority: Authority, signing: Signing, change: Change, words: str | None
 ) -> None:
     change(node, server, authority)
@@ -192,7 +194,7 @@ async def test_when_a_bootstrap_is_needed(
     assert (access.certificate == node.current) == (words is not None)
 
 
-async def test_the_api_server_comes_late(
+async def test_ensure_client_config_api_server_late_is_retried(
     tmp_path: Path, authority: Authority, server_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "pykubelet")
@@ -209,7 +211,7 @@ async def test_the_api_server_comes_late(
     assert "Works again" in said(caplog)
 
 
-async def test_refused_credentials_are_asked_again(
+async def test_ensure_client_config_token_rejected_reloads_and_retries(
     node: Node, signing: Signing, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bootstrap token that has expired, until somebody writes a new one into the file."""
@@ -222,7 +224,7 @@ async def test_refused_credentials_are_asked_again(
     assert server.seen[-1].header("Authorization") == "Bearer new"
 
 
-async def test_denied_then_approved(node: Node, signing: Signing) -> None:
+async def test_ensure_client_config_csr_denied_retries_with_new_key(node: Node, signing: Signing) -> None:
     def decide(request: Document) -> None:
         if len(signing.requests) == 1:
             signing.condition(request, "Denied", "Policy", "not this one")
@@ -236,7 +238,9 @@ async def test_denied_then_approved(node: Node, signing: Signing) -> None:
     assert node.files == {"kubelet-client-current.pem"}
 
 
-async def test_stopped_while_it_waits(node: Node, signing: Signing, server: Server) -> None:
+async def test_ensure_client_config_cancelled_while_waiting_resumes_same_csr(
+    node: Node, signing: Signing, server: Server
+) -> None:
     signing.decide = lambda _: None
 
     async def watched(times: int) -> None:
@@ -254,7 +258,7 @@ async def test_stopped_while_it_waits(node: Node, signing: Signing, server: Serv
     assert node.files == {"kubelet-client-current.pem"}
 
 
-async def test_stopped_before_the_kubeconfig_is_written(
+async def test_ensure_client_config_cancelled_before_kubeconfig_reuses_certificate(
     node: Node, signing: Signing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The certificate is there: nobody is asked again."""
@@ -271,14 +275,14 @@ async def test_stopped_before_the_kubeconfig_is_written(
     assert len(signing.requests) == 1
 
 
-async def test_a_broken_key_of_an_earlier_attempt(node: Node, signing: Signing) -> None:
+async def test_ensure_client_config_corrupt_pending_key_is_replaced(node: Node, signing: Signing) -> None:
     node.pki.mkdir()
     node.pending.write_bytes(b"-----BEGIN EC PRIVATE KEY-----\n\xff")
     await node.ensure()
     assert node.files == {"kubelet-client-current.pem"}
 
 
-async def test_a_full_disk_keeps_the_request(
+async def test_ensure_client_config_disk_full_keeps_pending_key(
     node: Node, signing: Signing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.ensure()
@@ -295,7 +299,7 @@ async def test_a_full_disk_keeps_the_request(
     assert node.current.resolve() == before
 
 
-async def test_an_expired_certificate_and_bootstrap_credentials(
+async def test_ensure_client_config_expired_certificate_bootstraps_again(
     node: Node, signing: Signing, server: Server
 ) -> None:
     await node.ensure()

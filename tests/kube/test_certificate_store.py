@@ -40,7 +40,7 @@ class Ticking:
         return self.now
 
 
-def test_layout(tmp_path: Path, pairs: list[Pair]) -> None:
+def test_certificate_store_update_has_upstream_layout(tmp_path: Path, pairs: list[Pair]) -> None:
     folder = tmp_path / "var" / "pki"
     moment = datetime.now(UTC)
     store = CertificateStore(folder, "kubelet-client", lambda: moment)
@@ -66,7 +66,7 @@ def test_layout(tmp_path: Path, pairs: list[Pair]) -> None:
     assert current.certificate == current.key == store.current_path == link
 
 
-def test_a_pair_that_does_not_fit_changes_nothing(tmp_path: Path, pairs: list[Pair]) -> None:
+def test_certificate_store_update_mismatched_pair_changes_nothing(tmp_path: Path, pairs: list[Pair]) -> None:
     store = CertificateStore(tmp_path, "kubelet-client", Ticking())
     stored(store, pairs[0])
     before = sorted(tmp_path.iterdir())
@@ -82,7 +82,7 @@ def test_a_pair_that_does_not_fit_changes_nothing(tmp_path: Path, pairs: list[Pa
     assert name(store) == "system:node:0"
 
 
-def test_a_plain_file_gives_way(tmp_path: Path, pairs: list[Pair]) -> None:
+def test_certificate_store_update_replaces_plain_file_by_symlink(tmp_path: Path, pairs: list[Pair]) -> None:
     """As when somebody copied a folder without its links."""
     store = CertificateStore(tmp_path, "kubelet-client", Ticking())
     store.current_path.write_bytes(pairs[0].pem)
@@ -92,7 +92,7 @@ def test_a_plain_file_gives_way(tmp_path: Path, pairs: list[Pair]) -> None:
     assert store.current_path.is_symlink()
 
 
-def test_a_full_disk_changes_nothing(
+def test_certificate_store_update_disk_full_changes_nothing(
     tmp_path: Path, pairs: list[Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = CertificateStore(tmp_path, "kubelet-client", Ticking())
@@ -111,7 +111,7 @@ def test_a_full_disk_changes_nothing(
 
 
 @pytest.mark.parametrize("content", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB", None])
-def test_recovery_from_a_broken_current(
+def test_certificate_store_recover_broken_current_uses_newest_valid(
     tmp_path: Path, pairs: list[Pair], authority: Authority, content: bytes | None
 ) -> None:
     store = CertificateStore(tmp_path, "kubelet-client", clock := Ticking())
@@ -129,7 +129,7 @@ def test_recovery_from_a_broken_current(
     assert store.current() is None
 
 
-def test_recovery_of_a_switch_that_was_begun(tmp_path: Path, pairs: list[Pair]) -> None:
+def test_certificate_store_recover_interrupted_switch_is_completed(tmp_path: Path, pairs: list[Pair]) -> None:
     """The reference removes the old link before it renames the new one."""
     store = CertificateStore(tmp_path, "kubelet-client", Ticking())
     stored(store, pairs[0])
@@ -155,7 +155,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_every_step(
+def test_certificate_store_update_killed_at_any_step_is_recoverable(
     tmp_path: Path, pairs: list[Pair], after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = 0
@@ -195,7 +195,7 @@ def dying(call: Any, left: Iterator[int], after: bool) -> Any:
     return called
 
 
-def test_files_are_whole_and_private(tmp_path: Path) -> None:
+def test_write_file_replaces_atomically_with_mode(tmp_path: Path) -> None:
     path = tmp_path / "new" / "kubeconfig"
     write_file(path, b"one", 0o600)
     before = path.stat()
@@ -206,7 +206,7 @@ def test_files_are_whole_and_private(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_names_of_certificates(authority: Authority) -> None:
+def test_subject_returns_names_of_certificate(authority: Authority) -> None:
     pair = authority.sign(
         "/O=system:nodes/CN=system:node:one", "DNS:b.test,DNS:a.test,IP:10.0.0.1,IP:fd00::1,URI:spiffe://x"
     )
@@ -234,11 +234,11 @@ def test_names_of_certificates(authority: Authority) -> None:
         (Subject("n", ("o",), ("a",), ("2",)), False),
     ],
 )
-def test_which_names_are_enough(had: Subject, good: bool) -> None:
+def test_subject_covers_requires_all_names(had: Subject, good: bool) -> None:
     assert had.covers(Subject("n", ("o",), ("a",), ("1",))) is good
 
 
-def test_reading_two_files(pairs: list[Pair], tmp_path: Path) -> None:
+def test_read_pair_mismatched_or_missing_file_raises(pairs: list[Pair], tmp_path: Path) -> None:
     assert read_pair(pairs[0].certificate, pairs[0].key).subject.common_name == "system:node:0"
     with pytest.raises(StoreError, match=r"absent cannot be read: No such file"):
         read_pair(tmp_path / "absent", pairs[0].key)

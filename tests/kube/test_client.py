@@ -42,7 +42,7 @@ from tests.kube.servers import (
 POD = {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"}}
 
 
-async def test_get(server: Server, client: ApiClient) -> None:
+async def test_client_get_sends_headers_and_decodes_object(server: Server, client: ApiClient) -> None:
     server.say(answer(POD))
     pod = await client.get(PODS, "web", "default")
     assert (pod.full_name, pod.uid) == ("default/web", "u1")
@@ -55,7 +55,7 @@ async def test_get(server: Server, client: ApiClient) -> None:
     assert USER_AGENT.endswith(") pykubelet")
 
 
-async def test_verbs_reach_their_places(server: Server, client: ApiClient) -> None:
+async def test_client_verbs_use_expected_paths_and_bodies(server: Server, client: ApiClient) -> None:
     server.default = answer(POD)
     lease = Lease(
         metadata=ObjectMeta(name="one", namespace="kube-node-lease", resource_version="5"),
@@ -89,7 +89,7 @@ async def test_verbs_reach_their_places(server: Server, client: ApiClient) -> No
     }
 
 
-async def test_list_pages(server: Server, client: ApiClient) -> None:
+async def test_client_list_follows_continue_token(server: Server, client: ApiClient) -> None:
     server.say(listing([POD], "9", "more"), listing([], "9"))
     params = [("limit", "1"), ("fieldSelector", "spec.nodeName=one,status.phase!=Failed")]
     first = await client.list(PODS, params=params)
@@ -99,7 +99,7 @@ async def test_list_pages(server: Server, client: ApiClient) -> None:
     assert server.seen[1].query == {"continue": "more"}
 
 
-async def test_what_go_writes_as_null_is_absent(server: Server, client: ApiClient) -> None:
+async def test_client_get_null_fields_decode_as_empty(server: Server, client: ApiClient) -> None:
     images = {"images": [{"names": None, "sizeBytes": 3}], "conditions": None}
     server.say(answer({"metadata": {"name": "one", "labels": None}, "spec": None, "status": images}))
     node = await client.get(NODES, "one")
@@ -126,7 +126,7 @@ async def test_what_go_writes_as_null_is_absent(server: Server, client: ApiClien
         (418, "Teapot", ApiError),
     ],
 )
-async def test_refusals(
+async def test_client_error_status_raises_matching_exception(
     server: Server, client: ApiClient, code: int, reason: str, kind: type[ApiError]
 ) -> None:
     server.default = refuse(code, reason, 'pods "web" said no', name="web", causes=[{"reason": "X"}])
@@ -141,7 +141,7 @@ async def test_refusals(
     assert "\n" not in str(err)
 
 
-async def test_a_refusal_that_is_not_a_status_is_quoted(server: Server, client: ApiClient) -> None:
+async def test_client_error_without_status_object_quotes_body(server: Server, client: ApiClient) -> None:
     server.say(text("<html>\nBad   Gateway" + "x" * 5000, 502))
     with pytest.raises(ServerError, match=r"502: <html> Bad Gatewayx+$") as caught:
         await client.get(PODS, "web", "default")
@@ -173,7 +173,9 @@ FORBIDDEN = 'pods is forbidden: User "system:node:one" cannot {} resource'
         ),
     ],
 )
-async def test_forbidden_names_the_rule(server: Server, client: ApiClient, ask: Any, rule: str) -> None:
+async def test_client_forbidden_error_names_rbac_rule(
+    server: Server, client: ApiClient, ask: Any, rule: str
+) -> None:
     server.say(refuse(403, "Forbidden", FORBIDDEN.format("do")))
     with pytest.raises(Forbidden) as caught:
         await ask(client)
@@ -181,7 +183,9 @@ async def test_forbidden_names_the_rule(server: Server, client: ApiClient, ask: 
     assert "system:node:one" in str(caught.value)
 
 
-async def test_forbidden_by_the_node_authorizer(server: Server, client: ApiClient) -> None:
+async def test_client_forbidden_by_node_authorizer_explains_relationship(
+    server: Server, client: ApiClient
+) -> None:
     server.say(refuse(403, "Forbidden", "no relationship found between node 'one' and this object"))
     with pytest.raises(Forbidden, match=r"only use objects that pods bound to it refer to"):
         await client.get(PODS, "web", "default")
@@ -196,7 +200,7 @@ async def test_forbidden_by_the_node_authorizer(server: Server, client: ApiClien
         "unable to create new content in namespace default because it is being terminated",
     ],
 )
-async def test_no_rule_is_named_where_none_would_help(
+async def test_client_forbidden_by_admission_names_no_rbac_rule(
     server: Server, client: ApiClient, message: str
 ) -> None:
     server.say(refuse(403, "Forbidden", message))
@@ -211,7 +215,7 @@ async def _open_watch(client: ApiClient) -> None:
             pass
 
 
-async def test_retry_after_is_obeyed(server: Server, client: ApiClient) -> None:
+async def test_client_retry_after_header_delays_retry(server: Server, client: ApiClient) -> None:
     server.say(
         refuse(429, "TooManyRequests", "later", {"Retry-After": "1"}),
         refuse(503, "ServiceUnavailable", "", {"Retry-After": "0"}),
@@ -226,7 +230,7 @@ async def test_retry_after_is_obeyed(server: Server, client: ApiClient) -> None:
 @pytest.mark.parametrize(
     ("code", "wait", "asked"), [(429, "31", 1), (503, "", 1), (429, "0", 3), (409, "0", 1)]
 )
-async def test_when_a_retry_is_the_callers(
+async def test_client_long_or_missing_retry_after_raises(
     server: Server, access: RestConfig, opened: Opener, code: int, wait: str, asked: int
 ) -> None:
     server.default = refuse(code, "X", "later", {"Retry-After": wait} if wait else None)
@@ -236,7 +240,9 @@ async def test_when_a_retry_is_the_callers(
     assert caught.value.retry_after == (float(wait) if wait else None)
 
 
-async def test_retry_after_from_the_status(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_client_retry_after_read_from_status_details(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     server.say(refuse(429, "TooManyRequests", "later", retryAfterSeconds=7))
     with pytest.raises(TooManyRequests) as caught:
         await opened(access, retries=0).get(PODS, "web", "default")
@@ -261,7 +267,7 @@ async def test_retry_after_from_the_status(server: Server, access: RestConfig, o
         (answer(code=302, headers={"Location": "https://elsewhere.example/"}), ApiError, "302"),
     ],
 )
-async def test_bad_answers(
+async def test_client_malformed_response_raises(
     server: Server, client: ApiClient, handler: Handler, kind: type[Exception], words: str
 ) -> None:
     # A GET on a connection that broke is repeated once by the HTTP library.
@@ -271,7 +277,7 @@ async def test_bad_answers(
     assert "\n" not in str(caught.value)
 
 
-async def test_an_answer_may_not_be_endless(
+async def test_client_oversized_response_raises(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pykubelet.apiserver.client.MAX_RESPONSE_BYTES", 1000)
@@ -280,7 +286,7 @@ async def test_an_answer_may_not_be_endless(
         await client.get(PODS, "web", "default")
 
 
-def test_paths() -> None:
+def test_resource_path_is_escaped_and_requires_namespace() -> None:
     assert PODS.path() == "/api/v1/pods"
     assert NODES.path(name="a/b") == "/api/v1/nodes/a%2Fb"
     assert SERVICE_ACCOUNTS.path("ns", "sa", "token") == "/api/v1/namespaces/ns/serviceaccounts/sa/token"
@@ -288,6 +294,6 @@ def test_paths() -> None:
         PODS.path(name="web")
 
 
-def test_tls_is_at_least_1_2(authority: Any) -> None:
+def test_client_context_minimum_tls_version_is_1_2(authority: Any) -> None:
     context = client_context(ca=authority.certificate.read_bytes(), insecure=False, identity=None)
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2

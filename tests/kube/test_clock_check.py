@@ -23,7 +23,9 @@ MOMENT = 784111777.0
         (400 * 86400, "it is 400 days, 0:00:00 ahead of"),
     ],
 )
-def test_what_is_said(ahead: float, said: str | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_check_skew_logged_once(
+    ahead: float, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     check = ClockCheck(lambda: MOMENT + ahead)
     with caplog.at_level(logging.INFO, "pykubelet"):
         for second in range(300):
@@ -33,7 +35,7 @@ def test_what_is_said(ahead: float, said: str | None, caplog: pytest.LogCaptureF
     assert all(text.startswith(said or "") for text in told)
 
 
-def test_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_clock_check_skew_resolved_logs_recovery(caplog: pytest.LogCaptureFixture) -> None:
     now = [MOMENT + 7200]
     check = ClockCheck(lambda: now[0])
     with caplog.at_level(logging.INFO, "pykubelet"):
@@ -49,5 +51,5 @@ def test_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @given(st.text() | st.sampled_from(["Sun, 06 Nov 99999 08:49:37 GMT", "0", "Mon, 31 Feb 2020 00:00:00 GMT"]))
-def test_any_header_is_survived(date: str) -> None:
+def test_clock_check_any_date_header_never_raises(date: str) -> None:
     ClockCheck(lambda: MOMENT).check_date(date, 100.0)

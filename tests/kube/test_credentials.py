@@ -43,7 +43,7 @@ def says(document: str) -> str:
 # Tokens in files.
 
 
-async def test_a_replaced_token_is_used_at_once(
+async def test_token_file_replaced_is_used_by_next_request(
     server: Server, authority: Authority, tmp_path: Path, opened: Opener
 ) -> None:
     server.default = answer(NODE)
@@ -64,7 +64,7 @@ async def test_a_replaced_token_is_used_at_once(
     assert len({seen.peer for seen in server.seen}) == 1
 
 
-async def test_a_replacement_that_does_not_show_is_seen_after_a_401(
+async def test_token_file_same_mtime_is_reread_after_401(
     server: Server, authority: Authority, tmp_path: Path, opened: Opener
 ) -> None:
     token = tmp_path / "token"
@@ -83,7 +83,7 @@ async def test_a_replacement_that_does_not_show_is_seen_after_a_401(
     assert len(server.seen) == 4
 
 
-async def test_the_file_wins_over_the_token_beside_it(tmp_path: Path) -> None:
+async def test_token_file_precedes_static_token(tmp_path: Path) -> None:
     token = tmp_path / "token"
     source = CredentialSource(RestConfig("https://x", insecure=True, token="static", token_file=token))
     assert (await source.current()).headers == (("Authorization", "Bearer static"),)
@@ -92,7 +92,7 @@ async def test_the_file_wins_over_the_token_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_token_is_read_again_each_minute(tmp_path: Path) -> None:
+async def test_token_file_is_reread_every_minute(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("first")
     stat = token.stat()
@@ -115,14 +115,16 @@ async def test_a_token_is_read_again_each_minute(tmp_path: Path) -> None:
         (b"a\nb", "characters that a token"),
     ],
 )
-async def test_bad_tokens(tmp_path: Path, contents: bytes, words: str) -> None:
+async def test_token_file_invalid_content_raises(tmp_path: Path, contents: bytes, words: str) -> None:
     token = tmp_path / "token"
     token.write_bytes(contents)
     with pytest.raises(NoCredentials, match=words):
         await CredentialSource(RestConfig("https://x", insecure=True, token_file=token)).current()
 
 
-async def test_basic_login_and_impersonation(server: Server, authority: Authority, opened: Opener) -> None:
+async def test_basic_auth_and_impersonation_headers_are_sent(
+    server: Server, authority: Authority, opened: Opener
+) -> None:
     server.default = answer(NODE)
     who = Impersonation("jané 李", "7", ("a", "b"), {"Re/ason%": ("x", "y")})
     access = RestConfig(
@@ -148,7 +150,9 @@ async def test_basic_login_and_impersonation(server: Server, authority: Authorit
 # Credentials from programs.
 
 
-async def test_plugin_token(server: Server, authority: Authority, scripts: Scripts, opened: Opener) -> None:
+async def test_exec_plugin_token_is_cached_and_renewed_after_401(
+    server: Server, authority: Authority, scripts: Scripts, opened: Opener
+) -> None:
     server.default = answer(NODE)
     script = scripts("plugin", 'echo run >> "$COUNT"\n' + says(credential(token="from-plugin")))
     count = script.with_name("count")
@@ -164,7 +168,7 @@ async def test_plugin_token(server: Server, authority: Authority, scripts: Scrip
     assert count.read_text() == "run\n" * 2
 
 
-async def test_plugin_is_told_what_is_asked(scripts: Scripts, tmp_path: Path) -> None:
+async def test_exec_plugin_receives_exec_info_args_and_env(scripts: Scripts, tmp_path: Path) -> None:
     script = scripts(
         "plugin",
         f'cd {tmp_path}; printf %s "$KUBERNETES_EXEC_INFO" > info; printf "%s|" "$@" "$A" "$PATH" > rest\n'
@@ -192,7 +196,7 @@ async def test_plugin_is_told_what_is_asked(scripts: Scripts, tmp_path: Path) ->
     }
 
 
-async def test_plugin_certificate_and_its_rotation(
+async def test_exec_plugin_certificate_expired_is_rotated(
     server: Server, authority: Authority, node_pair: Pair, scripts: Scripts, tmp_path: Path, opened: Opener
 ) -> None:
     server.default = answer(NODE)
@@ -227,7 +231,7 @@ async def test_plugin_certificate_and_its_rotation(
 
 
 @pytest.mark.looptime
-async def test_a_plugin_is_not_run_for_every_request_because_the_clock_is_wrong(
+async def test_exec_plugin_wrong_clock_is_not_run_for_every_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, runs = [7200.0], 0
@@ -259,7 +263,7 @@ async def test_a_plugin_is_not_run_for_every_request_because_the_clock_is_wrong(
     assert runs == 4
 
 
-async def test_credentials_that_cannot_be_renewed_are_told_once(
+async def test_exec_plugin_renewal_fails_logs_once(
     server: Server, authority: Authority, scripts: Scripts, opened: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = scripts("plugin", says(credential(token="old")))
@@ -278,7 +282,7 @@ async def test_credentials_that_cannot_be_renewed_are_told_once(
     assert len(told) == 1
 
 
-async def test_other_credentials_come_first(tmp_path: Path) -> None:
+async def test_exec_plugin_with_static_token_is_not_run(tmp_path: Path) -> None:
     plugin = ExecPlugin("/does/not/exist", V1)
     source = CredentialSource(RestConfig("https://x", insecure=True, token="t", plugin=plugin))
     assert (await source.current()).headers == (("Authorization", "Bearer t"),)
@@ -286,7 +290,7 @@ async def test_other_credentials_come_first(tmp_path: Path) -> None:
     assert (await plain.current()).headers == ()
 
 
-async def test_a_failing_plugin_is_not_run_for_every_request(
+async def test_exec_plugin_failing_is_not_run_for_every_request(
     server: Server,
     authority: Authority,
     scripts: Scripts,
@@ -322,7 +326,7 @@ async def test_a_failing_plugin_is_not_run_for_every_request(
         (says(json.dumps({"kind": "ExecCredential", "apiVersion": V1})), "has no status"),
     ],
 )
-async def test_plugins_that_fail(
+async def test_run_plugin_bad_output_or_exit_raises_without_secret(
     scripts: Scripts, monkeypatch: pytest.MonkeyPatch, body: str, words: str
 ) -> None:
     if "sleep" in body:
@@ -335,7 +339,7 @@ async def test_plugins_that_fail(
     assert time.monotonic() - begin < 30
 
 
-async def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
+async def test_run_plugin_missing_binary_raises_with_install_hint(tmp_path: Path) -> None:
     hint = "Install it:\n  brew install \x1b[1maws"
     with pytest.raises(PluginError, match=r"no-such-plugin was not found: Install it: brew install \[1maws"):
         await run_plugin(ExecPlugin("no-such-plugin", V1, install_hint=hint), RestConfig("https://x"), None)
@@ -347,7 +351,7 @@ async def test_a_plugin_that_is_not_there(tmp_path: Path) -> None:
         await run_plugin(ExecPlugin(str(plain), V1), RestConfig("https://x"), None)
 
 
-async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: Path) -> None:
+async def test_run_plugin_cancelled_kills_process_and_children(scripts: Scripts, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = scripts("plugin", f"sleep 300 & echo $! > {pids}; echo $$ >> {pids}; wait")
     task = asyncio.ensure_future(run_plugin(ExecPlugin(str(script), V1), RestConfig("https://x"), None))
@@ -367,7 +371,7 @@ async def test_nothing_of_a_plugin_survives_its_end(scripts: Scripts, tmp_path: 
             pytest.fail("a process of the plugin is left")
 
 
-def test_expiry_without_a_zone_is_utc() -> None:
+def test_read_exec_credential_expiry_without_zone_is_utc() -> None:
     read = read_exec_credential(credential(token="x", expirationTimestamp="2026-01-01T00:00:00").encode(), V1)
     assert read.expires == datetime(2026, 1, 1, tzinfo=UTC)
     assert "x" not in repr(read).replace("expires", "")

@@ -60,7 +60,7 @@ async def ask(client: ApiClient, draft: SigningRequest, **options: Any) -> bytes
 # Making keys.
 
 
-async def test_a_key_is_made_or_kept() -> None:
+async def test_draft_request_valid_key_is_reused_and_invalid_replaced() -> None:
     draft = await draft_request(NODE, KEY)
     assert draft.key == KEY
     assert not draft.rsa
@@ -73,7 +73,7 @@ async def test_a_key_is_made_or_kept() -> None:
     assert read_request(other.request.encode())[1] != read_request(draft.request.encode())[1]
 
 
-async def test_an_rsa_key_is_kept_too() -> None:
+async def test_draft_request_rsa_key_is_reused() -> None:
     process = await asyncio.create_subprocess_exec(
         "openssl",
         "genrsa",
@@ -88,7 +88,7 @@ async def test_an_rsa_key_is_kept_too() -> None:
     assert usages(SERVING_SIGNER, draft.rsa) == ["digital signature", "server auth", "key encipherment"]
 
 
-async def test_long_names_and_impossible_ones() -> None:
+async def test_draft_request_long_name_accepted_and_invalid_dns_raises() -> None:
     long = dataclasses.replace(NODE, common_name="system:node:" + "n" * 250)
     assert read_request((await draft_request(long)).request.encode())[0] == long
     with pytest.raises(KeyGenerationError, match=r"no key could be made: .*A-label") as caught:
@@ -96,7 +96,7 @@ async def test_long_names_and_impossible_ones() -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_self_signed() -> None:
+async def test_self_signed_returns_leaf_and_issuer_with_names() -> None:
     made = await self_signed("n" * 63, dns=["n" * 63], ips=["10.0.0.1", "fd00::1"])
     check_identity((made.certificate + made.key).encode())
     leaf, issuer = certificates(made.certificate.encode())
@@ -105,7 +105,7 @@ async def test_self_signed() -> None:
     assert subject(issuer).common_name.startswith("n" * 40 + "-ca@")
 
 
-async def test_the_library_stays_out_of_the_agent() -> None:
+async def test_self_signed_does_not_import_cryptography() -> None:
     """It would cost the agent ten megabytes for good."""
     code = (
         "import asyncio, sys\n"
@@ -118,7 +118,9 @@ async def test_the_library_stays_out_of_the_agent() -> None:
     assert (await process.communicate())[0].decode().strip() == "[]"
 
 
-async def test_making_is_bounded_and_cancellable(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_draft_request_is_cancellable_and_times_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     slow = tmp_path / "python"
     slow.write_text("#!/bin/sh\necho $$ > $0.pid\nexec sleep 60\n")
     slow.chmod(0o755)
@@ -170,7 +172,7 @@ def request_document(certificate: str = "", uid: str = "u", **conditions: str) -
         (request_document("eA==", uid="other", Approved="ok"), "csr-x was replaced by another"),
     ],
 )
-def test_outcomes(request_: CertificateSigningRequest, expected: Any) -> None:
+def test_outcome_follows_csr_conditions(request_: CertificateSigningRequest, expected: Any) -> None:
     if isinstance(expected, str):
         with pytest.raises(RequestRefused, match=expected):
             outcome(request_, "u")
@@ -178,7 +180,9 @@ def test_outcomes(request_: CertificateSigningRequest, expected: Any) -> None:
         assert outcome(request_, "u") == expected
 
 
-async def test_issued(signing: Signing, client: ApiClient, server: Server) -> None:
+async def test_request_certificate_approved_returns_certificate(
+    signing: Signing, client: ApiClient, server: Server
+) -> None:
     draft = await draft_request(dataclasses.replace(NODE, ips=("10.0.0.1",)))
     issued = await ask(client, draft)
     check_identity(issued + draft.key.encode())
@@ -191,7 +195,9 @@ async def test_issued(signing: Signing, client: ApiClient, server: Server) -> No
     assert server.seen[0].json["kind"] == "CertificateSigningRequest"
 
 
-async def test_issued_late_and_through_faults(signing: Signing, client: ApiClient, server: Server) -> None:
+async def test_request_certificate_watch_broken_is_resumed(
+    signing: Signing, client: ApiClient, server: Server
+) -> None:
     signing.decide = lambda _: None
     draft = await draft_request(NODE, KEY)
     asking = asyncio.ensure_future(ask(client, draft, name=NAME))
@@ -208,7 +214,9 @@ async def test_issued_late_and_through_faults(signing: Signing, client: ApiClien
 
 
 @pytest.mark.parametrize("what", ["Denied", "Failed", "deleted"])
-async def test_refused(signing: Signing, client: ApiClient, what: str) -> None:
+async def test_request_certificate_denied_failed_or_deleted_raises(
+    signing: Signing, client: ApiClient, what: str
+) -> None:
     def decide(request: dict[str, Any]) -> None:
         if what == "deleted":
             signing.remove(request["metadata"]["name"])
@@ -221,19 +229,21 @@ async def test_refused(signing: Signing, client: ApiClient, what: str) -> None:
         await ask(client, await draft_request(NODE))
 
 
-async def test_nobody_decides(signing: Signing, client: ApiClient) -> None:
+async def test_request_certificate_not_approved_times_out(signing: Signing, client: ApiClient) -> None:
     signing.decide = lambda _: None
     with pytest.raises(NotIssued, match="kubectl certificate approve"):
         await ask(client, await draft_request(NODE), seconds=0.3)
 
 
-async def test_forbidden(server: Server, client: ApiClient) -> None:
+async def test_request_certificate_forbidden_error_names_permission(
+    server: Server, client: ApiClient
+) -> None:
     server.default = refuse(403, "Forbidden", 'User "system:anonymous" cannot create resource "x"')
     with pytest.raises(Forbidden, match="permission to create certificatesigningrequests is missing"):
         await ask(client, await draft_request(NODE))
 
 
-async def test_a_request_is_found_again(signing: Signing, client: ApiClient) -> None:
+async def test_request_certificate_existing_csr_is_reused(signing: Signing, client: ApiClient) -> None:
     draft = await draft_request(NODE, KEY)
     first = await ask(client, draft, name=NAME)
     # Another signature over the same: still the same request.
@@ -243,7 +253,9 @@ async def test_a_request_is_found_again(signing: Signing, client: ApiClient) -> 
     assert len(signing.requests) == 1
 
 
-async def test_a_request_of_somebody_else(signing: Signing, client: ApiClient) -> None:
+async def test_request_certificate_foreign_csr_of_same_name_raises(
+    signing: Signing, client: ApiClient
+) -> None:
     draft = await draft_request(NODE, KEY)
     await ask(client, draft, name=NAME)
     for strange in (
@@ -257,7 +269,7 @@ async def test_a_request_of_somebody_else(signing: Signing, client: ApiClient) -
         await ask(client, draft, name=NAME)
 
 
-async def test_a_request_whose_certificate_has_expired(signing: Signing, client: ApiClient) -> None:
+async def test_request_certificate_existing_csr_expired_raises(signing: Signing, client: ApiClient) -> None:
     signing.decide = lambda request: signing.issue(request, begins=-7200, ends=-3600)
     draft = await draft_request(NODE, KEY)
     await ask(client, draft, name=NAME)
@@ -265,7 +277,7 @@ async def test_a_request_whose_certificate_has_expired(signing: Signing, client:
         await ask(client, draft, name=NAME)
 
 
-async def test_a_certificate_that_is_none(signing: Signing, client: ApiClient) -> None:
+async def test_request_certificate_malformed_certificate_raises(signing: Signing, client: ApiClient) -> None:
     def decide(request: dict[str, Any]) -> None:
         request["status"] = {"certificate": "eA==", "conditions": [{"type": "Approved", "status": "True"}]}
         signing.changed("MODIFIED", json.loads(json.dumps(request)))

@@ -93,7 +93,7 @@ async def recording(
 
 
 @pytest.mark.looptime
-async def test_in_order_and_counted() -> None:
+async def test_event_recorder_sends_in_order_and_counts_repeats() -> None:
     store = Store()
     async with recording(store) as recorder:
         for message in ("a", "b", "a"):
@@ -105,7 +105,7 @@ async def test_in_order_and_counted() -> None:
 
 
 @pytest.mark.looptime
-async def test_ordinary_events_wait_for_a_quiet_moment() -> None:
+async def test_event_recorder_normal_events_delayed_under_load() -> None:
     store, crowd = Store(), [True]
     async with recording(store, lambda: bool(crowd)) as recorder:
         recorder.record(WEB, "Normal", "Pulled", "a")
@@ -121,7 +121,7 @@ async def test_ordinary_events_wait_for_a_quiet_moment() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_warning_takes_all_before_it_along() -> None:
+async def test_event_recorder_warning_flushes_earlier_events() -> None:
     store = Store()
     async with recording(store, lambda: True) as recorder:
         recorder.record(WEB, "Normal", "Pulled", "a")
@@ -136,7 +136,7 @@ async def test_a_warning_takes_all_before_it_along() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_long_queue_does_not_wait() -> None:
+async def test_event_recorder_long_queue_is_sent_under_load() -> None:
     store = Store()
     async with recording(store, lambda: True, queued=10) as recorder:
         for number in range(9):
@@ -147,7 +147,7 @@ async def test_a_long_queue_does_not_wait() -> None:
 
 
 @pytest.mark.looptime
-async def test_from_the_journal_of_pods() -> None:
+async def test_event_recorder_pod_history_events_are_sent() -> None:
     store, journal = Store(), PodHistory()
     pod = Pod(metadata=ObjectMeta(name="web", namespace="default", uid="u1", resource_version="5"))
     async with recording(store) as recorder:
@@ -162,7 +162,7 @@ async def test_from_the_journal_of_pods() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_server_that_is_away_for_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+async def test_event_recorder_server_unreachable_retries_in_order(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     store.failures = [AWAY] * 6
     with caplog.at_level(logging.INFO, "pykubelet"):
@@ -178,7 +178,7 @@ async def test_a_server_that_is_away_for_a_minute(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.looptime
-async def test_after_twelve_tries_it_is_given_up() -> None:
+async def test_event_recorder_twelve_failed_tries_drops_event() -> None:
     store = Store()
     store.failures = [AWAY] * 12
     async with recording(store) as recorder:
@@ -191,7 +191,7 @@ async def test_after_twelve_tries_it_is_given_up() -> None:
 
 
 @pytest.mark.looptime
-async def test_or_tried_for_as_long_as_it_takes() -> None:
+async def test_event_recorder_unlimited_tries_retries_until_sent() -> None:
     store = Store()
     store.failures = [AWAY] * 360
     async with recording(store, tries=None) as recorder:
@@ -201,7 +201,7 @@ async def test_or_tried_for_as_long_as_it_takes() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_queue_that_is_full_drops_and_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
+async def test_event_recorder_queue_full_drops_without_blocking(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     store.always = AWAY
     with caplog.at_level(logging.INFO, "pykubelet"):
@@ -229,7 +229,7 @@ async def test_a_queue_that_is_full_drops_and_does_not_wait(caplog: pytest.LogCa
         (TooManyRequests(429, retry_after=30), 12, 1, 1),
     ],
 )
-async def test_refusals(
+async def test_event_recorder_api_error_decides_retry_and_drop(
     caplog: pytest.LogCaptureFixture, failure: Exception, tried: int, dropped: int, lines: int
 ) -> None:
     store = Store()
@@ -244,7 +244,7 @@ async def test_refusals(
 
 
 @pytest.mark.looptime
-async def test_one_at_which_the_server_fails_does_not_keep_the_others_back() -> None:
+async def test_event_recorder_server_error_for_one_event_sends_others() -> None:
     """As with a webhook that is down and that only one namespace has."""
     store = Store()
     store.failures = [ServerError(500, "InternalError", "failed calling webhook")] * 100
@@ -259,7 +259,7 @@ async def test_one_at_which_the_server_fails_does_not_keep_the_others_back() -> 
 
 
 @pytest.mark.looptime
-async def test_what_waited_for_the_server_counts_as_of_when_it_happened() -> None:
+async def test_event_recorder_queued_events_rate_limited_by_event_time() -> None:
     """Of one object are told 25 at once, then one each five minutes: also after hours without a server."""
     store = Store()
     store.always = AWAY
@@ -274,7 +274,7 @@ async def test_what_waited_for_the_server_counts_as_of_when_it_happened() -> Non
 
 
 @pytest.mark.looptime
-async def test_a_clock_that_is_set_right_is_followed() -> None:
+async def test_event_recorder_clock_corrected_timestamps_follow() -> None:
     store, now = Store(), datetime(2026, 7, 24, 10, tzinfo=UTC)
     ahead = [7200, 7200, 0, 0]
     clock = (int((now.timestamp() + seconds) * 1e9) for seconds in ahead)
@@ -287,7 +287,7 @@ async def test_a_clock_that_is_set_right_is_followed() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_event_that_expired_is_made_anew_with_its_count() -> None:
+async def test_event_recorder_expired_event_is_recreated_with_count() -> None:
     store = Store()
     async with recording(store) as recorder:
         recorder.record(WEB, "Normal", "Pulled", "a")
@@ -300,7 +300,7 @@ async def test_an_event_that_expired_is_made_anew_with_its_count() -> None:
 
 
 @pytest.mark.looptime
-async def test_names_differ_even_when_the_clock_stands_still() -> None:
+async def test_event_recorder_same_timestamp_names_differ() -> None:
     store = Store()
     async with recording(store, clock=lambda: 1_700_000_000_000_000_000) as recorder:
         for number in range(5):
@@ -309,7 +309,7 @@ async def test_names_differ_even_when_the_clock_stands_still() -> None:
     assert len(store.kept) == 5
 
 
-async def test_over_the_wire(server: Server, client: ApiClient) -> None:
+async def test_event_recorder_http_requests_match_api(server: Server, client: ApiClient) -> None:
     server.default = answer({})
     async with recording(client) as recorder:
         recorder.record(node_reference("one"), "Normal", "Starting", "Starting kubelet.")
@@ -326,7 +326,7 @@ async def test_over_the_wire(server: Server, client: ApiClient) -> None:
     assert second.json["count"] == 2
 
 
-async def test_a_message_that_is_no_text(server: Server, client: ApiClient) -> None:
+async def test_event_recorder_message_with_surrogates_is_sanitized(server: Server, client: ApiClient) -> None:
     """Such as the name of a file that nobody could have read."""
     server.default = answer({})
     async with recording(client) as recorder:

@@ -30,7 +30,7 @@ def make(
     return [correlator.correlate(event(message, reason, at=at), at) for message in messages]
 
 
-def test_an_event() -> None:
+def test_new_event_has_expected_fields() -> None:
     made = event("Back-off restarting", at=1.5)
     assert to_document(made) == {
         "metadata": {"name": f"web.{1_700_000_001_500_000_000:x}", "namespace": "default"},
@@ -55,13 +55,13 @@ def test_an_event() -> None:
     assert event(about=node_reference("one")).metadata.namespace == "default"
 
 
-def test_names_are_valid_whatever_the_object() -> None:
+def test_event_name_any_object_name_is_valid() -> None:
     assert event_name("web", 255) == "web.ff"
     assert len(event_name("Not_Valid", 255)) == 36
     assert len(event_name("x" * 250, 2**60)) == 36
 
 
-def test_the_same_again_is_counted() -> None:
+def test_event_correlator_repeated_event_is_counted() -> None:
     correlator = EventCorrelator()
     first, *others = make(correlator, "m", "m", "m")
     assert first is not None
@@ -96,7 +96,7 @@ def test_the_same_again_is_counted() -> None:
         ),
     ],
 )
-def test_what_makes_an_event_another(other: Event) -> None:
+def test_event_correlator_different_field_is_new_event(other: Event) -> None:
     correlator = EventCorrelator()
     correlator.correlate(event(), 0)
     write = correlator.correlate(other, 0)
@@ -104,7 +104,7 @@ def test_what_makes_an_event_another(other: Event) -> None:
     assert not write.exists
 
 
-def test_similar_ones_are_combined_from_the_tenth() -> None:
+def test_event_correlator_tenth_similar_event_is_combined() -> None:
     correlator = EventCorrelator()
     writes = [w for w in make(correlator, *(f"m{n}" for n in range(13))) if w]
     assert [w.event.message for w in writes[:9]] == [f"m{n}" for n in range(9)]
@@ -120,14 +120,14 @@ def test_similar_ones_are_combined_from_the_tenth() -> None:
     assert [w.event.message for w in make(correlator, "m99", reason="Failed") if w] == ["m99"]
 
 
-def test_combining_ends_after_ten_quiet_minutes() -> None:
+def test_event_correlator_combining_ends_after_ten_idle_minutes() -> None:
     correlator = EventCorrelator()
     make(correlator, *(f"m{n}" for n in range(12)))
     assert [w.event.message for w in make(correlator, "x", at=600) if w] == [f"{COMBINED}x"]
     assert [w.event.message for w in make(correlator, "y", at=1201) if w] == ["y"]
 
 
-def test_spam_is_kept_back_but_counted() -> None:
+def test_event_correlator_spam_is_suppressed_but_counted() -> None:
     correlator = EventCorrelator()
     writes = make(correlator, *["m"] * 30)
     assert [w is not None for w in writes] == [True] * 25 + [False] * 5
@@ -141,7 +141,7 @@ def test_spam_is_kept_back_but_counted() -> None:
     assert make(correlator, "m", at=302) == [None]
 
 
-def test_what_the_server_says_counts() -> None:
+def test_event_correlator_written_uses_server_name_and_count() -> None:
     correlator = EventCorrelator()
     (write,) = make(correlator, "m")
     assert write is not None
@@ -169,7 +169,7 @@ THINGS = st.tuples(
 
 @settings(max_examples=100)
 @given(st.lists(THINGS, max_size=80))
-def test_counts_add_up(things: list[tuple[str, str, str, int, float]]) -> None:
+def test_event_correlator_any_events_counts_add_up(things: list[tuple[str, str, str, int, float]]) -> None:
     """Kept back or not, combined or not: every event is counted once, and no object is told too often."""
     correlator, now = EventCorrelator(), 0.0
     written: dict[str, int] = {}
@@ -191,7 +191,7 @@ def test_counts_add_up(things: list[tuple[str, str, str, int, float]]) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 1000), st.text(max_size=5)), min_size=200, max_size=400))
-def test_memory_is_bounded(things: list[tuple[int, str]]) -> None:
+def test_event_correlator_any_events_memory_is_bounded(things: list[tuple[int, str]]) -> None:
     correlator = EventCorrelator(remembered=20)
     for number, message in things:
         about = ObjectReference(kind="Pod", namespace="default", name=f"p{number}", uid=f"u{number}")

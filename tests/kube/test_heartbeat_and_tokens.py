@@ -32,7 +32,7 @@ LEASE = {
 OWNER = {"apiVersion": "v1", "kind": "Node", "name": "one", "uid": "n1"}
 
 
-def test_a_new_lease() -> None:
+def test_renewed_without_lease_returns_new_lease() -> None:
     assert to_document(renewed(None, "one", "n1", 40, NOW)) == {
         "metadata": {"name": "one", "namespace": "kube-node-lease", "ownerReferences": [OWNER]},
         "spec": {
@@ -43,7 +43,7 @@ def test_a_new_lease() -> None:
     }
 
 
-def test_renewing_keeps_what_others_wrote() -> None:
+def test_renewed_existing_lease_keeps_foreign_fields() -> None:
     known = Lease(
         metadata=ObjectMeta(
             name="one", resource_version="5", labels={"a": "b"}, owner_references=[OwnerReference(name="x")]
@@ -57,7 +57,7 @@ def test_renewing_keeps_what_others_wrote() -> None:
     assert known.spec.renew_time is None
 
 
-def test_microseconds_are_always_six_digits() -> None:
+def test_micro_time_has_six_fraction_digits() -> None:
     assert micro_time(NOW) == "2026-07-24T08:30:00.000000Z"
     assert micro_time(NOW.replace(microsecond=120)) == "2026-07-24T08:30:00.000120Z"
 
@@ -66,7 +66,7 @@ async def beat(client: ApiClient, known: Lease | None, uid: str = "n1") -> Lease
     return await heartbeat(client, "one", uid, 40, known, NOW)
 
 
-async def test_the_first_heartbeat_creates(server: Server, client: ApiClient) -> None:
+async def test_heartbeat_lease_missing_is_created(server: Server, client: ApiClient) -> None:
     server.say(refuse(404, "NotFound"), answer(LEASE, 201))
     lease = await beat(client, None)
     assert lease is not None
@@ -75,12 +75,12 @@ async def test_the_first_heartbeat_creates(server: Server, client: ApiClient) ->
     assert server.seen[1].json["metadata"]["ownerReferences"] == [OWNER]
 
 
-async def test_not_before_the_node_is_known(server: Server, client: ApiClient) -> None:
+async def test_heartbeat_node_uid_unknown_creates_no_lease(server: Server, client: ApiClient) -> None:
     server.say(refuse(404, "NotFound"))
     assert await beat(client, None, uid="") is None
 
 
-async def test_the_next_is_one_request(server: Server, client: ApiClient) -> None:
+async def test_heartbeat_known_lease_sends_one_put(server: Server, client: ApiClient) -> None:
     server.say(answer(LEASE), answer(LEASE))
     known = from_document(Lease, LEASE)
     lease = await beat(client, known)
@@ -94,7 +94,9 @@ async def test_the_next_is_one_request(server: Server, client: ApiClient) -> Non
 
 
 @pytest.mark.parametrize("failure", [refuse(409, "Conflict"), refuse(404, "NotFound")])
-async def test_a_lease_that_someone_touched(server: Server, client: ApiClient, failure: Any) -> None:
+async def test_heartbeat_lease_changed_or_deleted_is_reread_and_updated(
+    server: Server, client: ApiClient, failure: Any
+) -> None:
     newer = json.loads(json.dumps(LEASE))
     newer["metadata"]["resourceVersion"] = "9"
     server.say(failure, answer(newer), answer(newer))
@@ -103,7 +105,7 @@ async def test_a_lease_that_someone_touched(server: Server, client: ApiClient, f
     assert server.seen[2].json["metadata"]["resourceVersion"] == "9"
 
 
-async def test_failures_are_the_callers(server: Server, client: ApiClient) -> None:
+async def test_heartbeat_api_error_is_raised(server: Server, client: ApiClient) -> None:
     server.say(refuse(403, "Forbidden"))
     with pytest.raises(Forbidden):
         await beat(client, from_document(Lease, LEASE))
@@ -115,7 +117,7 @@ async def test_failures_are_the_callers(server: Server, client: ApiClient) -> No
 POD = Pod(metadata=ObjectMeta(name="web", namespace="team", uid="u1"))
 
 
-async def test_a_token(server: Server, client: ApiClient) -> None:
+async def test_request_token_returns_bound_token(server: Server, client: ApiClient) -> None:
     status = {"token": "s3cret", "expirationTimestamp": "2026-07-24T09:30:07Z"}
     server.say(answer({"spec": {"expirationSeconds": 3607, "audiences": ["vault"]}, "status": status}, 201))
     token = await request_token(client, POD, "builder", audiences=["vault"], seconds=3600)
@@ -137,7 +139,7 @@ async def test_a_token(server: Server, client: ApiClient) -> None:
     }
 
 
-async def test_no_token(server: Server, client: ApiClient) -> None:
+async def test_request_token_empty_response_raises(server: Server, client: ApiClient) -> None:
     server.say(answer({"status": {}}))
     with pytest.raises(InvalidResponse, match="no token for service account team/builder"):
         await request_token(client, POD, "builder")
@@ -154,7 +156,7 @@ async def test_no_token(server: Server, client: ApiClient) -> None:
         (10 * 86400, 86391, 1.0, True),
     ],
 )
-def test_when_a_token_is_due(life: float, age: float, chance: float, due: bool) -> None:
+def test_service_token_is_due_before_expiry(life: float, age: float, chance: float, due: bool) -> None:
     token = ServiceToken("x", 1000, 1000 + life)
     assert token.is_due(1000 + age, chance) is due
     assert not token.is_expired(1000 + age)
@@ -168,7 +170,7 @@ def golden(name: str) -> Any:
     return json.loads((GOLDEN / name).read_text().replace('"TIME"', '"2026-01-01T00:00:00Z"'))
 
 
-def test_a_node_of_the_reference_survives_reading_and_writing() -> None:
+def test_node_of_upstream_round_trips() -> None:
     document = golden("node.json")
     written = to_document(from_document(Node, document))
     for image in document["status"]["images"]:
@@ -178,14 +180,14 @@ def test_a_node_of_the_reference_survives_reading_and_writing() -> None:
     assert written == document
 
 
-def test_a_lease_of_the_reference_survives_reading_and_writing() -> None:
+def test_lease_of_upstream_round_trips() -> None:
     document = golden("lease.json")
     written = to_document(from_document(Lease, document))
     del document["apiVersion"], document["kind"]
     assert written == document
 
 
-def test_nulls_of_the_reference_are_read() -> None:
+def test_read_object_upstream_nulls_are_accepted() -> None:
     document = golden("node.json")
     node = read_object(Node, json.dumps(document).encode())
     assert None in [image.names for image in node.status.images]
@@ -193,14 +195,14 @@ def test_nulls_of_the_reference_are_read() -> None:
     assert read_object(Node, json.dumps(document).encode()).metadata.labels == {}
 
 
-def test_what_is_written_although_empty() -> None:
+def test_to_document_required_empty_fields_are_written() -> None:
     assert to_document(NodeRuntimeHandler()) == {"name": ""}
     assert to_document(NodeSystemInfo())["kubeProxyVersion"] == ""
     assert "swap" not in to_document(NodeSystemInfo())
     assert to_document(NodeSystemInfo(swap=NodeSwapStatus(capacity=5)))["swap"] == {"capacity": 5}
 
 
-def test_secrets_are_decoded_and_not_shown() -> None:
+def test_read_object_secret_is_decoded_and_repr_hides_data() -> None:
     secret = read_object(
         SECRETS.struct,
         b'{"metadata": {"name": "s", "namespace": "n"}, "type": "Opaque", "data": {"k": "czNjcmV0"}}',
@@ -210,7 +212,7 @@ def test_secrets_are_decoded_and_not_shown() -> None:
     assert "s3cret" not in f"{Secret(data={'a': b's3cret'})}{TokenRequestStatus(token='s3cret')}"
 
 
-def test_config_maps_and_services() -> None:
+def test_read_object_config_map_and_service_are_decoded() -> None:
     found = read_object(
         CONFIG_MAPS.struct, b'{"data": {"a": "b"}, "binaryData": {"c": "AAE="}, "immutable": true}'
     )

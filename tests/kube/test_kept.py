@@ -103,7 +103,7 @@ async def ask(connections: ConnectionPool, method: str = "PATCH", limit: int = 1
         )
 
 
-async def test_one_connection_serves_many_requests() -> None:
+async def test_connection_pool_sequential_requests_reuse_connection() -> None:
     async with serving(answering(OK)) as server, connected(server) as connections:
         for _ in range(3):
             answer = await ask(connections)
@@ -115,7 +115,7 @@ async def test_one_connection_serves_many_requests() -> None:
         assert lines[-1] == b"{}"
 
 
-async def test_requests_at_once_have_connections_of_their_own() -> None:
+async def test_connection_pool_concurrent_requests_use_separate_connections() -> None:
     async with serving(answering(OK)) as server, connected(server) as connections:
         await asyncio.gather(*(ask(connections) for _ in range(4)))
         assert server.connections == 4
@@ -123,7 +123,7 @@ async def test_requests_at_once_have_connections_of_their_own() -> None:
         assert server.connections == 4
 
 
-async def test_one_that_was_not_used_for_long_is_not_trusted() -> None:
+async def test_connection_pool_idle_timeout_expired_opens_new_connection() -> None:
     async with serving(answering(OK)) as server, connected(server, keep=-1) as connections:
         await ask(connections)
         await ask(connections)
@@ -131,7 +131,9 @@ async def test_one_that_was_not_used_for_long_is_not_trusted() -> None:
 
 
 @pytest.mark.parametrize(("method", "repeated"), [("PUT", True), ("DELETE", True), ("PATCH", False)])
-async def test_a_kept_connection_that_the_server_closes(method: str, repeated: bool) -> None:
+async def test_connection_pool_idle_connection_closed_retries_only_idempotent_methods(
+    method: str, repeated: bool
+) -> None:
     """The server takes the second request on a connection and hangs up: who knows what it did with it."""
 
     def made(server: _Server) -> Script:
@@ -165,14 +167,16 @@ async def test_a_kept_connection_that_the_server_closes(method: str, repeated: b
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1500\r\n\r\n" + b"x" * 1500, InvalidResponse),
     ],
 )
-async def test_answers_that_are_none(answer: bytes, error: type[Exception]) -> None:
+async def test_connection_pool_invalid_response_raises_without_retry(
+    answer: bytes, error: type[Exception]
+) -> None:
     async with serving(answering(answer, times=1)) as server, connected(server) as connections:
         with pytest.raises(error):
             await ask(connections, "PUT")
         assert server.connections == 1, "a fresh connection is no reason to try again"
 
 
-async def test_words_after_an_answer_are_not_taken_for_the_next() -> None:
+async def test_connection_pool_bytes_after_response_discards_connection() -> None:
     async with (
         serving(answering(OK + b"HTTP/1.1 500 Lie\r\n\r\n")) as server,
         connected(server) as connections,
@@ -182,7 +186,7 @@ async def test_words_after_an_answer_are_not_taken_for_the_next() -> None:
         assert server.connections == 2
 
 
-async def test_who_gives_up_takes_the_connection_along() -> None:
+async def test_connection_pool_request_cancelled_discards_connection() -> None:
     """Else the late answer would be taken for that of the next request."""
     late = asyncio.Event()
 
@@ -209,7 +213,7 @@ async def test_who_gives_up_takes_the_connection_along() -> None:
         assert server.connections == 2
 
 
-async def test_closing_ends_what_waits() -> None:
+async def test_connection_pool_close_ends_pending_request() -> None:
     def made(server: _Server) -> Script:
         async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await server.take(reader)
@@ -227,7 +231,7 @@ async def test_closing_ends_what_waits() -> None:
             await waiting
 
 
-async def test_no_connection_in_time() -> None:
+async def test_connection_pool_resolver_hangs_raises_connect_timeout() -> None:
     async def never(host: str, port: int) -> list[AddressInfo]:
         await asyncio.sleep(60)
         return []

@@ -118,7 +118,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_kubeadm(tmp_path: Path) -> None:
+def test_load_kubeadm_kubeconfig_reads_certificate_paths(tmp_path: Path) -> None:
     access = load(written(tmp_path, KUBEADM), read_document)
     assert access.server == "https://10.0.0.1:6443"
     assert access.ca == PEM
@@ -126,19 +126,19 @@ def test_kubeadm(tmp_path: Path) -> None:
     assert (access.token, access.plugin, access.insecure) == ("", None, False)
 
 
-def test_bootstrap(tmp_path: Path) -> None:
+def test_load_bootstrap_kubeconfig_reads_token(tmp_path: Path) -> None:
     access = load(written(tmp_path, BOOTSTRAP), read_document)
     assert (access.token, access.certificate) == ("abcdef.0123456789abcdef", None)
 
 
-def test_kind(tmp_path: Path) -> None:
+def test_load_kind_kubeconfig_selects_context(tmp_path: Path) -> None:
     path = written(tmp_path, KIND)
     assert (load(path, read_document).certificate, load(path, read_document).key) == (PEM, PEM)
     other = load(path, read_document, context="other")
     assert (other.server, other.namespace, other.uses_tls) == ("http://localhost:8080", "team", False)
 
 
-def test_relative_paths_are_beside_the_file() -> None:
+def test_parse_relative_paths_resolved_against_kubeconfig_directory() -> None:
     document = with_user(client_certificate="pki/../me.crt", client_key="/abs/me.key", tokenFile="token")
     document["clusters"][0]["cluster"]["certificate-authority"] = "../ca.crt"
     access = parse(document, WHERE)
@@ -148,7 +148,7 @@ def test_relative_paths_are_beside_the_file() -> None:
     assert access.ca == Path("/etc/ca.crt")
 
 
-def test_everything_of_a_cluster() -> None:
+def test_parse_all_cluster_fields_are_read() -> None:
     access = parse(
         with_cluster(
             server="https://lb.example/k8s/clusters/c-1/?x=1#y",
@@ -165,7 +165,7 @@ def test_everything_of_a_cluster() -> None:
     assert access.proxy == "http://me:pw@proxy:3128"
 
 
-def test_impersonation() -> None:
+def test_parse_impersonation_fields_are_read() -> None:
     document = with_user(
         token="t", as_="jane", as_uid="7", as_groups=["a", "b"], as_user_extra={"reason": ["x", "y"]}
     )
@@ -177,7 +177,7 @@ def test_impersonation() -> None:
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws", "interactiveMode": "Never"}
 
 
-def test_exec() -> None:
+def test_parse_exec_plugin_fields_are_read() -> None:
     document = with_user(
         exec=EXEC
         | {
@@ -210,23 +210,23 @@ def test_exec() -> None:
         ("/x/aws", "/x/aws"),
     ],
 )
-def test_exec_command_path(command: str, expected: str) -> None:
+def test_parse_exec_command_path_resolved_against_kubeconfig_directory(command: str, expected: str) -> None:
     plugin = parse(with_user(exec=EXEC | {"command": command}), WHERE).plugin
     assert plugin is not None
     assert plugin.command == expected
 
 
-def test_older_exec_needs_no_interactive_mode() -> None:
+def test_parse_exec_v1beta1_without_interactive_mode_is_accepted() -> None:
     beta = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "x", "args": None, "env": None}
     assert parse(with_user(exec=beta), WHERE).plugin is not None
 
 
-def test_data_may_have_line_breaks() -> None:
+def test_parse_base64_data_with_line_breaks_is_decoded() -> None:
     folded = "\n".join(PEM64[i : i + 10] for i in range(0, len(PEM64), 10)) + "\n"
     assert parse(with_cluster(certificate_authority_data=folded), WHERE).ca == PEM
 
 
-def test_nulls_and_unknown_fields_are_nothing() -> None:
+def test_parse_null_and_unknown_fields_are_ignored() -> None:
     document = base() | {"preferences": None, "extensions": None, "new": [1]}
     document["users"][0]["user"] |= {"exec": None, "as-groups": None, "username": None, "other": 3}
     document["clusters"].append({"name": "empty", "cluster": None})
@@ -295,7 +295,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         (with_user(client_certificate="a", client_key_data="s3cret!"), "client-key-data is not base64"),
     ],
 )
-def test_problems(document: dict[str, Any], words: str) -> None:
+def test_parse_invalid_kubeconfig_raises_error_without_secrets(document: dict[str, Any], words: str) -> None:
     with pytest.raises(KubeconfigError) as caught:
         parse(document, WHERE)
     message = str(caught.value)
@@ -309,17 +309,17 @@ def test_problems(document: dict[str, Any], words: str) -> None:
     ("text", "words"),
     [("a: [", "neither YAML nor JSON"), ("", "is empty"), ("- 1", "is not a mapping"), ("a: 1\na: 2", "a")],
 )
-def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
+def test_load_malformed_file_raises_config_error(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(written(tmp_path, text), read_document)
 
 
-def test_missing_file(tmp_path: Path) -> None:
+def test_load_missing_file_raises_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load(tmp_path / "absent", read_document)
 
 
-def test_secrets_are_not_shown() -> None:
+def test_rest_config_repr_hides_secrets() -> None:
     document = with_user(
         token="s3cret", client_certificate_data=PEM64, client_key_data=base64.b64encode(b"s3cret").decode()
     )

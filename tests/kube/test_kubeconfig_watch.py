@@ -76,7 +76,7 @@ async def asked_until(client: ApiClient, condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_who_the_agent_is_follows_the_file(
+async def test_follow_kubeconfig_file_replaced_uses_new_credentials(
     file: File, server: Server, authority: Authority, node_pair: Pair
 ) -> None:
     file.write(inline(node_pair))
@@ -90,7 +90,7 @@ async def test_who_the_agent_is_follows_the_file(
     assert server.seen[0].subject == "system:node:one"
 
 
-async def test_what_cannot_be_used_changes_nothing(
+async def test_follow_kubeconfig_unusable_file_keeps_previous_credentials(
     file: File, server: Server, node_pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "pykubelet")

@@ -21,7 +21,7 @@ def names(objects: Any) -> list[str]:
     return [f"{o.metadata.name}@{o.metadata.resource_version}" for o in objects]
 
 
-def test_a_listing_tells_only_differences() -> None:
+def test_store_replace_returns_only_differences() -> None:
     copy = Store(PODS)
     first = listed(copy, pod("a", 1), pod("b", 2), pod("c", 3))
     assert (names(first.changed), names(first.removed), first.listed) == (["a@1", "b@2", "c@3"], [], True)
@@ -32,7 +32,7 @@ def test_a_listing_tells_only_differences() -> None:
     assert copy.objects["default", "a"] is kept
 
 
-def test_events() -> None:
+def test_store_apply_watch_events_returns_delta_and_resource_version() -> None:
     copy = Store(PODS)
     listed(copy, pod("a", 1), pod("b", 2))
     applied = copy.apply(
@@ -50,7 +50,7 @@ def test_events() -> None:
     assert (applied.version, applied.error) == ("20", None)
 
 
-def test_a_name_used_again_in_one_batch() -> None:
+def test_store_apply_name_reused_in_batch_reports_both_pods() -> None:
     copy = Store(PODS)
     listed(copy, pod("a", 1))
     applied = copy.apply([watch_event("DELETED", pod("a", 2)), watch_event("ADDED", pod("a", 3, uid="new"))])
@@ -59,14 +59,14 @@ def test_a_name_used_again_in_one_batch() -> None:
     assert (applied.update.changed, applied.update.removed) == ((), ())
 
 
-def test_a_missed_deletion() -> None:
+def test_store_apply_uid_changed_reports_old_object_removed() -> None:
     copy = Store(PODS)
     listed(copy, pod("a", 1))
     applied = copy.apply([watch_event("MODIFIED", pod("a", 9, uid="new"))])
     assert (names(applied.update.removed), names(applied.update.changed)) == (["a@1"], ["a@9"])
 
 
-def test_an_error_ends_the_batch_but_not_what_came_before() -> None:
+def test_store_apply_error_event_keeps_preceding_events() -> None:
     copy = Store(PODS)
     applied = copy.apply(
         [
@@ -81,7 +81,7 @@ def test_an_error_ends_the_batch_but_not_what_came_before() -> None:
     assert isinstance(strange.error, ServerError)
 
 
-def test_what_cannot_be_read_keeps_its_last_good_form() -> None:
+def test_store_unreadable_object_keeps_last_readable_version() -> None:
     copy = Store(PODS)
     listed(copy, pod("a", 1), pod("b", 1))
     applied = copy.apply([watch_event("MODIFIED", pod("a", 2, **BAD))])
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_keeps_its_last_good_form() -> None:
     "obj",
     [{}, {"metadata": None}, {"metadata": {"namespace": "x"}}, {"metadata": {"name": 3}}, [], "x", None],
 )
-def test_an_object_without_a_name(obj: Any) -> None:
+def test_store_object_without_name_raises_invalid_response(obj: Any) -> None:
     copy = Store(PODS)
     with pytest.raises(InvalidResponse, match="cannot be told apart"):
         copy.read(json.dumps(obj).encode())
@@ -117,7 +117,7 @@ def test_an_object_without_a_name(obj: Any) -> None:
     assert names(applied.update.changed) == ["a@4"]
 
 
-def test_missing_fields_are_defaults() -> None:
+def test_store_read_missing_fields_get_defaults() -> None:
     found = Store(PODS).read(b'{"metadata": {"name": "a"}, "spec": {"containers": null}}')
     assert not isinstance(found, Unreadable)
     assert (found.uid, found.spec.containers) == ("", [])
@@ -130,7 +130,7 @@ STEPS = st.lists(st.tuples(KINDS, st.sets(NAMES, max_size=3), st.integers(1, 3),
 
 @settings(max_examples=200)
 @given(STEPS)
-def test_whoever_follows_the_updates_has_the_copy(steps: list[tuple[str, set[str], int, bool]]) -> None:
+def test_store_any_sequence_deltas_reproduce_objects(steps: list[tuple[str, set[str], int, bool]]) -> None:
     """Whatever happens, the owner's picture made of updates alone is the copy itself."""
     copy, heard, version = Store(PODS), Heard(), 0
     for kind, chosen, uid, bad in steps:

@@ -12,7 +12,7 @@ from pykubelet.linux.processes import run_bounded
 from pykubelet.util.tasks import run_or_undo
 
 
-async def test_what_has_begun_is_undone_when_nobody_wants_it() -> None:
+async def test_run_or_undo_cancelled_undoes_result() -> None:
     going, begins, undone = asyncio.Event(), asyncio.Event(), []
 
     async def begin() -> str:
@@ -52,7 +52,7 @@ def is_alive(pid: str) -> bool:
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_cancelled_while_it_starts(
+def test_run_bounded_cancelled_during_start_leaves_no_processes(
     tmp_path: Path, scripts: Callable[[str, str], Path], factory: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """At any moment of its start: neither it nor what it has started by then is left."""

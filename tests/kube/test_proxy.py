@@ -54,17 +54,19 @@ PROXY = {"HTTPS_PROXY": "http://proxy:3128"}
         ("https://api.example.com", PROXY | {"NO_PROXY": "10.0.0.0/8,nonsense/99,,"}, "http://proxy:3128"),
     ],
 )
-def test_environment(server: str, environ: dict[str, str], expected: str) -> None:
+def test_proxy_from_environment_applies_no_proxy_rules(
+    server: str, environ: dict[str, str], expected: str
+) -> None:
     assert proxy_from_environment(server, environ) == expected
 
 
-def test_problem_hides_the_password() -> None:
+def test_proxy_problem_message_hides_password() -> None:
     assert "s3cret" not in (proxy_problem("socks4://me:s3cret@x") or "")
     for scheme in ("http", "https", "socks5", "socks5h"):
         assert proxy_problem(f"{scheme}://me:s3cret@x:1") is None
 
 
-async def test_unusable_proxy_of_the_environment() -> None:
+async def test_transport_invalid_environment_proxy_raises_kubeconfig_error() -> None:
     with pytest.raises(KubeconfigError, match=r"in the environment is not the URL of a proxy"):
         Transport(RestConfig("https://10.0.0.1"), environ={"HTTPS_PROXY": "socks4://x:1"})
 
@@ -120,7 +122,9 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.close()
 
 
-async def test_through_a_proxy(server: Server, authority: Authority, opened: Opener) -> None:
+async def test_transport_connect_proxy_tunnels_requests(
+    server: Server, authority: Authority, opened: Opener
+) -> None:
     server.default = answer({"metadata": {"name": "one"}})
     async with proxying() as proxy:
         access = RestConfig(
@@ -144,7 +148,7 @@ async def test_through_a_proxy(server: Server, authority: Authority, opened: Ope
         await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
 
 
-def test_through_a_proxy_with_tls(authority: Authority, server_pair: Pair) -> None:
+def test_transport_https_proxy_tunnels_tls_in_tls(authority: Authority, server_pair: Pair) -> None:
     """TLS inside TLS, on both loops that matter."""
 
     async def scenario() -> None:
@@ -227,7 +231,9 @@ async def socks() -> AsyncIterator[Socks]:
         server.close()
 
 
-def test_through_a_socks_proxy(authority: Authority, server_pair: Pair, node_pair: Pair) -> None:
+def test_transport_socks_proxy_resolves_name_and_verifies_server_certificate(
+    authority: Authority, server_pair: Pair, node_pair: Pair
+) -> None:
     async def scenario() -> None:
         async with serving(server_context(authority, server_pair)) as server, socks() as proxy:
             server.default = answer({"metadata": {"name": "one"}})
@@ -258,7 +264,7 @@ def test_through_a_socks_proxy(authority: Authority, server_pair: Pair, node_pai
     uvloop.run(scenario())
 
 
-async def test_socks_with_addresses_and_without_tls(opened: Opener) -> None:
+async def test_transport_socks_proxy_plain_http_to_ip_addresses_succeeds(opened: Opener) -> None:
     async with serving(None) as server, socks() as proxy:
         server.default = answer({"metadata": {"name": "one"}})
         for host in ("127.0.0.1", "[::1]"):
@@ -277,7 +283,7 @@ async def test_socks_with_addresses_and_without_tls(opened: Opener) -> None:
         ({"greeting": b"\x05"}, "the proxy closed the connection without an answer"),
     ],
 )
-async def test_a_socks_proxy_that_refuses(
+async def test_transport_socks_proxy_rejects_connection_raises_unreachable(
     server: Server, authority: Authority, opened: Opener, state: dict[str, Any], words: str
 ) -> None:
     async with socks() as proxy:
@@ -294,7 +300,9 @@ async def test_a_socks_proxy_that_refuses(
         await opened(RestConfig(server.url, ca=authority.certificate, proxy=url)).get(NODES, "one")
 
 
-async def test_a_silent_socks_proxy(server: Server, authority: Authority, opened: Opener) -> None:
+async def test_transport_socks_proxy_not_responding_raises_timed_out(
+    server: Server, authority: Authority, opened: Opener
+) -> None:
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(30), "127.0.0.1", 0)
     try:
         url = f"socks5://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
@@ -314,7 +322,7 @@ async def test_a_silent_socks_proxy(server: Server, authority: Authority, opened
         (f"{64 * 'a'}.test", "me:p", "name cannot be sent to the proxy"),
     ],
 )
-async def test_socks_text_that_does_not_fit_raises_unreachable(
+async def test_transport_socks_text_too_long_or_not_ascii_raises_unreachable(
     opened: Opener, host: str, login: str, words: str
 ) -> None:
     async with socks() as proxy:

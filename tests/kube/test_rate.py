@@ -8,7 +8,7 @@ from pykubelet.util.rate_limiter import TokenBucket
 
 
 @pytest.mark.looptime
-async def test_burst_then_rate() -> None:
+async def test_token_bucket_after_burst_waits_at_rate() -> None:
     loop = asyncio.get_running_loop()
     bucket = TokenBucket(2, 3)
     begin = loop.time()
@@ -27,7 +27,7 @@ async def test_burst_then_rate() -> None:
 
 
 @pytest.mark.looptime
-async def test_who_gives_up_gives_back() -> None:
+async def test_token_bucket_wait_cancelled_releases_token() -> None:
     bucket = TokenBucket(1, 1)
     assert await bucket.wait() == 0
     task = asyncio.ensure_future(bucket.wait())
@@ -38,7 +38,7 @@ async def test_who_gives_up_gives_back() -> None:
     assert await bucket.wait() == 0.75
 
 
-async def test_no_limit() -> None:
+async def test_token_bucket_negative_qps_never_waits() -> None:
     bucket = TokenBucket(-1, 0)
     for _ in range(1000):
         assert await bucket.wait() == 0
@@ -50,7 +50,7 @@ async def test_no_limit() -> None:
     st.integers(1, 50),
     st.lists(st.floats(0, 10), max_size=100),
 )
-def test_never_more_than_the_rate(qps: float, burst: int, gaps: list[float]) -> None:
+def test_token_bucket_any_gaps_never_exceed_rate(qps: float, burst: int, gaps: list[float]) -> None:
     bucket, now, granted = TokenBucket(qps, burst), 0.0, 0
     for gap in gaps:
         now += gap

@@ -76,7 +76,7 @@ def asked(source: ScriptedSource, *names: str) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.looptime
-async def test_list_then_watch() -> None:
+async def test_reflector_lists_then_watches_from_listed_version() -> None:
     source = ScriptedSource(
         page(pod("a", 5), version="7"),
         [event("ADDED", pod("b", 8)), 1, event("MODIFIED", pod("a", 9)), bookmark("12"), 300],
@@ -100,7 +100,7 @@ async def test_list_then_watch() -> None:
 
 
 @pytest.mark.looptime
-async def test_synced_only_after_the_whole_list() -> None:
+async def test_reflector_has_synced_only_after_complete_list() -> None:
     source = ScriptedSource(AWAY, page(version="3"), FOREVER)
     heard = Heard()
     async with reflecting(source, heard, rng=lambda: 0.0) as reflector:
@@ -114,7 +114,7 @@ async def test_synced_only_after_the_whole_list() -> None:
 
 
 @pytest.mark.looptime
-async def test_pages() -> None:
+async def test_reflector_paginated_list_is_one_update() -> None:
     source = ScriptedSource(
         page(pod("a"), version="7", continues="p2"),
         page(pod("b"), version="7", continues="p3"),
@@ -133,7 +133,7 @@ async def test_pages() -> None:
 
 
 @pytest.mark.looptime
-async def test_pages_that_expire() -> None:
+async def test_reflector_continue_token_expired_lists_without_pages() -> None:
     source = ScriptedSource(
         page(pod("a"), version="7", continues="p2"),
         Gone(410, "Expired"),
@@ -149,7 +149,7 @@ async def test_pages_that_expire() -> None:
 @pytest.mark.parametrize(
     "lost", [[event("ERROR", status(410, "Expired"))], Gone(410, "Expired", "too old resource version")]
 )
-async def test_a_version_too_old_is_listed_anew(lost: Any) -> None:
+async def test_reflector_resource_version_too_old_relists(lost: Any) -> None:
     source = ScriptedSource(
         page(pod("a", 5), pod("b", 6), version="7"),
         lost,
@@ -177,7 +177,7 @@ async def test_a_version_too_old_is_listed_anew(lost: Any) -> None:
         ServerError(504, "Timeout", details=StatusDetails(causes=[StatusCause("ResourceVersionTooLarge")])),
     ],
 )
-async def test_a_version_that_cannot_even_be_listed(unknown: Exception) -> None:
+async def test_reflector_relist_version_unknown_lists_latest(unknown: Exception) -> None:
     source = ScriptedSource(
         page(version="7"), Gone(410, "Expired"), unknown, AWAY, page(version="30"), FOREVER
     )
@@ -191,7 +191,7 @@ async def test_a_version_that_cannot_even_be_listed(unknown: Exception) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_server_that_has_forgotten_the_version_when_it_is_back() -> None:
+async def test_reflector_version_expired_after_outage_relists_without_long_backoff() -> None:
     back = [Gone(410, "Expired"), page(pod("a", 90), version="90"), FOREVER]
     source = ScriptedSource(page(version="7"), [5, AWAY], *[AWAY] * 9, *back)
     away = 5 + sum([0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30, 30])
@@ -201,7 +201,9 @@ async def test_a_server_that_has_forgotten_the_version_when_it_is_back() -> None
 
 
 @pytest.mark.looptime
-async def test_an_hour_without_the_server(caplog: pytest.LogCaptureFixture) -> None:
+async def test_reflector_server_away_for_hour_keeps_objects_and_version(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = ScriptedSource(page(pod("a", 5), version="7"), [5, AWAY])
     source.default = lambda: AWAY
     heard = Heard()
@@ -222,7 +224,9 @@ async def test_an_hour_without_the_server(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(("wanted", "waited"), [(20, 20), (86400, 60)])
-async def test_too_many_requests_keeps_the_version_and_waits(wanted: float, waited: float) -> None:
+async def test_reflector_too_many_requests_waits_retry_after_and_keeps_version(
+    wanted: float, waited: float
+) -> None:
     source = ScriptedSource(page(version="7"), TooManyRequests(429, retry_after=wanted), FOREVER)
     await played(source)
     assert asked(source, "resourceVersion")[1:] == [("watch", "7"), ("watch", "7")]
@@ -231,7 +235,7 @@ async def test_too_many_requests_keeps_the_version_and_waits(wanted: float, wait
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(("bookmarks", "seconds"), [(1, 60 + 10_000), (3, 180 + 180)])
-async def test_bookmarks_that_stop_tell_of_a_server_that_hangs(bookmarks: int, seconds: float) -> None:
+async def test_reflector_bookmarks_stop_restarts_watch(bookmarks: int, seconds: float) -> None:
     """Only a server that has sent several is known to send them."""
     minutes = [step for number in range(bookmarks) for step in (60, bookmark(str(number + 8)))]
     source = ScriptedSource(page(version="7"), [*minutes, 10_000, AWAY], FOREVER)
@@ -241,7 +245,7 @@ async def test_bookmarks_that_stop_tell_of_a_server_that_hangs(bookmarks: int, s
 
 
 @pytest.mark.looptime
-async def test_who_is_refused_waits_as_for_a_server_that_is_away() -> None:
+async def test_reflector_unauthorized_retries_with_first_backoff_delay() -> None:
     """Not longer than until others are let in again: the certificate may have been renewed."""
     source = ScriptedSource(Unauthorized(401, "Unauthorized"), page(version="7"), FOREVER)
     await played(source)
@@ -265,7 +269,7 @@ async def test_who_is_refused_waits_as_for_a_server_that_is_away() -> None:
         [event("BOOKMARK", 3)],
     ],
 )
-async def test_a_watch_that_fails_is_begun_anew_with_a_list(failure: Any) -> None:
+async def test_reflector_watch_failed_relists(failure: Any) -> None:
     source = ScriptedSource(page(pod("a", 5), version="7"), failure, page(pod("a", 9), version="11"), FOREVER)
     _, heard = await played(source)
     assert [verb for verb, _ in source.asked] == ["list", "watch", "list", "watch"]
@@ -274,7 +278,7 @@ async def test_a_watch_that_fails_is_begun_anew_with_a_list(failure: Any) -> Non
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("failure", [AWAY, [event("MODIFIED", pod("a", 9)), 3, AWAY]])
-async def test_a_broken_connection_goes_on_where_it_was(failure: Any) -> None:
+async def test_reflector_connection_broken_resumes_watch_from_last_version(failure: Any) -> None:
     source = ScriptedSource(page(pod("a", 5), version="7"), failure, FOREVER)
     await played(source)
     assert asked(source, "resourceVersion")[1:] == [
@@ -284,7 +288,9 @@ async def test_a_broken_connection_goes_on_where_it_was(failure: Any) -> None:
 
 
 @pytest.mark.looptime
-async def test_changed_certificates_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_reflector_credentials_superseded_rewatches_immediately_without_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = ScriptedSource(page(version="7"), [5, Superseded("https://x")], FOREVER)
     with caplog.at_level(logging.INFO, "pykubelet"):
         await played(source)
@@ -294,7 +300,7 @@ async def test_changed_certificates_are_no_failure(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.looptime
-async def test_a_list_without_a_version_is_no_list() -> None:
+async def test_reflector_list_without_version_is_discarded() -> None:
     source = ScriptedSource(page(pod("a"), version=""), page(pod("b"), version="3"), FOREVER)
     _, heard = await played(source)
     assert set(heard.pods) == {"default/b"}
@@ -302,7 +308,7 @@ async def test_a_list_without_a_version_is_no_list() -> None:
 
 
 @pytest.mark.looptime
-async def test_what_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_reflector_unreadable_object_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bad = pod("a", 6, containers="none")
     source = ScriptedSource(
         page(pod("a", 5), version="5"),
@@ -319,7 +325,7 @@ async def test_what_cannot_be_read_is_told_once(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.looptime
-async def test_events_that_arrive_together_are_told_together() -> None:
+async def test_reflector_events_in_one_chunk_are_one_update() -> None:
     lines = [event("ADDED", pod(str(n), n)) for n in range(40)]
     chunk = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     source = ScriptedSource(page(version="1"), [chunk, 400], FOREVER)
@@ -329,7 +335,7 @@ async def test_events_that_arrive_together_are_told_together() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_owner_that_fails_is_not_hidden() -> None:
+async def test_reflector_handler_raises_propagates_exception() -> None:
     async def broken(_: Any) -> None:
         raise RuntimeError("bug")
 
@@ -359,7 +365,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_everything_that_can_go_wrong(server: Server, client: ApiClient) -> None:
+async def test_reflector_sequence_of_server_failures_converges(server: Server, client: ApiClient) -> None:
     heard = Heard()
     hold = stream(end=False)
     server.say(
@@ -391,7 +397,7 @@ async def test_everything_that_can_go_wrong(server: Server, client: ApiClient) -
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_silent_watch_is_given_up(
+async def test_reflector_silent_watch_is_restarted_from_last_version(
     server: Server, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pykubelet.apiserver.reflector.WATCH_SECONDS", (0, 0))
@@ -414,7 +420,7 @@ async def test_a_silent_watch_is_given_up(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_a_server_that_dies_and_comes_back(
+async def test_reflector_server_restarted_resumes_watch_from_last_version(
     authority: Authority, server_pair: Pair, access: RestConfig, opened: Opener
 ) -> None:
     heard = Heard()
@@ -446,7 +452,7 @@ async def _dies_and_comes_back(
 
 
 @pytest.mark.usefixtures("quick")
-async def test_closing_all_connections_makes_a_watch_ask_again(server: Server, client: ApiClient) -> None:
+async def test_reflector_close_all_connections_restarts_watch(server: Server, client: ApiClient) -> None:
     heard = Heard()
     server.say(
         listing([pod("a", 4)], "5"), stream(end=False), stream(event("MODIFIED", pod("a", 9)), end=False)
@@ -458,7 +464,7 @@ async def test_closing_all_connections_makes_a_watch_ask_again(server: Server, c
         await until(lambda: heard.versions == {"default/a": "9"})
 
 
-async def test_large_objects_in_small_pieces(server: Server, client: ApiClient) -> None:
+async def test_reflector_large_object_in_many_chunks_is_read(server: Server, client: ApiClient) -> None:
     heard = Heard()
     large = pod("a", 6)
     large["metadata"]["annotations"] = {"x": "ä" * 500_000}

@@ -7,7 +7,7 @@ from pykubelet.logs import get_logger
 from pykubelet.util.backoff import Backoff, ErrorLogLimiter
 
 
-def test_pauses_grow_and_begin_anew() -> None:
+def test_backoff_grows_to_limit_and_resets_after_two_minutes() -> None:
     pauses = Backoff(rng=lambda: 0.0)
     now, found = 0.0, []
     for _ in range(8):
@@ -20,18 +20,18 @@ def test_pauses_grow_and_begin_anew() -> None:
     assert pauses.next(now + 30 + 121) == 0.8
 
 
-def test_another_cause_is_another_story() -> None:
+def test_backoff_cause_changed_resets_delay() -> None:
     pauses = Backoff(rng=lambda: 0.0)
     causes = [True, True, True, False, False, True]
     assert [pauses.next(0, cause) for cause in causes] == [0.8, 1.6, 3.2, 0.8, 1.6, 0.8]
 
 
-def test_chance_stretches_up_to_twofold() -> None:
+def test_backoff_jitter_at_most_doubles_delay() -> None:
     assert Backoff(rng=lambda: 0.999).next(0) == pytest.approx(1.6, rel=0.01)
     assert len({Backoff().next(0) for _ in range(20)}) > 10
 
 
-def test_an_hour_away_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_log_limiter_hour_of_failures_logs_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     complaints = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to list", resource="pods")
     refused, late = Unreachable("https://x", "refused"), TimedOut("https://x", "late")
     with caplog.at_level(logging.INFO, "pykubelet"):
@@ -44,7 +44,7 @@ def test_an_hour_away_is_a_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records[12:]] == ["Works again"]
 
 
-def test_flapping_is_told_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_log_limiter_flapping_logs_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
     complaints = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to list", resource="pods")
     with caplog.at_level(logging.INFO, "pykubelet"):
         for second in range(0, 1200, 5):

@@ -67,7 +67,9 @@ def stored(
         (stored(), -7200, 0.8, 8000),
     ],
 )
-def test_when_it_is_time(pair: StoredPair | None, now: float, fraction: float, expected: float) -> None:
+def test_seconds_left_is_zero_when_due_or_subject_differs(
+    pair: StoredPair | None, now: float, fraction: float, expected: float
+) -> None:
     assert seconds_left(pair, WANTED, BEGIN + timedelta(seconds=now), fraction) == expected
 
 
@@ -119,7 +121,7 @@ async def rotating(
 
 
 @pytest.mark.looptime
-async def test_it_is_renewed_again_and_again() -> None:
+async def test_rotation_renews_repeatedly_at_fraction_of_lifetime() -> None:
     issuing, told = Issuing(), []
     async with rotating(issuing) as rotation:
         rotation.add_listener(lambda: told.append(asyncio.get_running_loop().time()))
@@ -130,7 +132,7 @@ async def test_it_is_renewed_again_and_again() -> None:
 
 
 @pytest.mark.looptime
-async def test_failures_are_repeated_and_the_old_one_stays() -> None:
+async def test_rotation_renewal_fails_retries_and_keeps_old_certificate() -> None:
     issuing, registry = Issuing(), CollectorRegistry()
     issuing.outcomes = [None, *[Unreachable("s", "away")] * 7, StoreError("full"), OSError(28, "full")]
     async with rotating(issuing, metrics=CertificateMetrics(registry, "server")) as rotation:
@@ -149,7 +151,7 @@ async def test_failures_are_repeated_and_the_old_one_stays() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_expired_one_is_not_given() -> None:
+async def test_rotation_current_certificate_expired_is_none() -> None:
     issuing = Issuing()
     issuing.pair = stored(ends=100)
     issuing.outcomes = [*[Unreachable("s", "away")] * 1000]
@@ -172,7 +174,7 @@ async def test_an_expired_one_is_not_given() -> None:
 
 
 @pytest.mark.looptime
-async def test_names_that_change_while_it_is_waited_for() -> None:
+async def test_rotation_subject_changed_while_pending_requests_again() -> None:
     issuing = Issuing()
     wanted: list[Subject | None] = [None]
     async with rotating(issuing, lambda: wanted[0]) as rotation:
@@ -198,7 +200,7 @@ async def test_names_that_change_while_it_is_waited_for() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_signer_that_leaves_names_out_is_not_flooded() -> None:
+async def test_rotation_signer_omits_names_limits_requests() -> None:
     class Careless(Issuing):
         async def obtain(self, subject: Subject) -> StoredPair:
             await super().obtain(subject)
@@ -212,7 +214,7 @@ async def test_a_signer_that_leaves_names_out_is_not_flooded() -> None:
 
 
 @pytest.mark.looptime
-async def test_at_once() -> None:
+async def test_rotation_run_at_once_renews_immediately() -> None:
     issuing = Issuing()
     issuing.pair = stored()
     issuing.outcomes = [Unreachable("s", "away")]
@@ -271,7 +273,9 @@ class Life:
         await Reflector(self.client, PODS, follow).run()
 
 
-async def test_rotation_without_a_missed_heartbeat(node: Node, signing: Signing, server: Server) -> None:
+async def test_client_certificate_rotation_misses_no_heartbeat(
+    node: Node, signing: Signing, server: Server
+) -> None:
     signing.other = pods_and_node
     # Due a second after it was issued, with time to spare for a machine that is busy.
     signing.decide = lambda request: signing.issue(request, begins=-66, ends=30)
@@ -322,7 +326,7 @@ async def running(rotation: ClientCertificateRotation) -> AsyncIterator[None]:
             yield
 
 
-async def test_a_powerful_certificate_in_the_kubeconfig_is_replaced_at_once(
+async def test_client_certificate_rotation_admin_certificate_is_replaced_immediately(
     node: Node, signing: Signing, server: Server, authority: Authority, opened: Opener
 ) -> None:
     """As kubeadm does it on a control plane."""
@@ -347,7 +351,7 @@ async def test_a_powerful_certificate_in_the_kubeconfig_is_replaced_at_once(
     assert server.seen[-1].subject == "system:node:one"
 
 
-async def test_certificate_files_of_the_kubeconfig_are_the_beginning(
+async def test_client_certificate_rotation_valid_kubeconfig_files_request_no_certificate(
     node: Node, signing: Signing, server: Server, node_pair: Pair, opened: Opener
 ) -> None:
     files = {"client-certificate": str(node_pair.certificate), "client-key": str(node_pair.key)}
@@ -360,7 +364,7 @@ async def test_certificate_files_of_the_kubeconfig_are_the_beginning(
     assert signing.requests == {}
 
 
-async def test_an_expired_certificate_is_replaced_with_bootstrap_credentials(
+async def test_client_certificate_rotation_expired_uses_bootstrap_credentials(
     node: Node, signing: Signing, server: Server, authority: Authority
 ) -> None:
     expired = authority.sign("/O=system:nodes/CN=system:node:one", begins=-7200, ends=-3600)
@@ -377,7 +381,7 @@ async def test_an_expired_certificate_is_replaced_with_bootstrap_credentials(
     assert server.seen[0].header("Authorization") == "Bearer b00tstrap"
 
 
-async def test_a_good_kubeconfig_keeps_the_bootstrap_out(
+async def test_client_certificate_rotation_valid_kubeconfig_ignores_bootstrap(
     node: Node, signing: Signing, server: Server, node_pair: Pair
 ) -> None:
     files = {"client-certificate": str(node_pair.certificate), "client-key": str(node_pair.key)}
@@ -388,7 +392,9 @@ async def test_a_good_kubeconfig_keeps_the_bootstrap_out(
     assert node.kubeconfig.read_text() == before
 
 
-async def test_a_token_gets_the_first_certificate(node: Node, signing: Signing, server: Server) -> None:
+async def test_client_certificate_rotation_token_requests_first_certificate(
+    node: Node, signing: Signing, server: Server
+) -> None:
     node.write(node.kubeconfig, server, token="t0k3n")
     rotation = client_rotation(node, bootstrap=False)
     assert rotation.prepare().token == ""
@@ -397,7 +403,9 @@ async def test_a_token_gets_the_first_certificate(node: Node, signing: Signing, 
     assert server.seen[0].header("Authorization") == "Bearer t0k3n"
 
 
-async def test_stopped_in_the_middle_of_a_renewal(node: Node, signing: Signing, server: Server) -> None:
+async def test_client_certificate_rotation_stopped_during_renewal_keeps_certificate(
+    node: Node, signing: Signing, server: Server
+) -> None:
     signing.decide = lambda request: signing.issue(request, begins=-20, ends=60)
     rotation = client_rotation(node)
     rotation.prepare()
@@ -424,7 +432,9 @@ async def test_stopped_in_the_middle_of_a_renewal(node: Node, signing: Signing, 
         await until(lambda: node.current.read_bytes() != before)
 
 
-async def test_denied(node: Node, signing: Signing, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_client_certificate_rotation_request_denied_logs_and_counts_error(
+    node: Node, signing: Signing, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     def decide(request: Document) -> None:
         signing.condition(request, "Denied", "Policy", "not yours")
 

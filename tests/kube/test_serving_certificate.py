@@ -58,7 +58,9 @@ def address(kind: str, value: str) -> NodeAddress:
         ([("InternalIP", "FD00:0::01")], False, ((), ("fd00::1",))),
     ],
 )
-def test_names(addresses: list[tuple[str, str]], dns_only: bool, expected: Any) -> None:
+def test_serving_subject_contains_dns_names_and_ips_of_node(
+    addresses: list[tuple[str, str]], dns_only: bool, expected: Any
+) -> None:
     found = serving_subject("one", [address(*one) for one in addresses], dns_only=dns_only)
     wanted = Subject("system:node:one", ("system:nodes",), *expected) if expected else None
     assert found == wanted
@@ -75,7 +77,9 @@ async def signing(server: Server, authority: Authority) -> Signing:
     return Signing(server, authority)
 
 
-async def test_requested(client: ApiClient, signing: Signing, tmp_path: Path, authority: Authority) -> None:
+async def test_requested_certificate_addresses_known_is_issued_and_stored(
+    client: ApiClient, signing: Signing, tmp_path: Path, authority: Authority
+) -> None:
     addresses: list[NodeAddress] = []
     told: list[Any] = []
     certificate = RequestedCertificate(client, tmp_path, "one", lambda: addresses)
@@ -106,7 +110,9 @@ async def test_requested(client: ApiClient, signing: Signing, tmp_path: Path, au
     assert RequestedCertificate(client, tmp_path, "one", lambda: addresses).current() == (current, current)
 
 
-async def test_other_addresses(client: ApiClient, signing: Signing, tmp_path: Path) -> None:
+async def test_requested_certificate_addresses_changed_while_pending_requests_again(
+    client: ApiClient, signing: Signing, tmp_path: Path
+) -> None:
     addresses = [address("InternalIP", "10.0.0.1")]
     certificate = RequestedCertificate(client, tmp_path, "one", lambda: addresses)
     signing.decide = lambda _: None
@@ -123,7 +129,7 @@ async def test_other_addresses(client: ApiClient, signing: Signing, tmp_path: Pa
     assert read_pair(current, current).subject.ips == ("10.0.0.1", "10.0.0.2")
 
 
-async def test_an_expired_one_is_not_served(
+async def test_requested_certificate_expired_returns_fallback(
     client: ApiClient, signing: Signing, tmp_path: Path, node_pair: Pair
 ) -> None:
     now = [datetime.now(UTC)]
@@ -156,7 +162,7 @@ def give(pair: Pair, certificate: Path, key: Path) -> tuple[Path, Path]:
     return certificate, key
 
 
-async def test_files_that_are_replaced(
+async def test_certificate_files_replaced_notifies_only_for_valid_pairs(
     files: tuple[Path, Path], authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.02)
@@ -181,7 +187,9 @@ async def test_files_that_are_replaced(
     assert told == ["second", "third"]
 
 
-def test_unusable_files(files: tuple[Path, Path], tmp_path: Path, node_pair: Pair) -> None:
+def test_certificate_files_missing_or_mismatched_raises_store_error(
+    files: tuple[Path, Path], tmp_path: Path, node_pair: Pair
+) -> None:
     with pytest.raises(StoreError, match="absent cannot be read"):
         CertificateFiles(tmp_path / "absent", files[1])
     with pytest.raises(StoreError, match="the key does not belong to the certificate"):
@@ -191,7 +199,7 @@ def test_unusable_files(files: tuple[Path, Path], tmp_path: Path, node_pair: Pai
 # Self-signed.
 
 
-async def test_self_signed_is_made_once(tmp_path: Path) -> None:
+async def test_self_signed_certificate_valid_pair_is_reused(tmp_path: Path) -> None:
     folder = tmp_path / "pki"
     made = await self_signed_certificate(folder, "node.example", ips=["10.0.0.1"])
     certificate, key = made.current()
@@ -232,14 +240,14 @@ Break = Callable[[Path, Path], object]
         lambda certificate, key: key.write_text(key.read_text()[:50]),
     ],
 )
-async def test_a_broken_one_is_made_anew(tmp_path: Path, damage: Break) -> None:
+async def test_self_signed_certificate_damaged_pair_is_regenerated(tmp_path: Path, damage: Break) -> None:
     certificate, key = (await self_signed_certificate(tmp_path, "10.0.0.7")).current()
     damage(certificate, key)
     await self_signed_certificate(tmp_path, "10.0.0.7")
     assert read_pair(certificate, key).subject.ips == ("10.0.0.7",)
 
 
-async def test_ours_is_renewed_and_anothers_is_not(
+async def test_self_signed_certificate_renews_own_but_not_foreign_certificate(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.05)
@@ -264,7 +272,7 @@ async def test_ours_is_renewed_and_anothers_is_not(
     assert theirs[0].read_bytes() == before
 
 
-async def test_a_full_disk_is_told_once(
+async def test_self_signed_certificate_disk_full_logs_error_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.01)
@@ -286,7 +294,7 @@ async def test_a_full_disk_is_told_once(
     ]
 
 
-async def test_what_somebody_is_about_to_replace_is_left_alone(
+async def test_self_signed_certificate_replacement_in_progress_is_not_overwritten(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A certificate is there, its key is not yet: an agent that runs has no business with them."""
@@ -306,7 +314,9 @@ async def test_what_somebody_is_about_to_replace_is_left_alone(
     assert told == ["theirs"]
 
 
-def test_shapes(client: ApiClient, files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_serving_certificate_implementations_satisfy_protocol(
+    client: ApiClient, files: tuple[Path, Path], tmp_path: Path
+) -> None:
     shapes: list[ServingCertificate] = [
         CertificateFiles(*files),
         RequestedCertificate(client, tmp_path, "one", list),

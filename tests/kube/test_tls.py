@@ -47,7 +47,7 @@ def files_of(pair: Pair, folder: Path) -> Pair:
     return copied
 
 
-async def test_client_certificate_from_files_and_inline(
+async def test_client_certificate_from_files_or_inline_is_sent(
     server: Server, authority: Authority, node_pair: Pair, opened: Opener
 ) -> None:
     server.default = answer(NODE)
@@ -65,7 +65,7 @@ async def test_client_certificate_from_files_and_inline(
     assert [seen.subject for seen in server.seen] == ["system:node:one"] * 2
 
 
-async def test_one_file_with_certificate_and_key(
+async def test_client_certificate_and_key_in_one_file_is_sent(
     server: Server, authority: Authority, node_pair: Pair, tmp_path: Path, opened: Opener
 ) -> None:
     """As in kubelet-client-current.pem."""
@@ -79,7 +79,7 @@ async def test_one_file_with_certificate_and_key(
 
 
 @pytest.mark.parametrize("change", [{"begins": -7200, "ends": -60}, {"begins": 3600, "ends": 7200}])
-async def test_server_certificate_out_of_its_time(
+async def test_server_certificate_expired_or_not_yet_valid_raises_tls_error(
     authority: Authority, opened: Opener, change: dict[str, float]
 ) -> None:
     pair = authority.sign("/CN=kube-apiserver", NAMES, **change)
@@ -88,7 +88,9 @@ async def test_server_certificate_out_of_its_time(
             await opened(RestConfig(server.url, ca=authority.certificate)).get(NODES, "one")
 
 
-async def test_wrong_authority(server: Server, stranger: Authority, opened: Opener) -> None:
+async def test_server_certificate_of_unknown_ca_raises_tls_error(
+    server: Server, stranger: Authority, opened: Opener
+) -> None:
     with pytest.raises(TlsError, match=r"not signed by the kubeconfig's certificate-authority") as caught:
         await opened(RestConfig(server.url, ca=stranger.certificate)).get(NODES, "one")
     assert "\n" not in str(caught.value)
@@ -96,7 +98,9 @@ async def test_wrong_authority(server: Server, stranger: Authority, opened: Open
         await opened(RestConfig(server.url)).get(NODES, "one")
 
 
-async def test_wrong_name_and_tls_server_name(authority: Authority, opened: Opener) -> None:
+async def test_server_certificate_for_other_name_needs_tls_server_name(
+    authority: Authority, opened: Opener
+) -> None:
     pair = authority.sign("/CN=kube-apiserver", "DNS:api.test")
     async with serving(server_context(authority, pair)) as server:
         server.default = answer(NODE)
@@ -111,19 +115,23 @@ async def test_wrong_name_and_tls_server_name(authority: Authority, opened: Open
         )
 
 
-async def test_insecure(server: Server, opened: Opener) -> None:
+async def test_insecure_skip_tls_verify_accepts_any_server_certificate(
+    server: Server, opened: Opener
+) -> None:
     server.default = answer(NODE)
     await opened(RestConfig(server.url, insecure=True, token="x")).get(NODES, "one")
     assert server.seen[0].header("Authorization") == "Bearer x"
 
 
-async def test_the_authority_itself_may_be_a_leaf(server: Server, server_pair: Pair, opened: Opener) -> None:
+async def test_certificate_authority_leaf_certificate_is_trusted(
+    server: Server, server_pair: Pair, opened: Opener
+) -> None:
     """Go trusts whatever is in the file, not only what signs itself."""
     server.default = answer(NODE)
     await opened(RestConfig(server.url, ca=server_pair.certificate)).get(NODES, "one")
 
 
-async def test_expired_client_certificate_refused_in_the_handshake(
+async def test_expired_client_certificate_rejected_in_handshake_names_expiry(
     authority: Authority, server_pair: Pair, expired_pair: Pair, opened: Opener
 ) -> None:
     async with serving(server_context(authority, server_pair, demand=True)) as server:
@@ -152,7 +160,7 @@ async def test_expired_client_certificate_refused_in_the_handshake(
         ("TLSV1_ALERT_INTERNAL_ERROR", "handshake failed (tlsv1 alert internal error)"),
     ],
 )
-def test_what_the_server_says_of_us(reason: str, words: str) -> None:
+def test_explain_tls_alert_names_cause(reason: str, words: str) -> None:
     err = ssl.SSLError(1, f"[SSL: {reason}] something")
     err.reason = reason
     told = aiohttp.ClientOSError(1, "x")
@@ -162,7 +170,7 @@ def test_what_the_server_says_of_us(reason: str, words: str) -> None:
     assert words in found.why
 
 
-async def test_expired_client_certificate_refused_with_401(
+async def test_expired_client_certificate_rejected_with_401_names_expiry(
     server_pair: Pair, authority: Authority, expired_pair: Pair, opened: Opener
 ) -> None:
     """As real API servers do: the handshake passes, then nobody knows who asks."""
@@ -181,7 +189,9 @@ async def test_expired_client_certificate_refused_with_401(
             ).get(NODES, "one")
 
 
-async def test_a_server_without_tls(opened: Opener, authority: Authority) -> None:
+async def test_plain_http_server_gets_no_credentials_and_https_raises_tls_error(
+    opened: Opener, authority: Authority
+) -> None:
     async with serving(None) as server:
         server.default = answer(NODE)
         await opened(RestConfig(server.url, token="s3cret", username="me")).get(NODES, "one")
@@ -192,7 +202,7 @@ async def test_a_server_without_tls(opened: Opener, authority: Authority) -> Non
             )
 
 
-async def test_a_replaced_client_certificate_is_used_at_once(
+async def test_client_certificate_replaced_is_used_by_next_request(
     server: Server, authority: Authority, node_pair: Pair, tmp_path: Path, opened: Opener
 ) -> None:
     files = files_of(node_pair, tmp_path)
@@ -230,7 +240,7 @@ async def test_a_replaced_client_certificate_is_used_at_once(
     assert server.seen[-1].peer != server.seen[0].peer
 
 
-async def test_a_stream_that_begins_while_certificates_change(
+async def test_watch_started_during_certificate_change_raises_superseded(
     server: Server, authority: Authority, node_pair: Pair, tmp_path: Path, opened: Opener
 ) -> None:
     files = files_of(node_pair, tmp_path)
@@ -262,7 +272,7 @@ async def test_a_stream_that_begins_while_certificates_change(
         await asyncio.wait_for(watching, 60)
 
 
-async def test_a_replaced_authority(
+async def test_certificate_authority_file_replaced_is_used_by_next_request(
     authority: Authority, stranger: Authority, server_pair: Pair, tmp_path: Path, opened: Opener
 ) -> None:
     trusted = tmp_path / "ca.crt"
@@ -284,7 +294,7 @@ async def test_a_replaced_authority(
         await client.get(NODES, "one")
 
 
-async def test_a_replaced_server_certificate(
+async def test_server_certificate_replaced_is_verified_on_reconnect(
     authority: Authority, server_pair: Pair, stranger: Authority, opened: Opener
 ) -> None:
     async with serving(server_context(authority, server_pair)) as server:
@@ -322,7 +332,7 @@ BadFiles = Callable[[Path, Pair], dict[str, Any]]
         (lambda t, _: {"token_file": t / "absent"}, r"tokenFile .*/absent cannot be read: No such file"),
     ],
 )
-async def test_unusable_material(
+async def test_unreadable_credentials_raise_no_credentials(
     server: Server,
     authority: Authority,
     node_pair: Pair,
@@ -337,7 +347,9 @@ async def test_unusable_material(
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_of_another_certificate(authority: Authority, node_pair: Pair, server_pair: Pair) -> None:
+def test_client_context_key_of_other_certificate_raises_bad_material(
+    authority: Authority, node_pair: Pair, server_pair: Pair
+) -> None:
     with pytest.raises(BadMaterial, match="does not belong to"):
         client_context(
             ca=None,
@@ -346,14 +358,14 @@ def test_a_key_of_another_certificate(authority: Authority, node_pair: Pair, ser
         )
 
 
-def test_keys_leave_nothing_open(node_pair: Pair) -> None:
+def test_client_context_leaks_no_file_descriptors(node_pair: Pair) -> None:
     gc.collect()  # What tests before this one forgot must not be closed in between.
     before = len(list(Path("/proc/self/fd").iterdir()))
     client_context(ca=None, insecure=False, identity=node_pair.pem)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_lifetimes(authority: Authority) -> None:
+def test_lifetime_reads_validity_and_rejects_truncated_der(authority: Authority) -> None:
     before = datetime.now(UTC).replace(microsecond=0)
     pair = authority.sign("/CN=x", begins=-60, ends=120)
     now = datetime.now(UTC)
@@ -372,7 +384,9 @@ def test_lifetimes(authority: Authority) -> None:
     assert lifetime(certificates(far.certificate.read_bytes())[0]).ends.year >= 2050
 
 
-def test_on_the_loop_that_the_agent_uses(authority: Authority, server_pair: Pair, node_pair: Pair) -> None:
+def test_transport_on_uvloop_handles_reuse_and_close_all(
+    authority: Authority, server_pair: Pair, node_pair: Pair
+) -> None:
     """Handshake, reuse, broken connections and closing also work on uvloop."""
 
     async def scenario() -> list[str]:

@@ -25,7 +25,9 @@ from tests.kube.waiting import until
 POD = {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"}}
 
 
-async def test_timeout(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_api_client_no_response_raises_timed_out(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     server.default = hang()
     with pytest.raises(TimedOut, match=r"get .*/pods/web: there was no answer in time \(0.7 s\)"):
         await opened(access, timeout=0.7).get(PODS, "web", "default")
@@ -34,7 +36,7 @@ async def test_timeout(server: Server, access: RestConfig, opened: Opener) -> No
             pass
 
 
-async def test_refused_connection_and_unknown_name(opened: Opener) -> None:
+async def test_api_client_connection_refused_or_unknown_name_raises_unreachable(opened: Opener) -> None:
     async with serving(None) as server:
         url = server.url
     with pytest.raises(Unreachable, match=r"cannot be reached: .*([Rr]efused|Connect call failed)"):
@@ -43,14 +45,16 @@ async def test_refused_connection_and_unknown_name(opened: Opener) -> None:
         await opened(RestConfig("https://api.invalid:6443", insecure=True)).get(PODS, "web", "default")
 
 
-async def test_connections_are_reused(server: Server, client: ApiClient) -> None:
+async def test_api_client_sequential_requests_reuse_connection(server: Server, client: ApiClient) -> None:
     server.default = answer(POD)
     for _ in range(5):
         await client.get(PODS, "web", "default")
     assert len({seen.peer for seen in server.seen}) == 1
 
 
-async def test_close_all_frees_whoever_waits(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_transport_close_all_ends_pending_requests(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         late = request.method == "PATCH"
         return await (hang() if late else stream(b'{"metadata"', end=False))(request)
@@ -77,7 +81,7 @@ async def test_close_all_frees_whoever_waits(server: Server, access: RestConfig,
     assert (await client.get(PODS, "web", "default")).uid == "u1"
 
 
-async def test_cancelling_a_request_leaves_the_client_usable(server: Server, client: ApiClient) -> None:
+async def test_api_client_request_cancelled_stays_usable(server: Server, client: ApiClient) -> None:
     server.default = hang()
     task = asyncio.ensure_future(client.get(PODS, "web", "default"))
     await until(lambda: server.seen)
@@ -88,7 +92,9 @@ async def test_cancelling_a_request_leaves_the_client_usable(server: Server, cli
     assert (await client.get(PODS, "web", "default")).uid == "u1"
 
 
-async def test_limit_spreads_requests(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_api_client_rate_limit_delays_requests(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     server.default = answer(POD)
     client = opened(access, TokenBucket(20, 1))
     begin = time.monotonic()
@@ -96,7 +102,9 @@ async def test_limit_spreads_requests(server: Server, access: RestConfig, opened
     assert time.monotonic() - begin >= 0.2
 
 
-async def test_metrics(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_api_client_records_rest_client_metrics(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     registry = CollectorRegistry()
     server.default = refuse(404, "NotFound")
     server.say(answer(POD), reset, reset)
@@ -122,7 +130,9 @@ async def test_metrics(server: Server, access: RestConfig, opened: Opener) -> No
     assert value("rest_client_request_retries_total", code="429", verb="GET") == 2
 
 
-async def test_three_clients(server: Server, access: RestConfig) -> None:
+async def test_make_clients_applies_timeouts_and_rate_limits_per_client(
+    server: Server, access: RestConfig
+) -> None:
     server.default = hang()
     async with Transport(access) as transport:
         clients = make_clients(
@@ -147,7 +157,9 @@ async def test_three_clients(server: Server, access: RestConfig) -> None:
         assert time.monotonic() - begin >= 0.4
 
 
-async def test_without_compression(server: Server, authority: Any, opened: Opener) -> None:
+async def test_api_client_disable_compression_sends_identity_encoding(
+    server: Server, authority: Any, opened: Opener
+) -> None:
     server.default = answer(POD)
     ca = authority.certificate.read_bytes()
     await opened(RestConfig(server.url, ca=ca)).get(PODS, "web", "default")
@@ -156,13 +168,15 @@ async def test_without_compression(server: Server, authority: Any, opened: Opene
     assert server.seen[1].header("Accept-Encoding") == "identity"
 
 
-async def test_a_server_below_a_path(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_api_client_server_url_with_path_prefixes_requests(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     server.default = answer(POD)
     await opened(RestConfig(server.url + "/k8s/clusters/c-1", ca=access.ca)).get(NODES, "one")
     assert server.seen[0].path == "/k8s/clusters/c-1/api/v1/nodes/one"
 
 
-async def test_a_pause_ends_early_when_the_server_is_back(
+async def test_transport_pause_server_back_ends_early(
     server: Server, access: RestConfig, opened: Opener
 ) -> None:
     server.default = answer(POD)
@@ -181,7 +195,7 @@ async def test_a_pause_ends_early_when_the_server_is_back(
     assert time.monotonic() - begin < 10
 
 
-async def test_who_was_refused_does_not_wait_once_he_is_somebody_again(
+async def test_transport_pause_after_unauthorized_ends_on_next_success(
     server: Server, access: RestConfig, opened: Opener
 ) -> None:
     client = opened(access)
@@ -197,13 +211,17 @@ async def test_who_was_refused_does_not_wait_once_he_is_somebody_again(
     assert time.monotonic() - begin < 30
 
 
-async def test_a_body_that_does_not_end(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_api_client_endless_body_raises_timed_out(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     server.default = stream(b'{"metadata": ', end=False)
     with pytest.raises(TimedOut):
         await opened(access, timeout=0.2).get(PODS, "web", "default")
 
 
-async def test_a_hanging_server_counts_as_away(server: Server, access: RestConfig, opened: Opener) -> None:
+async def test_transport_server_hangs_counts_as_unreachable(
+    server: Server, access: RestConfig, opened: Opener
+) -> None:
     registry = CollectorRegistry()
     server.default = hang()
     client = opened(access, timeout=0.2, metrics=RestMetrics(registry))
@@ -219,7 +237,7 @@ async def test_a_hanging_server_counts_as_away(server: Server, access: RestConfi
     assert registry.get_sample_value("rest_client_requests_total", labels) == 1
 
 
-async def test_peers_that_vanish_are_noticed() -> None:
+async def test_new_socket_keepalive_detects_dead_peer_within_minute() -> None:
     made = _new_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1)))
     with made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -230,7 +248,7 @@ async def test_peers_that_vanish_are_noticed() -> None:
         assert idle + interval * count <= 60
 
 
-async def test_a_name_is_looked_up_once_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shared_resolver_concurrent_lookups_share_one_query(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     answering = threading.Event()
 

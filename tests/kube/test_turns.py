@@ -37,14 +37,14 @@ class _Server:
                 group.create_task(self.ask(number))
 
 
-async def test_a_quick_server_needs_one() -> None:
+async def test_concurrency_limiter_fast_server_uses_one_slot() -> None:
     server = _Server(ConcurrencyLimiter(12), 0.004)
     await server.ask_many(40)
     assert server.most == 1
     assert server.order == list(range(40))
 
 
-async def test_a_slow_server_gets_as_many_as_allowed() -> None:
+async def test_concurrency_limiter_slow_server_grows_to_limit() -> None:
     loop = asyncio.get_running_loop()
     server = _Server(ConcurrencyLimiter(12), 0.2)
     began = loop.time()
@@ -53,7 +53,7 @@ async def test_a_slow_server_gets_as_many_as_allowed() -> None:
     assert loop.time() - began < 2.4, "ten rounds of twelve, and a moment to get there"
 
 
-async def test_who_is_stuck_does_not_keep_the_others_back() -> None:
+async def test_concurrency_limiter_stuck_requests_do_not_block_others() -> None:
     loop = asyncio.get_running_loop()
     turns = ConcurrencyLimiter(12)
     stuck, quick = _Server(turns, 60), _Server(turns, 0.01)
@@ -71,7 +71,7 @@ async def test_who_is_stuck_does_not_keep_the_others_back() -> None:
     assert stuck.most <= 96
 
 
-async def test_what_was_allowed_is_forgotten_after_silence() -> None:
+async def test_concurrency_limiter_idle_resets_limit() -> None:
     turns = ConcurrencyLimiter(12)
     server = _Server(turns, 0.2)
     await server.ask_many(40)
@@ -84,7 +84,7 @@ async def test_what_was_allowed_is_forgotten_after_silence() -> None:
     assert server.most == 1
 
 
-async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
+async def test_concurrency_limiter_waiter_cancelled_releases_slot() -> None:
     turns = ConcurrencyLimiter(1)
     server = _Server(turns, 1.0)
     first, second, third = (asyncio.ensure_future(server.ask(number)) for number in range(3))
@@ -104,7 +104,7 @@ async def test_whoever_is_cancelled_takes_no_turn_with_him() -> None:
     assert server.order[-2:] == [2, 9]
 
 
-async def test_cancelled_in_the_moment_that_turns_are_given_out() -> None:
+async def test_concurrency_limiter_cancelled_during_handover_raises_cancelled() -> None:
     """Whoever is cancelled ends by that and nothing else, or the one who cancelled would not know it."""
     turns = ConcurrencyLimiter(1)
     async with TaskScope() as scope:

@@ -32,7 +32,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     st.sampled_from([b"\n", b"\r\n", b"\n\n"]),
     st.booleans(),
 )
-def test_any_pieces_give_the_same_events(
+def test_watch_stream_any_chunking_yields_same_events(
     events: list[dict[str, Any]], cuts: list[int], end: bytes, ascii_only: bool
 ) -> None:
     data = b"".join(json.dumps(event, ensure_ascii=ascii_only).encode() + end for event in events)
@@ -43,7 +43,9 @@ def test_any_pieces_give_the_same_events(
 
 
 @given(EVENTS.filter(bool), st.integers(1, 10_000), st.lists(st.integers(0, 10_000), max_size=10))
-def test_a_cut_loses_only_what_is_not_whole(events: list[dict[str, Any]], cut: int, cuts: list[int]) -> None:
+def test_watch_stream_truncated_loses_only_incomplete_event(
+    events: list[dict[str, Any]], cut: int, cuts: list[int]
+) -> None:
     data = b"".join(json.dumps(event).encode() + b"\n" for event in events)
     data = data[: len(data) - 1 - cut % (len(data) - 1)]
     stream = WatchStream()
@@ -66,12 +68,12 @@ def test_a_cut_loses_only_what_is_not_whole(events: list[dict[str, Any]], cut: i
         b"<html>",
     ],
 )
-def test_what_is_no_event(line: bytes) -> None:
+def test_watch_stream_invalid_line_raises_invalid_response(line: bytes) -> None:
     with pytest.raises(InvalidResponse, match="not an event"):
         WatchStream().feed(line + b"\n")
 
 
-def test_an_event_has_a_bound() -> None:
+def test_watch_stream_event_too_long_raises_invalid_response() -> None:
     event = json.dumps({"type": "ADDED", "object": {"x": "y" * 1000}}).encode()
     stream = WatchStream(max_line_bytes=2000)
     for _ in range(5):

@@ -19,7 +19,7 @@ def record(message: str, level: int = logging.INFO, **keys: Any) -> logging.LogR
     return made
 
 
-def test_text_line_has_klogs_shape() -> None:
+def test_text_formatter_line_has_klog_format() -> None:
     made = record("Pod started", pod="default/web", restarts=2, ready=True, reason=None)
     made.created = 1.643307
     line = TextFormatter().format(made)
@@ -32,21 +32,21 @@ def test_text_line_has_klogs_shape() -> None:
     ("level", "letter"),
     [(logging.INFO, "I"), (16, "I"), (logging.WARNING, "W"), (logging.ERROR, "E"), (logging.CRITICAL, "F")],
 )
-def test_severity_letter(level: int, letter: str) -> None:
+def test_text_formatter_level_sets_severity_letter(level: int, letter: str) -> None:
     assert TextFormatter().format(record("x", level)).startswith(letter)
 
 
-def test_headers_can_be_left_out_and_directories_added() -> None:
+def test_text_formatter_options_omit_header_and_add_directory() -> None:
     assert TextFormatter(headers=False).format(record("x")) == '"x"'
     assert " sync/loop.py:64] " in TextFormatter(directories=True).format(record("x"))
 
 
-def test_a_line_break_cannot_forge_a_line() -> None:
+def test_text_formatter_line_break_does_not_forge_line() -> None:
     line = TextFormatter().format(record("a\nE0101 forged", pod="a\nE0101 forged"))
     assert not any(part.startswith("E0101") for part in line.split("\n"))
 
 
-def test_json_line() -> None:
+def test_json_formatter_line_has_klog_fields() -> None:
     document = json.loads(JSONFormatter().format(record("Pod started", 16, pod="default/web")))
     assert document["msg"] == "Pod started"
     assert document["v"] == 4
@@ -58,7 +58,7 @@ def test_json_line() -> None:
     assert failed["err"] == "[Errno 2] gone"
 
 
-def test_a_traceback_is_shown_and_masked() -> None:
+def test_formatters_traceback_is_logged_and_masked() -> None:
     try:
         raise ValueError("Bearer abcdefghijklmn")
     except ValueError as err:
@@ -83,7 +83,7 @@ def test_a_traceback_is_shown_and_masked() -> None:
         ("clientSecret", "s3cr3t"),
     ],
 )
-def test_secrets_are_masked_by_name(key: str, value: object) -> None:
+def test_formatters_secret_key_value_is_masked(key: str, value: object) -> None:
     for formatter in (TextFormatter(), JSONFormatter()):
         line = formatter.format(record("x", logging.INFO, **{key: value}))
         assert "s3cr3t" not in line
@@ -100,7 +100,7 @@ def test_secrets_are_masked_by_name(key: str, value: object) -> None:
     ],
 )
 @pytest.mark.parametrize("formatter", [TextFormatter(), JSONFormatter()], ids=["text", "json"])
-def test_secrets_are_masked_by_look(formatter: logging.Formatter, text: str) -> None:
+def test_formatters_secret_pattern_is_masked(formatter: logging.Formatter, text: str) -> None:
     assert "s3cr3t" not in mask_text(text)
     for value in (text, ValueError(text), text.encode()):
         for nested in (value, [value], (value,), {"a": value}, {"a": [{"b": (value, 1)}]}, {text: 1}):
@@ -157,5 +157,5 @@ def test_mask_value_large_and_deep_values_bounded() -> None:
 
 
 @pytest.mark.parametrize("key", ["secretName", "tokenFile", "pod", "imagePullSecretsName", "tokenttl"])
-def test_names_of_secrets_are_shown(key: str) -> None:
+def test_mask_value_secret_name_keys_unchanged(key: str) -> None:
     assert mask_value(key, "web-tls") == "web-tls"

@@ -25,7 +25,7 @@ def restored() -> Iterator[None]:
 Streams = pytest.CaptureFixture[str]
 
 
-def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
+def test_configure_verbosity_drops_higher_levels(capsys: Streams) -> None:
     log = get_logger("pykubelet.podworkers.loop")
     configure(LogOptions(verbosity=3))
     for verbosity in range(6):
@@ -41,7 +41,7 @@ def test_verbosity_decides_what_is_said(capsys: Streams) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["loop", "lo*", "podworkers/loop", "podworkers/*"])
-def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
+def test_configure_vmodule_raises_verbosity_of_matching_module(capsys: Streams, pattern: str) -> None:
     chosen, other = get_logger("pykubelet.podworkers.loop"), get_logger("pykubelet.node.lease")
     configure(LogOptions(vmodule=[(pattern, 4)]))
     chosen.v(4).info("chosen")
@@ -54,14 +54,14 @@ def test_vmodule_raises_one_file(capsys: Streams, pattern: str) -> None:
     assert "after" not in said.err
 
 
-def test_vmodule_reaches_a_module_that_is_loaded_later(capsys: Streams) -> None:
+def test_configure_vmodule_applies_to_module_loaded_later(capsys: Streams) -> None:
     configure(LogOptions(vmodule=[("latecomer", 4)]))
     get_logger("pykubelet.podworkers.latecomer").v(4).info("here")
     said = capsys.readouterr()
     assert "here" in said.err
 
 
-def test_bound_keys_are_on_every_line(capsys: Streams) -> None:
+def test_logger_bind_adds_keys_to_every_line(capsys: Streams) -> None:
     configure(LogOptions())
     log = get_logger("pykubelet.podworkers.worker").bind(pod="default/web", podUID="1")
     log.info("a")
@@ -73,7 +73,7 @@ def test_bound_keys_are_on_every_line(capsys: Streams) -> None:
     assert "test_setup.py:" in first
 
 
-def test_split_stream(capsys: Streams) -> None:
+def test_configure_split_stream_separates_info_and_error(capsys: Streams) -> None:
     configure(LogOptions(format="json", split_stream=True))
     log = get_logger("pykubelet.x")
     log.info("fine")
@@ -85,7 +85,7 @@ def test_split_stream(capsys: Streams) -> None:
     assert "broken" not in said.out
 
 
-def test_log_file_and_threshold(capsys: Streams, tmp_path: Path) -> None:
+def test_configure_log_file_errors_also_go_to_stderr(capsys: Streams, tmp_path: Path) -> None:
     path = tmp_path / "kubelet.log"
     configure(LogOptions(to_stderr=False, file=str(path)))
     log = get_logger("pykubelet.x")
@@ -99,14 +99,14 @@ def test_log_file_and_threshold(capsys: Streams, tmp_path: Path) -> None:
     assert log_health() is None
 
 
-def test_a_line_that_is_no_text_reaches_the_file(tmp_path: Path) -> None:
+def test_configure_log_file_surrogate_characters_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.log"
     configure(LogOptions(to_stderr=False, file=str(path)))
     get_logger("pykubelet.x").info("Found", file="caf\udce9")
     assert "caf\\udce9" in path.read_text()
 
 
-def test_log_file_starts_over_at_its_limit(tmp_path: Path) -> None:
+def test_configure_log_file_max_size_truncates_file(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.log"
     configure(LogOptions(to_stderr=False, file=str(path), file_max_megabytes=1))
     log = get_logger("pykubelet.x")
@@ -115,13 +115,13 @@ def test_log_file_starts_over_at_its_limit(tmp_path: Path) -> None:
     assert path.stat().st_size < 1_200_000
 
 
-def test_health_tells_of_a_full_disk() -> None:
+def test_log_health_disk_full_returns_error() -> None:
     configure(LogOptions(to_stderr=False, file="/dev/full"))
     get_logger("pykubelet.x").info("lost")
     assert "No space left" in (log_health() or "")
 
 
-def test_a_log_folder_gets_a_file(tmp_path: Path) -> None:
+def test_configure_log_directory_creates_file(tmp_path: Path) -> None:
     configure(LogOptions(to_stderr=False, directory=str(tmp_path)))
     get_logger("pykubelet.x").info("fine")
     (made,) = tmp_path.iterdir()

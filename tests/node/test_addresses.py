@@ -77,7 +77,7 @@ def given_ips(*texts: str) -> tuple[Any, ...]:
         ),
     ],
 )
-def test_addresses(
+def test_next_addresses_follow_node_ip_and_cloud_provider(
     ips: tuple[str, ...],
     external: bool,
     hostname: str,
@@ -92,7 +92,7 @@ def test_addresses(
     assert needs_own_address(made) == needs
 
 
-def test_nothing_found_keeps_the_old() -> None:
+def test_next_addresses_none_found_keeps_old() -> None:
     old = [NodeAddress(type="InternalIP", address="192.0.2.1")]
     assert next_addresses(old, settings(ips=()), None) == old
 
@@ -107,7 +107,9 @@ def test_nothing_found_keeps_the_old() -> None:
         ((), True, ""),
     ],
 )
-def test_what_the_cloud_is_told(ips: tuple[str, ...], external: bool, told: str) -> None:
+def test_provided_ip_only_for_external_cloud_provider(
+    ips: tuple[str, ...], external: bool, told: str
+) -> None:
     assert provided_ip(settings(ips=given_ips(*ips), external_cloud=external)) == told
 
 
@@ -123,13 +125,15 @@ def test_what_the_cloud_is_told(ips: tuple[str, ...], external: bool, told: str)
         ((), 4, None),
     ],
 )
-def test_looked_up(found: tuple[str, ...], prefer: int, chosen: str | None) -> None:
+def test_choose_resolved_prefers_family_and_local_addresses(
+    found: tuple[str, ...], prefer: int, chosen: str | None
+) -> None:
     interfaces = [Interface("eth0", addresses=list(given_ips("192.0.2.2", "2001:db8::2")))]
     result = choose_resolved(given_ips(*found), interfaces, prefer)
     assert (str(result) if result else None) == chosen
 
 
-async def test_this_machine() -> None:
+async def test_host_ips_on_real_host_are_interface_addresses() -> None:
     try:
         found = await find_own_address(settings(ips=(), name="no-such-name.invalid"))
     except NodeIPError as err:

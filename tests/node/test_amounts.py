@@ -36,18 +36,18 @@ def one(name: str, text: str) -> Resources:
         ("example.com/", False),
     ],
 )
-def test_extended(resource: str, extended: bool) -> None:
+def test_is_extended_resource_only_for_foreign_domain_names(resource: str, extended: bool) -> None:
     assert is_extended_resource(resource) == extended
 
 
 class TestNext:
-    def test_devices(self) -> None:
+    def test_next_resources_device_plugin_resources_are_added(self) -> None:
         devices = DeviceCapacity(one(DONGLE, "4"), one(DONGLE, "3"), ["example.com/gone"])
         capacity, left = next_resources({}, {}, MACHINE, devices, settings(config=KubeletConfiguration()))
         assert texts(capacity) == {**texts(MACHINE), DONGLE: "4", "example.com/gone": "0"}
         assert texts(left) == {**texts(MACHINE), DONGLE: "3", "example.com/gone": "0"}
 
-    def test_others_stay_and_vanish_with_their_capacity(self) -> None:
+    def test_next_resources_foreign_extended_resource_follows_capacity(self) -> None:
         config = settings(config=KubeletConfiguration())
         capacity, left = next_resources(one(DONGLE, "4"), one(DONGLE, "1"), MACHINE, DeviceCapacity(), config)
         assert (str(capacity[DONGLE]), str(left[DONGLE])) == ("4", "4")
@@ -55,7 +55,7 @@ class TestNext:
         assert DONGLE not in capacity
         assert DONGLE not in left
 
-    def test_reservations(self) -> None:
+    def test_next_resources_allocatable_subtracts_reservations(self) -> None:
         config = KubeletConfiguration(
             kube_reserved={"cpu": "500m", "memory": "1Gi", "example.com/dongle": "9"},
             system_reserved={"ephemeral-storage": "1Gi"},
@@ -77,23 +77,23 @@ class TestNext:
         assert (str(left["memory"]), str(left["ephemeral-storage"])) == ("6Gi", "9Gi")
 
 
-def test_cpus_kept_by_name_win_over_numbers() -> None:
+def test_allocatable_reserved_system_cpus_override_kube_reserved() -> None:
     config = KubeletConfiguration(reserved_system_cpus="0-1", kube_reserved={"cpu": "3"})
     assert str(allocatable(amounts(cpu="4"), config)["cpu"]) == "2"
 
 
-def test_more_huge_pages_than_memory() -> None:
+def test_allocatable_huge_pages_exceed_memory_is_zero() -> None:
     left = allocatable(amounts(memory="1Gi", hugepages_2Mi="2Gi"), KubeletConfiguration())
     assert str(left["memory"]) == "0"
 
 
 @pytest.mark.parametrize(("per_core", "pods"), [(0, 110), (10, 20), (100, 110)])
-def test_pods(per_core: int, pods: int) -> None:
+def test_pod_capacity_limited_by_pods_per_core(per_core: int, pods: int) -> None:
     found = pod_capacity(2, KubeletConfiguration(pods_per_core=per_core))
     assert int(found["pods"]) == pods
 
 
-def test_this_machine(tmp_path: Path) -> None:
+def test_node_capacity_of_real_host_contains_cpu_memory_and_storage(tmp_path: Path) -> None:
     config = KubeletConfiguration()
     found = node_capacity(config, tmp_path)
     stat = os.statvfs(tmp_path)

@@ -31,7 +31,9 @@ def addresses(*pairs: tuple[str, str]) -> list[NodeAddress]:
         ((("InternalIP", "nonsense"), ("InternalIP", "010.0.0.1")), ["10.0.0.1"]),
     ],
 )
-def test_what_pods_are_told(given: tuple[tuple[str, str], ...], told: list[str]) -> None:
+def test_pod_host_ips_prefers_internal_ip_and_dual_stack(
+    given: tuple[tuple[str, str], ...], told: list[str]
+) -> None:
     assert pod_host_ips(addresses(*given)) == told
 
 
@@ -56,7 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-async def test_found_late_and_lost(machine: Machine) -> None:
+async def test_host_ips_discovered_late_then_lost_keeps_last_known(machine: Machine) -> None:
     known, changes = HostIPs(settings()), []
     held = known.ips
     known.add_listener(lambda: changes.append(list(held)))
@@ -79,7 +81,7 @@ async def test_found_late_and_lost(machine: Machine) -> None:
     assert changes == [["192.0.2.7"], ["192.0.2.8"]]
 
 
-async def test_the_cluster_has_the_last_word(machine: Machine) -> None:
+async def test_host_ips_node_status_overrides_discovered(machine: Machine) -> None:
     known = HostIPs(settings())
     machine.ip = ip_address("192.0.2.7")
     await known.discover()

@@ -31,7 +31,7 @@ class Lifeline:
         return [round(time, 3) for verb, time in pairs if verb == "update leases"]
 
 
-async def test_each_quarter_of_its_duration_with_a_little_chance() -> None:
+async def test_lease_loop_renews_every_quarter_duration_with_jitter() -> None:
     line = Lifeline()
     async with line.running():
         await asyncio.sleep(35)
@@ -47,7 +47,7 @@ async def test_each_quarter_of_its_duration_with_a_little_chance() -> None:
     }
 
 
-async def test_no_lease_without_a_node() -> None:
+async def test_lease_loop_node_not_registered_creates_no_lease() -> None:
     line = Lifeline()
     line.uid = ""
     async with line.running():
@@ -59,7 +59,7 @@ async def test_no_lease_without_a_node() -> None:
         assert line.api.lease["metadata"]["ownerReferences"][0]["uid"] == "n2"
 
 
-async def test_nobody_answers() -> None:
+async def test_lease_loop_server_unreachable_retries_and_closes_connections() -> None:
     line = Lifeline()
     async with line.running():
         await asyncio.sleep(1)
@@ -74,7 +74,7 @@ async def test_nobody_answers() -> None:
 
 
 @pytest.mark.parametrize("err", [ServerError(500), Conflict(409)])
-async def test_one_failure_is_tried_again_at_once(err: ServerError | Conflict) -> None:
+async def test_lease_loop_single_failure_retries_immediately(err: ServerError | Conflict) -> None:
     line = Lifeline()
     async with line.running():
         await asyncio.sleep(1)
@@ -84,7 +84,7 @@ async def test_one_failure_is_tried_again_at_once(err: ServerError | Conflict) -
     assert line.api.closed == 0
 
 
-async def test_a_refusal_does_not_tear_down_connections() -> None:
+async def test_lease_loop_forbidden_keeps_connections_open() -> None:
     line = Lifeline()
     async with line.running():
         await asyncio.sleep(1)
@@ -94,7 +94,7 @@ async def test_a_refusal_does_not_tear_down_connections() -> None:
     assert line.updates() == [10.2, 17.2, 24.2]
 
 
-async def test_somebody_removed_it() -> None:
+async def test_lease_loop_lease_deleted_is_recreated() -> None:
     line = Lifeline()
     async with line.running():
         await asyncio.sleep(1)

@@ -21,7 +21,7 @@ def times(registry: CollectorRegistry) -> list[float | None]:
     return [registry.get_sample_value(name) for name in names]
 
 
-def test_a_new_node() -> None:
+def test_node_startup_new_node_sets_durations() -> None:
     registry, clock = CollectorRegistry(), Clock()
     startup = NodeStartup(registry, started=120, boot=lambda: 100.0, clock=clock)
     startup.attempted()
@@ -40,7 +40,7 @@ def test_a_new_node() -> None:
 
 
 @pytest.mark.parametrize("attempted", [True, False])
-def test_a_node_that_was_there_already(attempted: bool) -> None:
+def test_node_startup_existing_node_durations_are_zero(attempted: bool) -> None:
     registry = CollectorRegistry()
     startup = NodeStartup(registry, started=120, boot=lambda: 100.0, clock=Clock())
     if attempted:

@@ -32,7 +32,7 @@ def node(version: int, **changes: Any) -> dict[str, Any]:
 
 
 class TestInformer:
-    async def test_a_life(self) -> None:
+    async def test_informer_node_added_modified_deleted_notifies_listener(self) -> None:
         source = ScriptedSource(
             page(version="1"),
             [
@@ -61,7 +61,7 @@ class TestInformer:
         assert heard == ["2", "3", "gone"]
         assert informer.node is None
 
-    def test_the_status_is_read_when_wanted(self) -> None:
+    def test_cached_node_to_node_decodes_status_lazily(self) -> None:
         known = msgspec.json.decode(json.dumps(node(1)).encode(), type=CachedNode)
         whole = known.to_node()
         assert len(whole.status.images) == 2
@@ -71,7 +71,7 @@ class TestInformer:
         with pytest.raises(ValueError, match="many"):
             CachedNode(status=msgspec.Raw(b'{"capacity": {"cpu": "many"}}')).to_node()
 
-    async def test_a_page_of_nothing_readable_keeps_the_last(self) -> None:
+    async def test_informer_unreadable_node_keeps_last_readable(self) -> None:
         bad = {"metadata": {"name": "vm", "uid": "n1", "resourceVersion": "9"}, "spec": {"taints": 3}}
         source = ScriptedSource(
             Page([msgspec.Raw(json.dumps(node(2)).encode())], "2", ""), [1, event("MODIFIED", bad), 100]
@@ -85,7 +85,7 @@ class TestInformer:
 
 
 class TestHealth:
-    async def test_before_the_first_answer(self) -> None:
+    async def test_runtime_health_before_first_status_reports_unknown(self) -> None:
         health = RuntimeHealth(FakeRuntime().status)
         assert health.problems() == [
             "container runtime status check may not have completed yet",
@@ -120,13 +120,15 @@ class TestHealth:
             ),
         ],
     )
-    async def test_answers(self, answer: pb.StatusResponse, problems: list[str]) -> None:
+    async def test_runtime_health_status_response_sets_problems(
+        self, answer: pb.StatusResponse, problems: list[str]
+    ) -> None:
         runtime = FakeRuntime()
         runtime.answer = answer
         await runtime.health.status()
         assert runtime.health.problems() == problems
 
-    async def test_silence_and_bells(self) -> None:
+    async def test_runtime_health_no_status_for_30_seconds_is_down(self) -> None:
         rung: list[float] = []
         loop = asyncio.get_running_loop()
         runtime = FakeRuntime()
@@ -141,7 +143,7 @@ class TestHealth:
         await runtime.health.status()
         assert len(rung) == 2
 
-    async def test_others_have_a_say(self) -> None:
+    async def test_runtime_health_added_check_is_reported(self) -> None:
         runtime = FakeRuntime()
         await runtime.health.status()
         reasons: list[str | None] = ["late", None]
@@ -152,7 +154,7 @@ class TestHealth:
 
 
 class TestObserver:
-    async def test_costly_questions_are_rare(self) -> None:
+    async def test_node_status_collector_image_list_is_cached(self) -> None:
         runtime = FakeRuntime()
         asked: list[float] = []
         loop = asyncio.get_running_loop()
@@ -175,7 +177,7 @@ class TestObserver:
             await asyncio.sleep(10)
         assert [round(moment) for moment in asked] == [0, 30, 40, 70]
 
-    async def test_a_runtime_that_hangs_is_not_waited_for(self) -> None:
+    async def test_node_status_collector_runtime_hangs_times_out(self) -> None:
         runtime = FakeRuntime()
         runtime.hangs = True
         loop = asyncio.get_running_loop()
@@ -186,7 +188,7 @@ class TestObserver:
         assert (found.images, found.runtime_version) == (None, None)
 
 
-async def test_bell() -> None:
+async def test_wakeup_timer_wake_ends_sleep() -> None:
     bell, loop = WakeupTimer(), asyncio.get_running_loop()
     assert not await bell.sleep(3)
     assert loop.time() == pytest.approx(3)
@@ -199,7 +201,7 @@ async def test_bell() -> None:
     assert not await bell.sleep(1)
 
 
-def test_stretched() -> None:
+def test_jittered_adds_up_to_four_percent() -> None:
     assert jittered(10, lambda: 0) == 10
     assert jittered(10, lambda: 1) == pytest.approx(10.4)
 
@@ -218,5 +220,5 @@ def test_stretched() -> None:
         ("", ""),
     ],
 )
-def test_versions(text: str, plain: str) -> None:
+def test_plain_version_strips_distribution_suffix(text: str, plain: str) -> None:
     assert plain_version(text) == plain

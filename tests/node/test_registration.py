@@ -26,7 +26,7 @@ def ours(**changes: Any) -> Node:
 
 
 class TestBlank:
-    def test_labels(self) -> None:
+    def test_blank_node_labels_merge_defaults_and_flags(self) -> None:
         node = blank_node(
             settings(labels={"role": "web", "kubernetes.io/hostname": "other", "beta.kubernetes.io/os": "x"}),
             "arm64",
@@ -40,7 +40,7 @@ class TestBlank:
             "role": "web",
         }
 
-    def test_taints(self) -> None:
+    def test_blank_node_taints_include_unschedulable_and_uninitialized(self) -> None:
         given = Taint(key="dedicated", value="db", effect="NoExecute")
         node = blank_node(settings(taints=(given,), schedulable=False, external_cloud=True), "amd64")
         assert to_document(node.spec) == {
@@ -54,12 +54,12 @@ class TestBlank:
         same = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
         assert len(blank_node(settings(taints=(same,), schedulable=False), "amd64").spec.taints) == 1
 
-    def test_the_rest(self) -> None:
+    def test_blank_node_sets_provider_id_and_attach_detach_annotation(self) -> None:
         node = blank_node(settings(provider_id="aws:///i-1", attach_detach=False), "amd64")
         assert (node.spec.provider_id, node.metadata.annotations) == ("aws:///i-1", {})
         assert to_document(blank_node(settings(), "amd64").metadata.annotations) == {ATTACH_DETACH: "true"}
 
-    def test_from_flags_and_configuration(self) -> None:
+    def test_node_settings_combine_flags_and_configuration(self) -> None:
         flags = KubeletFlags(
             node_ip="192.0.2.2",
             cloud_provider="external",
@@ -94,11 +94,11 @@ class TestReconciling:
             setattr(node.metadata, name, value)
         return node
 
-    def test_nothing_to_correct(self) -> None:
+    def test_reconciled_unchanged_node_patch_is_empty(self) -> None:
         existing = self.existing()
         assert node_patch(existing, reconciled(existing, ours())) == {}
 
-    def test_labels(self) -> None:
+    def test_reconciled_updates_default_labels_and_keeps_others(self) -> None:
         existing = self.existing(labels={"kubernetes.io/hostname": "old", "role": "db", "mine": "yes"})
         wanted = ours(labels={"role": "web", "topology.kubernetes.io/zone": "z", "extra": "1"})
         labels = reconciled(existing, wanted).metadata.labels
@@ -109,14 +109,14 @@ class TestReconciling:
         emptied = ours(labels={"topology.kubernetes.io/zone": ""})
         assert "topology.kubernetes.io/zone" not in reconciled(existing, emptied).metadata.labels
 
-    def test_who_attaches(self) -> None:
+    def test_reconciled_sets_or_removes_attach_detach_annotation(self) -> None:
         existing = self.existing(annotations={"other": "1"})
         assert reconciled(existing, ours()).metadata.annotations == {"other": "1", ATTACH_DETACH: "true"}
         existing = self.existing()
         patch = node_patch(existing, reconciled(existing, ours(attach_detach=False)))
         assert patch == {"metadata": {"annotations": {ATTACH_DETACH: None}}}
 
-    def test_resources(self) -> None:
+    def test_reconciled_huge_pages_and_extended_resources_are_reset(self) -> None:
         existing = self.existing()
         dongle = amounts(x="4")["x"]
         for resources in (existing.status.capacity, existing.status.allocatable):
@@ -130,7 +130,7 @@ class TestReconciling:
         assert str(zeroed.status.capacity["example.com/dongle"]) == "0"
         assert str(zeroed.status.allocatable["example.com/dongle"]) == "0"
 
-    def test_a_node_without_status(self) -> None:
+    def test_reconciled_node_without_status_gets_capacity(self) -> None:
         wanted = ours()
         corrected = reconciled(Node(), wanted)
         assert corrected.status.capacity == wanted.status.capacity
@@ -142,14 +142,14 @@ class TestRegistering:
     async def make(self) -> Node:
         return ours()
 
-    async def test_new(self) -> None:
+    async def test_register_new_node_is_created(self) -> None:
         api = MemoryApi()
         node = await register(api, settings(), self.make)
         assert node.metadata.uid == api.node["metadata"]["uid"]
         assert api.asked == ["create nodes"]
         assert api.conditions()["Ready"] == "True"
 
-    async def test_existing(self) -> None:
+    async def test_register_existing_node_is_patched(self) -> None:
         api = MemoryApi()
         api.put_node({"metadata": {"labels": {"mine": "yes"}}, "spec": {"unschedulable": True}})
         node = await register(api, settings(), self.make)
@@ -159,7 +159,7 @@ class TestRegistering:
         await register(api, settings(), self.make)
         assert api.asked[3:] == ["create nodes", "get nodes"]
 
-    async def test_pauses_grow_to_seven_seconds(self) -> None:
+    async def test_register_server_away_backoff_grows_to_seven_seconds(self) -> None:
         api = MemoryApi()
         api.away = Unreachable("https://api", "refused")
         loop = asyncio.get_running_loop()
@@ -168,7 +168,7 @@ class TestRegistering:
         gaps = [round(b - a, 3) for a, b in zip(api.times, api.times[1:], strict=False)]
         assert gaps == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 7, 7, 7]
 
-    async def test_forbidden_but_somebody_else_made_it(self) -> None:
+    async def test_try_register_create_forbidden_uses_existing_node(self) -> None:
         api = MemoryApi()
         api.put_node({})
         api.fails = [Forbidden(403, "Forbidden", "no", hint="bind a ClusterRole")]
@@ -179,7 +179,7 @@ class TestRegistering:
         with pytest.raises(Forbidden):
             await try_register(api, ours(), strict, reset_extended=False)
 
-    async def test_forbidden_says_which_rule_is_missing(self) -> None:
+    async def test_try_register_forbidden_names_missing_permission(self) -> None:
         api = MemoryApi()
         api.fails = [Forbidden(403, "Forbidden", "no", hint="the permission to create nodes is missing")]
         with pytest.raises(Forbidden, match="the permission to create nodes is missing"):

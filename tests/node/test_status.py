@@ -60,7 +60,7 @@ def reread(node: Node) -> Node:
 
 
 class TestGolden:
-    def test_node(self) -> None:
+    def test_next_node_equals_golden_node(self) -> None:
         """The node of the recordings, field by field."""
         expected = golden_node()
         # These are the cluster's and the API server's own.
@@ -73,14 +73,14 @@ class TestGolden:
         document["status"]["images"][1].setdefault("names", None)
         assert document == expected
 
-    def test_lease(self) -> None:
+    def test_renewed_lease_equals_golden_lease(self) -> None:
         expected = json.loads((GOLDEN / "lease.json").read_text())
         lease = to_document(renewed(None, "vm", "UUID", 40, NOW))
         lease["spec"]["renewTime"] = "TIME"
         lease["metadata"] |= {"uid": "UUID", "creationTimestamp": "TIME"}
         assert {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease} == expected
 
-    def test_as_the_reference_wrote_it_nothing_changes(self) -> None:
+    def test_next_node_written_by_upstream_kubelet_is_unchanged(self) -> None:
         """A node taken over from the reference, with what others added: only our version differs."""
         document = golden_node()
         for condition in document["status"]["conditions"]:
@@ -93,7 +93,7 @@ class TestGolden:
         assert not has_changed(old, new)
         assert transitions == []
 
-    def test_features_that_only_the_reference_has_are_withdrawn(self) -> None:
+    def test_next_node_unimplemented_declared_features_are_removed(self) -> None:
         document = recorded_node()
         for moment in (*document["status"]["conditions"], document["metadata"]):
             moment |= {name: TIME for name in moment if name.endswith(("Time", "Timestamp"))}
@@ -108,7 +108,7 @@ class TestGolden:
 
 
 class TestChanges:
-    def test_only_heartbeats(self) -> None:
+    def test_node_patch_unchanged_status_has_only_heartbeats(self) -> None:
         old = reread(first_node())
         new, transitions = next_node(old, facts(), settings(), LATER)
         assert (has_changed(old, new), transitions) == (False, [])
@@ -129,7 +129,7 @@ class TestChanges:
             ({"machine": dataclasses.replace(MACHINE, swap_bytes=4096)}, "nodeInfo"),
         ],
     )
-    def test_what_is_told(self, changes: dict[str, Any], field: str) -> None:
+    def test_node_patch_changed_fact_contains_field(self, changes: dict[str, Any], field: str) -> None:
         old = reread(first_node())
         new, _ = next_node(old, facts(**changes), settings(), LATER)
         assert has_changed(old, new)
@@ -137,13 +137,13 @@ class TestChanges:
         assert field in patch["status"]
         assert apply_patch(to_document(old), patch, API_KEYS) == to_document(new)
 
-    def test_what_is_not_known_stays(self) -> None:
+    def test_next_node_unknown_facts_keep_old_status(self) -> None:
         old = reread(first_node())
         unknown = Facts(machine=MACHINE, capacity={}, addresses_valid=False)
         new, _ = next_node(old, unknown, settings(ips=(ip_address("192.0.2.9"),)), LATER)
         assert not has_changed(old, new)
 
-    def test_what_others_wrote_stays(self) -> None:
+    def test_next_node_foreign_fields_are_preserved(self) -> None:
         old = reread(first_node())
         old.status.conditions.append(NodeCondition(type="NetworkUnavailable", status="False"))
         old.status.capacity["example.com/dongle"] = amounts(x="3")["x"]
@@ -154,7 +154,7 @@ class TestChanges:
         assert int(new.status.allocatable["example.com/dongle"]) == 3
         assert (new.metadata.labels["zone"], new.metadata.annotations["mine"]) == ("a", "yes")
 
-    def test_labels_that_were_lost(self) -> None:
+    def test_next_node_lost_default_labels_are_restored(self) -> None:
         old = reread(first_node())
         del old.metadata.labels["kubernetes.io/arch"]
         old.metadata.labels["kubernetes.io/os"] = "plan9"
@@ -164,7 +164,7 @@ class TestChanges:
             "metadata": {"labels": {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}}
         }
 
-    def test_dual_stack_addresses_replace_the_old(self) -> None:
+    def test_node_patch_dual_stack_addresses_are_replaced(self) -> None:
         old = reread(first_node())
         pair = settings(ips=(ip_address("192.0.2.2"), ip_address("2001:db8::2")))
         new, _ = next_node(old, facts(), pair, NOW)
@@ -172,7 +172,7 @@ class TestChanges:
         assert patch["status"]["addresses"][-1] == {"$patch": "replace"}
         assert apply_patch(to_document(old), patch, API_KEYS) == to_document(new)
 
-    def test_missing_capacity_is_a_reason(self) -> None:
+    def test_next_node_missing_capacity_is_not_ready(self) -> None:
         new, _ = next_node(Node(), facts(capacity=amounts(cpu="1")), settings(), NOW)
         ready = new.status.conditions[-1]
         assert (ready.status, ready.message) == (
@@ -180,7 +180,7 @@ class TestChanges:
             "missing node capacity for resources: memory, pods, ephemeral-storage",
         )
 
-    def test_external_cloud(self) -> None:
+    def test_next_node_external_cloud_keeps_addresses_and_sets_annotation(self) -> None:
         cloud = settings(external_cloud=True)
         node, _ = next_node(blank_node(cloud, "amd64"), facts(), cloud, NOW)
         assert node.metadata.annotations["alpha.kubernetes.io/provided-node-ip"] == "192.0.2.2"
@@ -199,7 +199,7 @@ class TestConditions:
         new, transitions = next_node(old, facts(**changes), settings(), when)
         return reread(new), [transition.event for transition in transitions]
 
-    def test_a_life(self) -> None:
+    def test_pressure_and_problems_change_status_and_emit_events(self) -> None:
         node, events = self.conditions(Node(), NOW)
         assert events == ["NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"]
         node, events = self.conditions(node, LATER, pressures=NodePressure(memory=True, pids=True))
@@ -226,7 +226,7 @@ class TestConditions:
         node, events = self.conditions(node, LATER)
         assert events == ["NodeHasNoDiskPressure", "NodeReady"]
 
-    def test_unknown_as_the_cluster_marks_silent_nodes(self) -> None:
+    def test_unknown_status_is_overwritten_and_emits_node_ready(self) -> None:
         node, _ = self.conditions(Node(), NOW)
         for condition in node.status.conditions:
             condition.status, condition.reason = "Unknown", "NodeStatusUnknown"
@@ -250,18 +250,20 @@ class TestConditions:
             (["a"], "careful", "a. WARNING: careful"),
         ],
     )
-    def test_words(self, problems: list[str], warning: str, message: str) -> None:
+    def test_ready_message_joins_problems_and_warning(
+        self, problems: list[str], warning: str, message: str
+    ) -> None:
         node, _ = self.conditions(Node(), NOW, problems=problems, warning=warning)
         assert node.status.conditions[-1].message == message
 
-    def test_transitions_tell_themselves_apart(self) -> None:
+    def test_transition_has_time_of_previous_transition(self) -> None:
         node, _ = self.conditions(Node(), NOW, problems=["a"])
         _, first = next_node(node, facts(), settings(), LATER)
         assert first == [Transition("NodeReady", NOW)]
 
 
 class TestFeatures:
-    def test_images(self) -> None:
+    def test_image_list_sorted_by_size_and_bounded(self) -> None:
         many = [pb.Image(id=str(number), size=number % 3, repo_tags=[f"t{number}"]) for number in range(9)]
         listed = image_list(many, 4)
         assert [image.names for image in listed] == [["t8"], ["t5"], ["t2"], ["t7"]]
@@ -272,7 +274,7 @@ class TestFeatures:
         assert image.names == [*names, "t1"]
         assert image_list(IMAGES, 50)[1].names is None
 
-    def test_handlers(self) -> None:
+    def test_runtime_handlers_and_features_follow_cri_status(self) -> None:
         status = pb.StatusResponse(
             runtime_handlers=[
                 pb.RuntimeHandler(name="runc", features=pb.RuntimeHandlerFeatures(user_namespaces=True)),
@@ -288,7 +290,7 @@ class TestFeatures:
         assert runtime_features(pb.StatusResponse(), FeatureGates()) is None
         assert runtime_handlers(None, FeatureGates()) == []
 
-    def test_declared(self) -> None:
+    def test_declared_features_require_gate_and_runtime_support(self) -> None:
         on = FeatureGates().with_overrides({"UserNamespacesHostNetworkSupport": True})
         able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
         name = "UserNamespacesHostNetworkSupport"
@@ -299,20 +301,20 @@ class TestFeatures:
         assert declared_features(able, off) == []
         assert declared_features(None, on) == []
 
-    def test_what_is_built_is_declared_unless_it_is_off(self) -> None:
+    def test_declared_features_gate_off_omits_implemented_feature(self) -> None:
         name = "RestartAllContainersOnContainerExits"
         assert name in declared_features(pb.StatusResponse(), FeatureGates())
         off = FeatureGates().with_overrides({name: False})
         assert name not in declared_features(pb.StatusResponse(), off)
 
-    def test_what_is_not_built_is_not_declared(self) -> None:
+    def test_declared_features_omit_unimplemented_features(self) -> None:
         gates = FeatureGates().with_overrides(dict.fromkeys(NOT_IMPLEMENTED, True))
         able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
         assert NOT_IMPLEMENTED.isdisjoint(declared_features(able, gates))
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d.pop("status"), lambda d: d["status"].clear()])
-def test_a_node_without_fields_that_are_always_there(spoil: Callable[[dict[str, Any]], Any]) -> None:
+def test_next_node_old_status_missing_gets_all_status_fields(spoil: Callable[[dict[str, Any]], Any]) -> None:
     document = golden_node()
     document["metadata"].pop("creationTimestamp")
     spoil(document)

@@ -93,7 +93,7 @@ class Reporting:
 
 
 class TestRhythm:
-    async def test_ready_at_once(self) -> None:
+    async def test_status_loop_runtime_ready_reports_ready_immediately(self) -> None:
         it = Reporting()
         await it.register()
         assert it.api.conditions()["Ready"] == "False"
@@ -102,7 +102,7 @@ class TestRhythm:
             assert it.api.conditions()["Ready"] == "True"
             assert it.recorded.reasons == ["NodeReady"]
 
-    async def test_storage_comes_a_moment_late(self) -> None:
+    async def test_status_loop_csi_node_late_ready_node_stays_ready_briefly(self) -> None:
         """A new node waits for it; a node that is ready already is not made unready by a restart."""
         problems = ["CSINode is not yet initialized"]
         it = Reporting(problems=lambda: problems)
@@ -123,7 +123,7 @@ class TestRhythm:
             await asyncio.sleep(0.4)
             assert it.api.conditions()["Ready"] == "False", "it takes longer than a moment"
 
-    async def test_network_comes_late(self) -> None:
+    async def test_status_loop_network_late_polls_and_reports_ready_immediately(self) -> None:
         """Looked for ten times a second, and told at once."""
         it = Reporting()
         it.runtime.answer = runtime_status(network=False)
@@ -144,7 +144,7 @@ class TestRhythm:
             await asyncio.sleep(5)
             assert it.runtime.asked == asked, "the hurry is over"
 
-    async def test_never_ready(self) -> None:
+    async def test_status_loop_never_ready_stops_fast_polling(self) -> None:
         it = Reporting()
         it.runtime.answer = runtime_status(network=False)
         await it.register()
@@ -158,7 +158,7 @@ class TestRhythm:
             await asyncio.sleep(1.1)
             assert it.api.conditions()["Ready"] == "True"
 
-    async def test_silent_while_nothing_changes(self) -> None:
+    async def test_status_loop_unchanged_patches_every_report_frequency(self) -> None:
         it = Reporting()
         async with it.settled():
             await asyncio.sleep(295)
@@ -169,7 +169,7 @@ class TestRhythm:
             await asyncio.sleep(310)
             assert len(it.api.patches) == 2
 
-    async def test_a_change_is_told_within_a_round(self) -> None:
+    async def test_status_loop_pressure_change_reported_within_update_frequency(self) -> None:
         it = Reporting()
         async with it.settled():
             it.pressures = NodePressure(memory=True)
@@ -183,7 +183,7 @@ class TestRhythm:
             )
             assert len(it.api.patches) == 1
 
-    async def test_the_runtime_rings(self) -> None:
+    async def test_status_loop_runtime_health_change_wakes_loop(self) -> None:
         it = Reporting()
         async with it.settled():
             it.runtime.answer = runtime_status(runtime=False)
@@ -195,7 +195,7 @@ class TestRhythm:
                 "container runtime not ready: RuntimeReady=false reason:Down message:",
             )
 
-    async def test_a_runtime_that_hangs(self) -> None:
+    async def test_status_loop_runtime_hangs_reports_not_ready_after_30_seconds(self) -> None:
         """Unready after half a minute, not before; and the rounds go on."""
         it = Reporting()
         async with it.settled():
@@ -212,7 +212,7 @@ class TestRhythm:
 
 
 class TestFaults:
-    async def test_a_conflict_is_asked_about_and_tried_again(self) -> None:
+    async def test_status_loop_conflict_rereads_node_and_retries(self) -> None:
         it = Reporting()
         async with it.settled():
             it.api.fails = [Conflict(409)]
@@ -223,7 +223,7 @@ class TestFaults:
             assert it.recorded.reasons.count("NodeHasDiskPressure") == 1
             assert it.api.closed == 0
 
-    async def test_nobody_answers(self) -> None:
+    async def test_status_loop_server_unreachable_retries_and_closes_connections(self) -> None:
         it = Reporting()
         async with it.settled():
             it.api.away = AWAY
@@ -238,7 +238,7 @@ class TestFaults:
             assert it.recorded.reasons.count("NodeHasDiskPressure") == 1
 
     @pytest.mark.parametrize("err", [Forbidden(403, "Forbidden", "no"), ServerError(500)])
-    async def test_refusals(self, err: KubeError) -> None:
+    async def test_status_loop_forbidden_or_server_error_keeps_connections_open(self, err: KubeError) -> None:
         it = Reporting()
         async with it.settled():
             it.api.away = err
@@ -248,7 +248,7 @@ class TestFaults:
             assert len(it.api.asked) == (1 if isinstance(err, Forbidden) else 5)
             assert it.api.closed == 0
 
-    async def test_a_fact_that_cannot_be_found_out_is_looked_for_again(self) -> None:
+    async def test_status_loop_fact_collection_fails_retries_next_round(self) -> None:
         failing = False
 
         def volumes() -> list[str]:
@@ -267,7 +267,7 @@ class TestFaults:
             await asyncio.sleep(11)
             assert it.api.conditions()["DiskPressure"] == "True"
 
-    async def test_away_at_start_is_not_hammered(self) -> None:
+    async def test_status_loop_server_away_at_start_limits_requests(self) -> None:
         it = Reporting()
         await it.runtime.health.status()
         it.api.away = AWAY
@@ -281,7 +281,7 @@ class TestFaults:
 
 
 class TestOthers:
-    async def test_the_cluster_gave_us_up(self) -> None:
+    async def test_status_loop_conditions_marked_unknown_reports_ready(self) -> None:
         """A controller marks a silent node; the node says that it lives as soon as it hears of it."""
         it = Reporting()
         async with it.settled():
@@ -293,7 +293,7 @@ class TestOthers:
             assert set(it.api.conditions().values()) == {"True", "False"}
             assert it.recorded.reasons[-1] == "NodeReady"
 
-    async def test_our_own_writes_do_not_ring(self) -> None:
+    async def test_status_loop_own_patch_does_not_wake_loop(self) -> None:
         it = Reporting()
         async with it.settled():
             it.pressures = NodePressure(disk=True)
@@ -301,7 +301,7 @@ class TestOthers:
             await asyncio.sleep(9)
             assert it.api.asked == ["patch nodes"]
 
-    async def test_cordoned(self) -> None:
+    async def test_status_loop_cordon_and_uncordon_emit_events(self) -> None:
         it = Reporting()
         async with it.settled():
             uid = it.api.node["metadata"]["uid"]
@@ -310,7 +310,7 @@ class TestOthers:
                 await asyncio.sleep(1.1)
             assert it.recorded.reasons[-2:] == ["NodeNotSchedulable", "NodeSchedulable"]
 
-    async def test_deleted_and_made_again_by_somebody(self) -> None:
+    async def test_status_loop_node_deleted_is_not_recreated(self) -> None:
         """As the reference: a node that was deleted stays so until the agent starts again."""
         it = Reporting()
         async with it.settled():
@@ -324,7 +324,7 @@ class TestOthers:
             assert it.loop.node_uid == "n2"
             assert it.api.conditions()["Ready"] == "True"
 
-    async def test_pod_cidr(self) -> None:
+    async def test_status_loop_pod_cidr_update_fails_is_retried(self) -> None:
         it = Reporting()
         async with it.settled():
             uid = it.api.node["metadata"]["uid"]
@@ -337,7 +337,7 @@ class TestOthers:
             await asyncio.sleep(30)
             assert it.runtime.cidrs == ["10.1.0.0/24,fd00::/64"]
 
-    async def test_rebooted(self) -> None:
+    async def test_status_loop_boot_id_changed_emits_rebooted_once(self) -> None:
         it = Reporting()
         it.api.put_node({"status": {"nodeInfo": {"bootID": "before"}}})
         await it.runtime.health.status()
@@ -347,13 +347,13 @@ class TestOthers:
             ("Warning", "Rebooted", "Node vm has been rebooted, boot id: UUID")
         ]
 
-    async def test_volumes(self) -> None:
+    async def test_status_loop_volumes_in_use_are_reported(self) -> None:
         it = Reporting(volumes_in_use=lambda: ["csi/x"])
         async with it.settled():
             assert it.api.node["status"]["volumesInUse"] == ["csi/x"]
             assert it.reported[-1] == ["csi/x"]
 
-    async def test_a_server_of_old(self) -> None:
+    async def test_status_loop_server_restored_with_lower_versions_still_updates(self) -> None:
         """Restored from a copy, its versions are lower than those that we have seen."""
         it = Reporting()
         async with it.settled():
@@ -365,7 +365,7 @@ class TestOthers:
             await asyncio.sleep(12)
             assert set(it.api.conditions().values()) == {"True", "False"}
 
-    async def test_a_watch_that_shows_nothing(self) -> None:
+    async def test_status_loop_watch_stale_gets_node_each_round(self) -> None:
         """Then the node is asked for, once a round, until the watch shows what was written."""
         it = Reporting()
         async with it.settled():
@@ -385,7 +385,7 @@ class TestOthers:
             await asyncio.sleep(60)
             assert it.api.asked == []
 
-    async def test_whoever_tells_pods_hears_of_the_addresses(self) -> None:
+    async def test_status_loop_addresses_changed_notifies_listener(self) -> None:
         """Also of those that somebody else wrote, as a cloud does."""
         heard: list[list[NodeAddress]] = []
         it = Reporting(settings(ips=(), external_cloud=True))
@@ -398,7 +398,7 @@ class TestOthers:
             await asyncio.sleep(1.1)
             assert heard[-1] == [NodeAddress(type="InternalIP", address="10.0.0.9")]
 
-    async def test_a_watched_status_that_cannot_be_read_is_asked_for(self) -> None:
+    async def test_status_loop_watched_status_unreadable_gets_node(self) -> None:
         it = Reporting()
         async with it.settled():
             it.api.on_change = lambda node: None

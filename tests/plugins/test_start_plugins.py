@@ -10,7 +10,7 @@ from pykubelet.agent import volumes as plugins
 from pykubelet.util.tasks import TaskScope
 
 
-async def test_the_folders_of_plugins_are_there_and_theirs(
+async def test_start_plugins_creates_and_labels_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[Path] = []
@@ -22,7 +22,7 @@ async def test_the_folders_of_plugins_are_there_and_theirs(
     assert shared == [tmp_path / "plugins_registry", tmp_path / "plugins"]
 
 
-async def test_a_folder_that_cannot_be_does_not_stop_the_agent(tmp_path: Path) -> None:
+async def test_start_plugins_directory_creation_fails_continues(tmp_path: Path) -> None:
     (tmp_path / "plugins").write_text("in the way")
     async with TaskScope() as tasks:
         plugins.start_plugins(tmp_path, CollectorRegistry(), tasks)

@@ -36,7 +36,7 @@ async def watching(api: ScriptedSource, heard: Heard) -> AsyncIterator[ApiSource
         yield source
 
 
-async def test_the_full_set_is_given_after_every_change() -> None:
+async def test_api_source_each_event_emits_full_set() -> None:
     heard = Heard()
     api = ScriptedSource(
         page(pod("a"), pod("b")),
@@ -62,7 +62,7 @@ async def test_the_full_set_is_given_after_every_change() -> None:
     assert api.asked[0][1]["fieldSelector"] == "spec.nodeName=one"
 
 
-async def test_it_says_nothing_before_the_first_list() -> None:
+async def test_api_source_before_first_list_emits_nothing() -> None:
     heard = Heard()
     api = ScriptedSource(Unreachable("https://api", "refused"), ServerError(500, "", "etcd"), page(), [3600])
     async with watching(api, heard):
@@ -70,7 +70,7 @@ async def test_it_says_nothing_before_the_first_list() -> None:
         assert [pods for pods, _ in heard.sets] == [[]]
 
 
-async def test_an_api_server_that_is_away_changes_nothing() -> None:
+async def test_api_source_server_away_emits_nothing() -> None:
     heard = Heard()
     api = ScriptedSource(page(pod("a")), [5])
     api.default = lambda: Unreachable("https://api", "refused")
@@ -79,7 +79,7 @@ async def test_an_api_server_that_is_away_changes_nothing() -> None:
         assert len(heard.sets) == 1
 
 
-async def test_it_waits_for_the_node() -> None:
+async def test_api_source_waits_for_ready_before_list() -> None:
     heard, api, known = Heard(), ScriptedSource(page(pod("a")), [3600]), asyncio.Event()
 
     async def ready() -> None:
@@ -95,7 +95,7 @@ async def test_it_waits_for_the_node() -> None:
         assert heard.names == ["a"]
 
 
-async def test_a_pod_that_cannot_be_read_is_not_taken_for_deleted() -> None:
+async def test_api_source_unreadable_pod_keeps_last_readable() -> None:
     heard = Heard()
     bad = pod("a", 2, containers=[{"name": 7}])
     api = ScriptedSource(page(pod("a"), pod("x", 1, containers=7)), [1, event("MODIFIED", bad), 3600])
@@ -111,7 +111,7 @@ async def test_a_pod_that_cannot_be_read_is_not_taken_for_deleted() -> None:
         assert source.unreadable == {"default/a", "default/x"}
 
 
-async def test_a_pod_without_what_every_pod_has_is_ignored_and_not_taken_for_deleted() -> None:
+async def test_api_source_pod_missing_required_fields_keeps_last_readable() -> None:
     heard = Heard()
     bare, nobody, climber = pod("bare", containers=[]), pod("nobody", uid=""), pod("climber", uid="../../etc")
     api = ScriptedSource(
@@ -135,7 +135,7 @@ async def test_a_pod_without_what_every_pod_has_is_ignored_and_not_taken_for_del
 
 
 @pytest.mark.looptime(False)
-def test_a_full_set_for_every_event_costs_little() -> None:
+def test_mux_set_unchanged_pods_cost_little_cpu_time() -> None:
     """A node of 110 pods hears hundreds of events while they start; most pods are as they were."""
     mux, pods = PodMux(time.time_ns), [_pod(number) for number in range(110)]
     mux.set("api", pods)

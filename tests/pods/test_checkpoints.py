@@ -63,7 +63,7 @@ class Cluster(NoObjects):
 
 
 @pytest.mark.looptime
-async def test_pods_come_back_with_their_last_status(tmp_path: Path) -> None:
+async def test_checkpoints_restart_restores_pods_and_status(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     before = Checkpoints(folder)
     async with running(before):
@@ -82,7 +82,7 @@ async def test_pods_come_back_with_their_last_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.looptime
-async def test_what_is_unchanged_is_not_written(tmp_path: Path) -> None:
+async def test_checkpoints_unchanged_pod_is_not_rewritten(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     async with running(checkpoints):
         checkpoints.save(pod("a"))
@@ -93,7 +93,7 @@ async def test_what_is_unchanged_is_not_written(tmp_path: Path) -> None:
         assert (tmp_path / "uid-a.json").stat().st_ino == written
 
 
-async def test_broken_files_are_left_alone_and_the_others_count(tmp_path: Path) -> None:
+async def test_checkpoints_damaged_files_are_skipped(tmp_path: Path) -> None:
     good = Checkpoints(tmp_path)
     async with running(good):
         good.save(pod("good"))
@@ -109,7 +109,7 @@ async def test_broken_files_are_left_alone_and_the_others_count(tmp_path: Path) 
 
 
 @pytest.mark.looptime
-async def test_what_pods_ask_of_the_node_is_kept(tmp_path: Path) -> None:
+async def test_checkpoints_node_labels_and_allocatable_are_restored(tmp_path: Path) -> None:
     meta = ObjectMeta(name="one", labels={"disk": "fast"}, resource_version="7")
     allocatable = {"example.com/dongle": Quantity.parse("2")}
     seen = Node(metadata=meta, status=NodeStatus(phase="x", allocatable=allocatable))
@@ -130,7 +130,7 @@ async def test_what_pods_ask_of_the_node_is_kept(tmp_path: Path) -> None:
     assert after.node.status == NodeStatus(allocatable=allocatable)
 
 
-async def test_a_folder_with_other_things_in_it_is_left_as_it_is(tmp_path: Path) -> None:
+async def test_checkpoints_directory_with_other_files_is_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "etc"
     (folder / "ssl").mkdir(parents=True)
     (folder / "hosts").write_text("127.0.0.1 localhost")
@@ -143,14 +143,16 @@ async def test_a_folder_with_other_things_in_it_is_left_as_it_is(tmp_path: Path)
     assert [it.metadata.name for it in Checkpoints(folder).pods()] == ["a"]
 
 
-async def test_a_folder_of_its_own_is_for_root_only(tmp_path: Path) -> None:
+async def test_checkpoints_own_directory_gets_mode_700(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     Checkpoints(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
-async def test_pods_that_others_could_have_written_are_not_run(tmp_path: Path, mode: int) -> None:
+async def test_checkpoints_directory_writable_by_others_raises_permission_error(
+    tmp_path: Path, mode: int
+) -> None:
     tmp_path.chmod(mode)
     try:
         with pytest.raises(PermissionError, match=r"others may write there.*: chown .* and chmod 700 it, or"):
@@ -161,7 +163,7 @@ async def test_pods_that_others_could_have_written_are_not_run(tmp_path: Path, m
 
 
 @pytest.mark.looptime
-async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
+async def test_checkpoints_write_fails_is_retried(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder)
     async with running(checkpoints):
@@ -173,7 +175,7 @@ async def test_a_full_disk_is_waited_for(tmp_path: Path) -> None:
         assert (folder / "uid-a.json").exists()
 
 
-async def test_the_runtime_class_is_known_without_the_api_server(tmp_path: Path) -> None:
+async def test_checkpointed_objects_server_away_returns_runtime_handler(tmp_path: Path) -> None:
     cluster, before = Cluster(), Checkpoints(tmp_path)
     plain, classy = pod("plain"), pod("classy")
     classy.spec.runtime_class_name = "gvisor"
@@ -192,7 +194,7 @@ async def test_the_runtime_class_is_known_without_the_api_server(tmp_path: Path)
         await objects.handler(classy)
 
 
-async def test_what_pods_used_is_had_without_the_api_server(tmp_path: Path) -> None:
+async def test_checkpointed_objects_server_away_returns_last_objects(tmp_path: Path) -> None:
     cluster, before = Cluster(), Checkpoints(tmp_path)
     objects = CheckpointedObjects(cluster, before, cluster.handler)
     async with running(before):

@@ -47,7 +47,7 @@ def a_pod(name: str = "web", **kinds: str) -> Pod:
     return pod(name, volumes=volumes(**(kinds or {"configMap": "settings"})))
 
 
-async def test_pods_that_share_an_object_share_its_watch(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_pods_with_same_object_share_watch(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.put("configmaps", ROOT_CA, data={"ca.crt": "PEM"})
     pods = [a_pod(f"p{n}", configMap=ROOT_CA) for n in range(110)]
@@ -69,7 +69,7 @@ async def test_pods_that_share_an_object_share_its_watch(make: Make, api: Object
     assert not api.watchers
 
 
-async def test_a_new_version_of_a_pod_replaces_the_old_one(make: Make, api: ObjectApi) -> None:
+async def test_register_pod_again_replaces_watched_objects(make: Make, api: ObjectApi) -> None:
     objects = make()
     objects.register(a_pod(configMap="one", secret="keys"))
     objects.register(a_pod(configMap="two", secret="keys"))
@@ -80,7 +80,9 @@ async def test_a_new_version_of_a_pod_replaces_the_old_one(make: Make, api: Obje
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.frozensets(st.sampled_from("abc"))), max_size=12))
-def test_what_is_watched_is_what_pods_refer_to(steps: list[tuple[int, frozenset[str]]]) -> None:
+def test_register_any_sequence_watches_exactly_referenced_objects(
+    steps: list[tuple[int, frozenset[str]]],
+) -> None:
     async def play() -> None:
         api, wanted = ObjectApi(), dict[int, frozenset[str]]()
         async with TaskScope() as scope:
@@ -102,7 +104,9 @@ def test_what_is_watched_is_what_pods_refer_to(steps: list[tuple[int, frozenset[
     asyncio.run(play())
 
 
-async def test_a_change_is_told_to_those_whom_it_concerns(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_object_changed_notifies_only_referencing_pods(
+    make: Make, api: ObjectApi
+) -> None:
     objects = make()
     heard = following(objects)
     api.put("configmaps", "settings", data={"a": "1"})
@@ -131,7 +135,7 @@ async def test_a_change_is_told_to_those_whom_it_concerns(make: Make, api: Objec
     assert heard[6:] == ["uid-twin"]
 
 
-async def test_what_a_list_does_not_show_yet_is_asked_for(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_stale_list_falls_back_to_get(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.put("secrets", "keys", data={"k": "eA=="})
     api.behind = {"keys"}
@@ -146,7 +150,7 @@ async def test_what_a_list_does_not_show_yet_is_asked_for(make: Make, api: Objec
 
 
 @pytest.mark.looptime
-async def test_nobody_waits_longer_than_a_second_for_the_first_look(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_sync_times_out_after_one_second(make: Make, api: ObjectApi) -> None:
     objects = make()
     heard = following(objects)
     loop = asyncio.get_running_loop()
@@ -168,7 +172,7 @@ async def test_nobody_waits_longer_than_a_second_for_the_first_look(make: Make, 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("strategy", ["Watch", "Cache", "Get"])
-async def test_a_node_that_is_not_allowed_yet_tries_again_soon(
+async def test_cluster_objects_node_authorizer_denies_first_is_retried(
     make: Make, api: ObjectApi, strategy: str
 ) -> None:
     objects = make(strategy)
@@ -183,7 +187,9 @@ async def test_a_node_that_is_not_allowed_yet_tries_again_soon(
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("strategy", ["Cache", "Get"])
-async def test_a_node_that_is_never_allowed_is_told_so(make: Make, api: ObjectApi, strategy: str) -> None:
+async def test_cluster_objects_node_authorizer_denies_always_raises_object_error(
+    make: Make, api: ObjectApi, strategy: str
+) -> None:
     objects = make(strategy)
     web = a_pod(secret="keys")
     objects.register(web)
@@ -199,9 +205,7 @@ async def test_a_node_that_is_never_allowed_is_told_so(make: Make, api: ObjectAp
 
 
 @pytest.mark.looptime
-async def test_a_watch_that_is_never_allowed_is_not_asked_for_in_a_hurry_again(
-    make: Make, api: ObjectApi
-) -> None:
+async def test_watch_strategy_list_denied_always_backs_off(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.broken = STRANGE
     objects.register(a_pod(secret="keys"))
@@ -212,7 +216,7 @@ async def test_a_watch_that_is_never_allowed_is_not_asked_for_in_a_hurry_again(
     assert api.count("list") <= 1 + len(RETRY_DELAYS_SECONDS) + 7
 
 
-async def test_an_object_that_cannot_be_read(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_unreadable_object_raises_object_error(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.put("configmaps", "settings", data=["no", "mapping"])
     web = a_pod()
@@ -221,7 +225,7 @@ async def test_an_object_that_cannot_be_read(make: Make, api: ObjectApi) -> None
         await objects.config_map(web, "settings")
 
 
-async def test_immutable_objects_are_not_watched(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_immutable_object_stops_watch(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.put("configmaps", "settings", data={"a": "1"}, immutable=True)
     web = a_pod()
@@ -236,7 +240,7 @@ async def test_immutable_objects_are_not_watched(make: Make, api: ObjectApi) -> 
 
 
 @pytest.mark.looptime
-async def test_what_nobody_asks_for_is_watched_no_longer(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_idle_object_stops_watch(make: Make, api: ObjectApi) -> None:
     objects = make(idle_seconds=300)
     api.put("configmaps", "settings", data={"a": "1"})
     api.put("secrets", "keys", data={})
@@ -254,7 +258,9 @@ async def test_what_nobody_asks_for_is_watched_no_longer(make: Make, api: Object
 
 
 @pytest.mark.looptime
-async def test_a_first_look_is_awaited_even_when_nobody_asks(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_server_away_first_list_is_retried_while_idle(
+    make: Make, api: ObjectApi
+) -> None:
     objects = make()
     api.broken = AWAY
     objects.register(a_pod())
@@ -264,7 +270,7 @@ async def test_a_first_look_is_awaited_even_when_nobody_asks(make: Make, api: Ob
     assert api.count("watch") == 1
 
 
-async def test_whoever_is_not_registered_is_served_too(make: Make, api: ObjectApi) -> None:
+async def test_watch_strategy_pod_not_registered_gets_without_watch(make: Make, api: ObjectApi) -> None:
     objects = make()
     api.put("configmaps", "settings", data={"a": "1"})
     assert (await objects.config_map(a_pod(), "settings")).data == {"a": "1"}
@@ -284,7 +290,7 @@ async def test_whoever_is_not_registered_is_served_too(make: Make, api: ObjectAp
 
 @pytest.mark.looptime
 @pytest.mark.parametrize(("ttl", "seconds"), [(None, 60), (10.0, 10)])
-async def test_cached_objects_are_good_for_a_while(
+async def test_cache_strategy_object_is_cached_for_ttl(
     make: Make, api: ObjectApi, ttl: float | None, seconds: float
 ) -> None:
     objects = make("Cache", ttl=lambda: ttl)
@@ -306,7 +312,7 @@ async def test_cached_objects_are_good_for_a_while(
 
 
 @pytest.mark.looptime
-async def test_cached_objects_with_no_time_to_live(make: Make, api: ObjectApi) -> None:
+async def test_cache_strategy_ttl_zero_gets_every_time(make: Make, api: ObjectApi) -> None:
     objects = make("Cache", ttl=lambda: 0.0)
     api.put("configmaps", "settings", data={"a": "1"})
     web = a_pod()
@@ -317,7 +323,7 @@ async def test_cached_objects_with_no_time_to_live(make: Make, api: ObjectApi) -
 
 
 @pytest.mark.looptime
-async def test_another_pod_makes_the_cache_look_again(make: Make, api: ObjectApi) -> None:
+async def test_cache_strategy_pod_registered_invalidates_object(make: Make, api: ObjectApi) -> None:
     objects = make("Cache")
     api.put("configmaps", "settings", data={"a": "1"})
     web, twin = a_pod("web"), a_pod("twin")
@@ -335,7 +341,7 @@ async def test_another_pod_makes_the_cache_look_again(make: Make, api: ObjectApi
 
 
 @pytest.mark.looptime
-async def test_the_cache_goes_on_without_the_api_server(make: Make, api: ObjectApi) -> None:
+async def test_cache_strategy_server_away_returns_cached_object(make: Make, api: ObjectApi) -> None:
     objects = make("Cache")
     web = a_pod()
     objects.register(web)
@@ -353,7 +359,7 @@ async def test_the_cache_goes_on_without_the_api_server(make: Make, api: ObjectA
 
 
 @pytest.mark.looptime
-async def test_the_cache_never_goes_back(make: Make, api: ObjectApi) -> None:
+async def test_cache_strategy_older_version_keeps_newer_object(make: Make, api: ObjectApi) -> None:
     objects = make("Cache")
     web = a_pod()
     objects.register(web)
@@ -378,14 +384,16 @@ async def test_the_cache_never_goes_back(make: Make, api: ObjectApi) -> None:
         ({"node.alpha.kubernetes.io/ttl": "soon"}, None),
     ],
 )
-def test_time_to_live_of_a_node(annotations: dict[str, str], seconds: float | None) -> None:
+def test_object_ttl_reads_node_annotation_and_ignores_invalid(
+    annotations: dict[str, str], seconds: float | None
+) -> None:
     assert object_ttl(annotations) == seconds
 
 
 # Get
 
 
-async def test_get_asks_every_time(make: Make, api: ObjectApi) -> None:
+async def test_get_strategy_gets_every_time(make: Make, api: ObjectApi) -> None:
     objects = make("Get")
     api.put("secrets", "keys", data={"k": "eA=="})
     web = a_pod(secret="keys")
@@ -396,7 +404,7 @@ async def test_get_asks_every_time(make: Make, api: ObjectApi) -> None:
     assert [asked[:2] for asked in api.asked] == [("get", "secrets/shop/keys")] * 3
 
 
-async def test_without_an_api_server_there_are_no_objects() -> None:
+async def test_no_objects_any_call_raises_object_error() -> None:
     objects, web = NoObjects(), a_pod()
     objects.register(web)
     for ask in (

@@ -42,7 +42,7 @@ def a_service(address: str, *ports: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def test_services_become_variables(api: ObjectApi, scope: TaskScope) -> None:
+async def test_services_env_follows_services_of_namespace(api: ObjectApi, scope: TaskScope) -> None:
     services = Services(api)
     assert services.env(pod()) is None
     api.put("services", "kubernetes", "default", **a_service("10.96.0.1", {"port": 443, "name": "https"}))
@@ -71,20 +71,20 @@ async def test_services_become_variables(api: ObjectApi, scope: TaskScope) -> No
     assert "DB_PORT" not in env
 
 
-async def test_headless_services_are_not_asked_for(api: ObjectApi, scope: TaskScope) -> None:
+async def test_services_list_excludes_headless_by_field_selector(api: ObjectApi, scope: TaskScope) -> None:
     scope.start(Services(api).run(), name="services")
     await settle()
     assert [params["fieldSelector"] for _, _, params in api.asked] == ["spec.clusterIP!=None"] * 2
 
 
-def test_a_node_without_an_api_server_has_no_services() -> None:
+def test_no_services_returns_empty_env() -> None:
     assert no_services(pod()) == {}
 
 
 # Runtime classes
 
 
-async def test_handlers(api: ObjectApi, scope: TaskScope) -> None:
+async def test_runtime_classes_handler_returns_handler_of_class(api: ObjectApi, scope: TaskScope) -> None:
     api.put("runtimeclasses", "gvisor", "", handler="runsc")
     classes = RuntimeClasses(api, scope)
     assert await classes.handler(pod()) == ""
@@ -103,7 +103,9 @@ async def test_handlers(api: ObjectApi, scope: TaskScope) -> None:
 
 
 @pytest.mark.looptime
-async def test_handlers_without_an_api_server(api: ObjectApi, scope: TaskScope) -> None:
+async def test_runtime_classes_handler_server_away_raises_object_error(
+    api: ObjectApi, scope: TaskScope
+) -> None:
     api.broken = AWAY
     classes = RuntimeClasses(api, scope)
     with pytest.raises(
@@ -138,7 +140,7 @@ def projecting(name: str) -> Any:
     return pod(name, volumes=[{"name": "v", "projected": {"sources": sources}}])
 
 
-async def test_trust_bundles(api: ObjectApi, scope: TaskScope) -> None:
+async def test_trust_bundle_selected_by_name_or_signer_and_labels(api: ObjectApi, scope: TaskScope) -> None:
     api.without = {"v1"}
     bundle(api, "roots", "a comment\n" + pem(TWO, ONE, TWO))
     bundle(api, "x:1", pem(ONE), "example.com/x", tier="one")
@@ -164,7 +166,7 @@ async def test_trust_bundles(api: ObjectApi, scope: TaskScope) -> None:
     assert [verb for verb, _, _ in api.asked] == ["list", "list", "list", "watch"]
 
 
-async def test_changed_trust_bundles_are_told_to_their_users(api: ObjectApi, scope: TaskScope) -> None:
+async def test_trust_bundle_changed_notifies_only_referencing_pods(api: ObjectApi, scope: TaskScope) -> None:
     bundle(api, "roots", pem(ONE))
     objects, heard = ClusterObjects(api, scope), list[str]()
     web = projecting("web")
@@ -183,7 +185,7 @@ async def test_changed_trust_bundles_are_told_to_their_users(api: ObjectApi, sco
     assert heard == ["uid-web"]
 
 
-async def test_an_api_server_without_trust_bundles(api: ObjectApi, scope: TaskScope) -> None:
+async def test_trust_bundle_api_not_served_raises_object_error(api: ObjectApi, scope: TaskScope) -> None:
     objects = ClusterObjects(api, scope)
     api.without = {"v1", "v1beta1", "v1alpha1"}
     with pytest.raises(ObjectError, match="the API server has no ClusterTrustBundles"):
@@ -198,7 +200,7 @@ async def test_an_api_server_without_trust_bundles(api: ObjectApi, scope: TaskSc
 
 
 @given(st.lists(st.lists(st.binary(min_size=1, max_size=80), max_size=4), max_size=4))
-def test_certificates_are_given_once_whatever_the_order(bundles: list[list[bytes]]) -> None:
+def test_normalized_any_order_removes_duplicates(bundles: list[list[bytes]]) -> None:
     texts = [pem(*contents) for contents in bundles]
     assert (
         normalized(texts) == normalized(reversed(texts)) == pem(*sorted({one for b in bundles for one in b}))
@@ -207,7 +209,7 @@ def test_certificates_are_given_once_whatever_the_order(bundles: list[list[bytes
 
 
 @given(st.text(alphabet="-BEGINDCERTFA \n+/=x"))
-def test_anything_can_be_in_a_bundle(text: str) -> None:
+def test_normalized_any_text_does_not_raise(text: str) -> None:
     normalized([text, f"-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n"])
 
 
@@ -223,7 +225,7 @@ def test_anything_can_be_in_a_bundle(text: str) -> None:
         ("DoesNotExist", [], [None]),
     ],
 )
-def test_selectors(operator: str, values: list[str], fitting: list[str | None]) -> None:
+def test_label_selector_fits_by_operator(operator: str, values: list[str], fitting: list[str | None]) -> None:
     selector = LabelSelector(match_expressions=[LabelRequirement(key="k", operator=operator, values=values)])
     found = [value for value in ("a", "z", None) if selector.fits({"k": value} if value is not None else {})]
     assert found == fitting

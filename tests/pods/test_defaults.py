@@ -26,7 +26,7 @@ def with_container(**fields: Any) -> dict[str, Any]:
     return container
 
 
-def test_a_static_pod_is_what_the_reference_mirrors() -> None:
+def test_complete_static_pod_equals_upstream_mirror_pod() -> None:
     mirror = json.loads(GOLDEN.read_text())
     spec = mirror["spec"]
     # What the API server's admission adds when the mirror is made is not the agent's to know.
@@ -71,11 +71,11 @@ def test_a_static_pod_is_what_the_reference_mirrors() -> None:
         ("0" * 64, "IfNotPresent"),
     ],
 )
-def test_pull_policy_follows_the_tag(image: str, policy: str) -> None:
+def test_default_pull_policy_follows_image_tag(image: str, policy: str) -> None:
     assert default_pull_policy(image) == policy
 
 
-def test_what_is_written_stays() -> None:
+def test_apply_defaults_explicit_values_are_unchanged() -> None:
     spec = defaulted(
         restartPolicy="Never",
         dnsPolicy="None",
@@ -102,7 +102,7 @@ def test_what_is_written_stays() -> None:
     assert spec["containers"][0]["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-def test_probes_and_hooks() -> None:
+def test_apply_defaults_completes_probes_and_lifecycle_hooks() -> None:
     container = with_container(
         livenessProbe={"httpGet": {"port": 80}},
         readinessProbe={"grpc": {"port": 90}, "periodSeconds": 7},
@@ -118,7 +118,7 @@ def test_probes_and_hooks() -> None:
     assert container["lifecycle"]["preStop"]["httpGet"] == request
 
 
-def test_environment_and_volumes() -> None:
+def test_apply_defaults_completes_env_and_volumes() -> None:
     container = with_container(
         env=[
             {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -139,7 +139,7 @@ def test_environment_and_volumes() -> None:
     assert volumes[2] == {"name": "c", "configMap": {"name": "c"}}
 
 
-def test_ports_of_the_host_network_are_ports_of_the_host() -> None:
+def test_apply_defaults_host_network_sets_host_ports() -> None:
     container = {
         "name": "main",
         "image": "x",
@@ -150,14 +150,14 @@ def test_ports_of_the_host_network_are_ports_of_the_host() -> None:
     assert "hostPort" not in defaulted(containers=[container])["containers"][0]["ports"][0]
 
 
-def test_requests_default_to_limits_and_are_rounded_up() -> None:
+def test_apply_defaults_requests_from_limits_rounded_up() -> None:
     container = with_container(
         resources={"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "100500u"}}
     )
     assert container["resources"]["requests"] == {"cpu": "101m", "memory": "1Gi"}
 
 
-def test_the_old_name_of_the_service_account() -> None:
+def test_apply_defaults_service_account_and_service_account_name_are_equal() -> None:
     assert defaulted(serviceAccount="me")["serviceAccountName"] == "me"
     assert defaulted(serviceAccountName="me")["serviceAccount"] == "me"
 
@@ -171,12 +171,14 @@ MAIN = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "2", "me
     ("init", "cpu"),
     [([], "2"), ([SIDECAR], "3"), ([INIT], "5"), ([SIDECAR, INIT], "6"), ([INIT, SIDECAR], "5")],
 )
-def test_the_total_of_containers(init: list[dict[str, Any]], cpu: str) -> None:
+def test_container_total_includes_sidecars_and_largest_init_container(
+    init: list[dict[str, Any]], cpu: str
+) -> None:
     spec = written(containers=[MAIN], initContainers=init).spec
     assert to_document(container_total(spec, "requests")) == {"cpu": cpu, "memory": "1Gi"}
 
 
-def test_resources_of_the_whole_pod() -> None:
+def test_apply_defaults_pod_level_requests_from_limits_and_containers() -> None:
     spec = defaulted(
         containers=[MAIN], resources={"limits": {"cpu": "4", "memory": "2Gi", "hugepages-2Mi": "4Mi"}}
     )
@@ -190,7 +192,7 @@ def test_resources_of_the_whole_pod() -> None:
     assert "resources" not in defaulted(containers=[MAIN])
 
 
-def test_defaults_twice_are_defaults_once() -> None:
+def test_apply_defaults_twice_is_idempotent() -> None:
     pod = written(
         hostNetwork=True, containers=[{**MAIN, "ports": [{"containerPort": 80}]}], volumes=[{"name": "a"}]
     )

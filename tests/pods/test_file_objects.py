@@ -65,7 +65,7 @@ def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
     ]
 
 
-async def test_they_are_there_before_the_pods_beside_them(folder: Path) -> None:
+async def test_file_source_serves_objects_before_emitting_pods(folder: Path) -> None:
     calls: list[list[str]] = []
 
     def serve(given: Iterable[tuple[str, LocalObject]]) -> list[Problem]:
@@ -86,7 +86,7 @@ async def test_they_are_there_before_the_pods_beside_them(folder: Path) -> None:
         await asyncio.wait([task])
 
 
-async def test_changes_are_served_soon_and_bad_files_keep_what_they_held(
+async def test_file_source_changed_object_is_served_and_invalid_file_keeps_old(
     folder: Path, objects: LocalObjects
 ) -> None:
     async with watching(folder, objects) as heard:
@@ -124,7 +124,9 @@ async def until_value(objects: LocalObjects, wanted: str) -> None:
     raise AssertionError(f"it is {await value(objects)!r} and not {wanted!r}")
 
 
-async def test_a_change_of_an_immutable_one_is_told(folder: Path, objects: LocalObjects) -> None:
+async def test_file_source_immutable_object_changed_reports_problem(
+    folder: Path, objects: LocalObjects
+) -> None:
     (folder / "a.yaml").write_text(MAP % ("c", "one") + "immutable: true\n")
     async with watching(folder, objects) as heard:
         put(folder / "a.yaml", MAP % ("c", "two"))
@@ -133,7 +135,7 @@ async def test_a_change_of_an_immutable_one_is_told(folder: Path, objects: Local
         assert await value(objects) == "one"
 
 
-async def test_a_pod_may_refer_to_them_but_not_to_what_an_api_server_has(
+async def test_file_source_pod_with_service_account_token_is_rejected(
     folder: Path, objects: LocalObjects
 ) -> None:
     token = {"sources": [{"serviceAccountToken": {"path": "token"}}]}
@@ -145,7 +147,7 @@ async def test_a_pod_may_refer_to_them_but_not_to_what_an_api_server_has(
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-async def test_a_secret_that_others_can_read_is_warned_of_once_per_change(
+async def test_file_source_secret_readable_by_others_logs_warning_once_per_change(
     folder: Path, objects: LocalObjects, caplog: pytest.LogCaptureFixture, mode: int
 ) -> None:
     file = folder / "s.yaml"
@@ -170,7 +172,7 @@ async def test_a_secret_that_others_can_read_is_warned_of_once_per_change(
         await until(lambda: len(warnings(caplog, WARNING)) == 3)
 
 
-async def test_a_secret_of_roots_own_is_not_warned_of(
+async def test_file_source_secret_mode_600_logs_no_warning(
     folder: Path, objects: LocalObjects, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "s.yaml").write_text(SECRET % "s")
@@ -181,7 +183,7 @@ async def test_a_secret_of_roots_own_is_not_warned_of(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a file away")
-async def test_a_secret_of_somebody_else_is_warned_of(
+async def test_file_source_secret_owned_by_other_user_logs_warning(
     folder: Path, objects: LocalObjects, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = folder / "s.yaml"
@@ -192,7 +194,7 @@ async def test_a_secret_of_somebody_else_is_warned_of(
         assert f"chown root {file}" in warnings(caplog, WARNING)[0]
 
 
-async def test_a_cluster_has_no_use_for_them_and_says_so_once(
+async def test_file_source_objects_with_api_server_ignored_and_warned_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "a.yaml").write_text(MAP % ("c", "1"))  # not even a good one

@@ -58,7 +58,7 @@ def put(file: Path, text: str) -> None:
     new.rename(file)
 
 
-async def test_what_is_there_is_reported_at_once_in_order(folder: Path) -> None:
+async def test_file_source_existing_files_reported_in_order(folder: Path) -> None:
     for name in "cab":
         (folder / f"{name}.yaml").write_text(manifest(name))
     async with watching(folder) as heard:
@@ -67,12 +67,12 @@ async def test_what_is_there_is_reported_at_once_in_order(folder: Path) -> None:
         assert heard.problems == []
 
 
-async def test_an_empty_folder_is_reported_too(folder: Path) -> None:
+async def test_file_source_empty_directory_reports_no_pods(folder: Path) -> None:
     async with watching(folder) as heard:
         assert heard.sets == [([], [])]
 
 
-async def test_create_edit_and_delete(folder: Path) -> None:
+async def test_file_source_file_created_edited_deleted_is_reported(folder: Path) -> None:
     async with watching(folder) as heard:
         (folder / "web.yaml").write_text(manifest("web"))
         # Nobody waits for the next look, which is a minute away.
@@ -108,7 +108,7 @@ async def test_file_source_recreated_file_removes_and_adds_its_pods(folder: Path
 
 
 @pytest.mark.parametrize("edited", [True, False])
-async def test_file_source_file_recreated_during_look_adds_its_pods_once(
+async def test_file_source_file_recreated_during_scan_adds_its_pods_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, edited: bool
 ) -> None:
     """Verify that a removal that inotify reports after its file was read again restarts no pod twice."""
@@ -146,7 +146,7 @@ async def test_file_source_replaced_file_keeps_its_unchanged_pods(folder: Path) 
         assert all("web-node-1" in [pod.metadata.name for pod in pods] for pods, _ in heard.sets)
 
 
-async def test_a_burst_is_one_report_and_soon(folder: Path) -> None:
+async def test_file_source_burst_of_files_is_one_report(folder: Path) -> None:
     async with watching(folder) as heard:
         begin = time.monotonic()
         for n in range(20):
@@ -160,7 +160,7 @@ async def test_a_burst_is_one_report_and_soon(folder: Path) -> None:
         await until(lambda: len(heard.names) == 20)
 
 
-async def test_one_small_change_is_reported_within_a_tenth_of_a_second(folder: Path) -> None:
+async def test_file_source_small_change_reported_within_100_ms(folder: Path) -> None:
     async with watching(folder) as heard:
         took: list[float] = []
         # Many tries, because the machine may be busy with something else.
@@ -171,7 +171,7 @@ async def test_one_small_change_is_reported_within_a_tenth_of_a_second(folder: P
         assert min(took) < 0.1
 
 
-async def test_what_is_ignored(folder: Path) -> None:
+async def test_file_source_ignores_hidden_files_directories_and_pipes(folder: Path) -> None:
     (folder / ".hidden.yaml").write_text(manifest("hidden"))
     (folder / "below").mkdir()
     (folder / "below" / "a.yaml").write_text(manifest("below"))
@@ -188,7 +188,7 @@ async def test_what_is_ignored(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["kind: [", "", manifest("web", restartPolicy="x"), "a: 1"])
-async def test_a_file_that_breaks_keeps_its_pods_until_it_is_gone(folder: Path, bad: str) -> None:
+async def test_file_source_file_becomes_invalid_keeps_pods_until_removed(folder: Path, bad: str) -> None:
     file = folder / "web.yaml"
     file.write_text(manifest("web"))
     async with watching(folder) as heard:
@@ -206,7 +206,7 @@ async def test_a_file_that_breaks_keeps_its_pods_until_it_is_gone(folder: Path, 
         await until(lambda: heard.names == [])
 
 
-async def test_a_file_that_was_never_good_has_no_pods(folder: Path) -> None:
+async def test_file_source_file_never_valid_has_no_pods(folder: Path) -> None:
     (folder / "a.yaml").write_text("kind: [")
     (folder / "b.yaml").write_text(manifest("b"))
     async with watching(folder) as heard:
@@ -214,7 +214,7 @@ async def test_a_file_that_was_never_good_has_no_pods(folder: Path) -> None:
         assert len(heard.problems) == 1
 
 
-async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_file_source_problem_is_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "a.yaml").write_text("kind: [")
     async with watching(folder, Duration.from_seconds(0.1)) as heard:
         for n in range(3):
@@ -224,7 +224,9 @@ async def test_problems_are_logged_once(folder: Path, caplog: pytest.LogCaptureF
     assert len([record for record in caplog.records if "Failed to use" in record.message]) == 1
 
 
-async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_source_file_open_for_writing_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has been written so far is a good pod by itself, but not the one that is meant."""
     # The writer may be stopped for longer than those who never close are waited for.
     monkeypatch.setattr(path_watch, "SETTLED_SECONDS", 300)
@@ -243,7 +245,7 @@ async def test_half_a_file_is_not_read(folder: Path, monkeypatch: pytest.MonkeyP
         assert len(heard.sets) <= 3
 
 
-async def test_a_writer_that_never_closes_is_not_waited_for(
+async def test_file_source_writer_never_closes_is_read_after_timeout(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(path_watch, "SETTLED_SECONDS", 0.2)
@@ -254,7 +256,7 @@ async def test_a_writer_that_never_closes_is_not_waited_for(
             await until(lambda: heard.names == ["web-node-1"])
 
 
-async def test_the_path_may_appear_later_and_go_and_come(
+async def test_file_source_path_appears_and_disappears_is_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "a" / "b" / "manifests"
@@ -278,7 +280,7 @@ async def test_the_path_may_appear_later_and_go_and_come(
     assert lines() == 3
 
 
-async def test_the_folder_may_be_replaced(folder: Path, tmp_path: Path) -> None:
+async def test_file_source_directory_replaced_reads_new_directory(folder: Path, tmp_path: Path) -> None:
     (folder / "web.yaml").write_text(manifest("web"))
     new = tmp_path / "new"
     new.mkdir()
@@ -291,7 +293,7 @@ async def test_the_folder_may_be_replaced(folder: Path, tmp_path: Path) -> None:
         await until(lambda: heard.names == ["more-node-1", "other-node-1"])
 
 
-async def test_the_folder_may_be_a_link_that_moves(tmp_path: Path) -> None:
+async def test_file_source_directory_symlink_retargeted_reads_new_target(tmp_path: Path) -> None:
     for version in ("v1", "v2"):
         (tmp_path / "data" / version).mkdir(parents=True)
         (tmp_path / "data" / version / "a.yaml").write_text(manifest(version))
@@ -306,7 +308,7 @@ async def test_the_folder_may_be_a_link_that_moves(tmp_path: Path) -> None:
         await until(lambda: heard.names == ["v3-node-1"])
 
 
-async def test_files_may_be_links(folder: Path, tmp_path: Path) -> None:
+async def test_file_source_symlinked_file_follows_target(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "web.yaml"
     target.write_text(manifest("web"))
     (folder / "web.yaml").symlink_to(target)
@@ -321,7 +323,7 @@ async def test_files_may_be_links(folder: Path, tmp_path: Path) -> None:
         await until(lambda: heard.names == ["again-node-1"])
 
 
-async def test_files_may_be_linked_as_config_maps_are(folder: Path) -> None:
+async def test_file_source_config_map_volume_layout_follows_data_symlink(folder: Path) -> None:
     for version in ("..v1", "..v2"):
         (folder / version).mkdir()
         (folder / version / "web.yaml").write_text(manifest(version.strip(".")))
@@ -334,7 +336,7 @@ async def test_files_may_be_linked_as_config_maps_are(folder: Path) -> None:
         await until(lambda: heard.names == ["v2-node-1"])
 
 
-async def test_the_path_may_be_one_file(tmp_path: Path) -> None:
+async def test_file_source_path_is_single_file_ignores_neighbours(tmp_path: Path) -> None:
     file = tmp_path / "web.yaml"
     async with watching(file) as heard:
         assert heard.names == []
@@ -350,7 +352,7 @@ async def test_the_path_may_be_one_file(tmp_path: Path) -> None:
         await until(lambda: heard.names == [])
 
 
-async def test_a_path_that_cannot_be_listed_says_nothing(tmp_path: Path) -> None:
+async def test_file_source_path_is_pipe_reports_nothing(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     heard = Heard()
@@ -366,7 +368,7 @@ async def test_a_path_that_cannot_be_listed_says_nothing(tmp_path: Path) -> None
         await asyncio.wait([task])
 
 
-async def test_of_namesakes_the_first_file_counts(folder: Path) -> None:
+async def test_file_source_duplicate_pod_name_uses_first_file(folder: Path) -> None:
     (folder / "b.yaml").write_text(manifest("web"))
     async with watching(folder) as heard:
         uid = heard.sets[-1][0][0].uid
@@ -381,7 +383,7 @@ async def test_of_namesakes_the_first_file_counts(folder: Path) -> None:
         assert heard.sets[-1][0][0].uid == uid
 
 
-async def test_huge_and_hostile_files_do_not_hold_up_the_others(folder: Path) -> None:
+async def test_file_source_huge_and_hostile_files_do_not_block_others(folder: Path) -> None:
     (folder / "a-huge.yaml").write_text(manifest("huge") + "# " + "x" * 10 * 1024**2)
     bomb = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     bomb += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]
@@ -400,7 +402,7 @@ async def test_huge_and_hostile_files_do_not_hold_up_the_others(folder: Path) ->
         assert "metadata.name" in heard.problems[2]
 
 
-async def test_the_loop_goes_on_while_a_large_file_is_read(folder: Path) -> None:
+async def test_file_source_large_file_does_not_block_event_loop(folder: Path) -> None:
     variables = [{"name": f"V{n}", "value": "x" * 100} for n in range(10_000)]
     container = {"name": "main", "image": "x", "env": variables}
     (folder / "large.yaml").write_text(manifest("large", containers=[container]))
@@ -425,7 +427,7 @@ async def test_the_loop_goes_on_while_a_large_file_is_read(folder: Path) -> None
     assert longest < (time.process_time() - began) / 2
 
 
-async def test_the_periodic_check_finds_what_was_not_heard(
+async def test_file_source_without_inotify_periodic_scan_finds_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left() -> None:
@@ -439,7 +441,7 @@ async def test_the_periodic_check_finds_what_was_not_heard(
         await until(lambda: heard.names == ["other-node-1"])
 
 
-async def test_a_file_of_the_same_size_and_time_is_noticed(folder: Path) -> None:
+async def test_file_source_change_with_same_size_and_mtime_is_detected(folder: Path) -> None:
     """Two writes within one tick of the clock look the same from outside."""
     file = folder / "web.yaml"
     async with watching(folder, Duration.from_seconds(0.1)) as heard:
@@ -448,7 +450,7 @@ async def test_a_file_of_the_same_size_and_time_is_noticed(folder: Path) -> None
         await until(heard.hostname_is("h9"))
 
 
-async def test_nothing_is_held_after_the_end(folder: Path) -> None:
+async def test_file_source_stopped_closes_inotify(folder: Path) -> None:
     def watchers() -> int:
         return sum("inotify" in os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir())
 
@@ -458,7 +460,7 @@ async def test_nothing_is_held_after_the_end(folder: Path) -> None:
     assert watchers() == before
 
 
-async def test_a_queue_that_ran_over_means_to_look_again(
+async def test_file_source_inotify_queue_overflow_rescans(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = inotify.parse_events
@@ -472,7 +474,7 @@ async def test_a_queue_that_ran_over_means_to_look_again(
         await until(lambda: heard.names == ["web-node-1"])
 
 
-def test_which_folders_are_watched(tmp_path: Path) -> None:
+def test_directories_to_watch_follows_symlinks_and_missing_parents(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "a.yaml").touch()

@@ -55,12 +55,12 @@ def told(objects: LocalObjects) -> list[str]:
     return heard
 
 
-def test_it_is_what_pods_ask(objects: LocalObjects) -> None:
+def test_local_objects_satisfies_pod_objects_protocol(objects: LocalObjects) -> None:
     asked: PodObjects = objects
     assert asked is objects
 
 
-async def test_pods_get_the_objects_of_their_namespace(objects: LocalObjects) -> None:
+async def test_local_objects_returns_objects_of_pod_namespace(objects: LocalObjects) -> None:
     pod = static()
     assert (
         objects.offer([("/m/a", config_map()), ("/m/a", secret()), ("/m/a", config_map("o", "2", "other"))])
@@ -76,7 +76,9 @@ async def test_pods_get_the_objects_of_their_namespace(objects: LocalObjects) ->
     assert (await objects.config_map(pod, "o")).data == {"key": "2"}
 
 
-async def test_nothing_is_missing_before_the_first_look(objects: LocalObjects) -> None:
+async def test_local_objects_before_first_offer_raises_error_other_than_not_found(
+    objects: LocalObjects,
+) -> None:
     with pytest.raises(ObjectError) as err:
         await objects.config_map(static(), "c")
     assert not isinstance(err.value, ObjectNotFound)
@@ -85,7 +87,7 @@ async def test_nothing_is_missing_before_the_first_look(objects: LocalObjects) -
         await objects.config_map(static(), "c")
 
 
-async def test_what_only_an_api_server_has_is_refused(objects: LocalObjects) -> None:
+async def test_local_objects_token_or_trust_bundle_raises_object_error(objects: LocalObjects) -> None:
     pod = static()
     pod.spec.service_account_name = "robot"
     with pytest.raises(
@@ -96,7 +98,7 @@ async def test_what_only_an_api_server_has_is_refused(objects: LocalObjects) -> 
         await objects.trust_bundle(pod, name="roots")
 
 
-def test_users_hear_of_changes_and_nobody_else_does(objects: LocalObjects, told: list[str]) -> None:
+def test_local_objects_changed_notifies_only_referencing_pods(objects: LocalObjects, told: list[str]) -> None:
     by_volume, by_env = user("v", volume="c"), user("e", env="c")
     hidden, pulling, other = user("s", secret_env="s"), user("p", pull="s"), user("o", volume="other")
     for pod in (by_volume, by_env, hidden, pulling, other):
@@ -120,7 +122,7 @@ def test_users_hear_of_changes_and_nobody_else_does(objects: LocalObjects, told:
     assert len(told) == 2
 
 
-async def test_of_namesakes_the_first_file_counts(objects: LocalObjects) -> None:
+async def test_local_objects_duplicate_name_uses_first_file(objects: LocalObjects) -> None:
     given: Given = [
         ("/m/a", config_map()),
         ("/m/a", config_map(value="2")),
@@ -136,7 +138,7 @@ async def test_of_namesakes_the_first_file_counts(objects: LocalObjects) -> None
     assert (await objects.config_map(static(), "c")).data == {"key": "3"}
 
 
-async def test_an_immutable_one_stays_until_its_manifest_is_gone(
+async def test_local_objects_immutable_change_ignored_until_manifest_removed(
     objects: LocalObjects, told: list[str]
 ) -> None:
     objects.offer([("/m/a", config_map(immutable=True))])
@@ -161,13 +163,13 @@ async def test_an_immutable_one_stays_until_its_manifest_is_gone(
     assert (await objects.config_map(static(), "c")).data == {"key": "2"}
 
 
-async def test_one_that_becomes_immutable_may_change_up_to_then(objects: LocalObjects) -> None:
+async def test_local_objects_may_change_when_becoming_immutable(objects: LocalObjects) -> None:
     objects.offer([("/m/a", config_map())])
     assert objects.offer([("/m/a", config_map(value="2", immutable=True))]) == []
     assert len(objects.offer([("/m/a", config_map(value="3"))])) == 1
 
 
-async def test_a_secret_of_the_folder_opens_a_registry(objects: LocalObjects) -> None:
+async def test_local_objects_docker_config_secret_is_used_as_pull_secret(objects: LocalObjects) -> None:
     login = base64.b64encode(b"robot:hunter2").decode()
     config = {"auths": {"registry.example.com": {"auth": login}}}
     document = {

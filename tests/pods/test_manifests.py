@@ -46,7 +46,7 @@ LIST: dict[str, Any] = {"apiVersion": "v1", "kind": "PodList", "items": [documen
         ("apiVersion: v1\nkind: Secret\nmetadata: {name: s}\n", []),
     ],
 )
-def test_forms(text: str, expected: list[str]) -> None:
+def test_read_manifest_accepts_pods_lists_and_documents(text: str, expected: list[str]) -> None:
     assert names(text) == expected
 
 
@@ -72,11 +72,11 @@ def test_forms(text: str, expected: list[str]) -> None:
         (manifest("a") + "metadata: {name: b}\n", "is repeated"),
     ],
 )
-def test_refusals(text: str | bytes, message: str) -> None:
+def test_read_manifest_invalid_text_raises_config_error(text: str | bytes, message: str) -> None:
     assert message in problem(text)
 
 
-def test_a_field_of_the_wrong_type_is_named() -> None:
+def test_read_manifest_wrong_type_names_field() -> None:
     bad = document(containers=[{"name": "main", "image": "x", "command": ["sleep", 5]}])
     assert problem(json.dumps(bad)) == "spec.containers[0].command[1]: expected `str`, got `int`"
     assert problem(json.dumps({**LIST, "items": [document(), bad]})).startswith("items[1].spec.containers[0]")
@@ -86,13 +86,13 @@ def test_a_field_of_the_wrong_type_is_named() -> None:
     assert problem(json.dumps(document(containers=5))) == "spec.containers: expected `array`, got `int`"
 
 
-def test_a_bad_quantity_is_named() -> None:
+def test_read_manifest_invalid_quantity_names_field() -> None:
     bad = document(containers=[{"name": "main", "image": "x", "resources": {"limits": {"cpu": "lots"}}}])
     assert "'lots' is not a quantity" in problem(json.dumps(bad))
     assert problem(json.dumps(bad)).startswith("spec.containers[0].resources.limits")
 
 
-def test_null_means_not_written() -> None:
+def test_read_manifest_null_field_equals_absent_field() -> None:
     nothing = document(hostAliases=None, securityContext={"runAsUser": None}, nodeSelector=None)
     nothing["metadata"] |= {"labels": None, "creationTimestamp": None}
     nothing["status"] = None
@@ -100,11 +100,11 @@ def test_null_means_not_written() -> None:
     assert pod == written(securityContext={})
 
 
-def test_unknown_fields_are_skipped() -> None:
+def test_read_manifest_unknown_fields_are_ignored() -> None:
     assert names(manifest(affinity={"nodeAffinity": {}}, notAField=1)) == ["web"]
 
 
-def test_bombs_are_refused() -> None:
+def test_read_manifest_yaml_bomb_and_deep_nesting_are_rejected() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
     assert "unfolds to more than 250000 values" in problem("\n".join(lines))
@@ -114,7 +114,7 @@ def test_bombs_are_refused() -> None:
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_whatever_the_bytes_only_a_configerror_comes_out(data: bytes) -> None:
+def test_read_manifest_any_bytes_raises_only_config_error(data: bytes) -> None:
     problems: list[Problem] = []
     try:
         read_manifest(data, "here")
@@ -123,7 +123,7 @@ def test_whatever_the_bytes_only_a_configerror_comes_out(data: bytes) -> None:
     assert all("\n" not in str(problem) for problem in problems)
 
 
-def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+def test_read_bytes_rejects_irregular_and_too_large_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("text")
     assert read_bytes(tmp_path / "a") == b"text"
     os.mkfifo(tmp_path / "pipe")

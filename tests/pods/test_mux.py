@@ -86,12 +86,14 @@ def mux() -> PodMux:
         ),
     ],
 )
-def test_changes(mux: PodMux, before: list[Pod], after: list[Pod], changes: list[tuple[str, str]]) -> None:
+def test_set_changed_pods_returns_operations(
+    mux: PodMux, before: list[Pod], after: list[Pod], changes: list[tuple[str, str]]
+) -> None:
     mux.set("api", before)
     assert told(mux.set("api", after)) == changes
 
 
-def test_what_is_ours_does_not_count_as_a_change(mux: PodMux) -> None:
+def test_set_only_kubelet_annotations_changed_returns_no_change(mux: PodMux) -> None:
     mux.set("file", [make()])
     again = make()
     again.metadata.annotations |= {SEEN_ANNOTATION: "later", SOURCE_ANNOTATION: "x", MIRROR_ANNOTATION: "y"}
@@ -99,7 +101,7 @@ def test_what_is_ours_does_not_count_as_a_change(mux: PodMux) -> None:
     assert mux.set("file", [again]) == []
 
 
-def test_source_and_first_sight_are_noted_and_kept(mux: PodMux) -> None:
+def test_set_sets_source_and_preserves_first_seen_annotation(mux: PodMux) -> None:
     [added] = mux.set("api", [make()])
     seen = added.pod.metadata.annotations[SEEN_ANNOTATION]
     assert seen == seen_time(10**18 + 10**9)
@@ -111,34 +113,34 @@ def test_source_and_first_sight_are_noted_and_kept(mux: PodMux) -> None:
     assert reconciled.pod.status.phase == "y"
 
 
-def test_a_file_says_itself_when_it_was_seen_but_the_api_may_not(mux: PodMux) -> None:
+def test_set_seen_annotation_of_file_source_is_preserved(mux: PodMux) -> None:
     pod = make()
     pod.metadata.annotations[SEEN_ANNOTATION] = "then"
     assert mux.set("file", [pod])[0].pod.metadata.annotations[SEEN_ANNOTATION] == "then"
     assert mux.set("api", [make("u2")])[0].pod.metadata.annotations[SEEN_ANNOTATION] != "then"
 
 
-def test_sources_do_not_remove_each_others_pods(mux: PodMux) -> None:
+def test_set_does_not_remove_pods_of_other_sources(mux: PodMux) -> None:
     mux.set("file", [make("a")])
     assert told(mux.set("api", [make("b")])) == [("ADD", "b")]
     assert told(mux.set("file", [])) == [("REMOVE", "a")]
     assert set(mux.pods()) == {"b"}
 
 
-def test_of_pods_that_come_together_the_oldest_is_first(mux: PodMux) -> None:
+def test_set_new_pods_ordered_by_creation_timestamp(mux: PodMux) -> None:
     pods = [make(uid) for uid in ("young", "static", "old")]
     pods[0].metadata.creation_timestamp = datetime(2024, 1, 2, tzinfo=UTC)
     pods[2].metadata.creation_timestamp = datetime(2024, 1, 1, tzinfo=UTC)
     assert told(mux.set("api", pods)) == [("ADD", "static"), ("ADD", "old"), ("ADD", "young")]
 
 
-def test_names_of_different_sources_may_be_the_same(mux: PodMux) -> None:
+def test_set_same_name_in_different_sources_is_accepted(mux: PodMux) -> None:
     # A mirror pod has its static pod's name.
     mux.set("file", [make("a", "web")])
     assert told(mux.set("api", [make("b", "web")])) == [("ADD", "b")]
 
 
-def test_a_uid_that_two_sources_claim(mux: PodMux) -> None:
+def test_set_same_uid_in_two_sources_belongs_to_first_source(mux: PodMux) -> None:
     mux.set("file", [make("a", image="files")])
     assert mux.set("api", [make("a", image="apis")]) == []
     assert mux.set("api", [make("a", image="other")]) == []
@@ -150,7 +152,7 @@ def test_a_uid_that_two_sources_claim(mux: PodMux) -> None:
     assert told(mux.set("api", [])) == [("REMOVE", "a")]
 
 
-def test_sources_that_have_not_reported(mux: PodMux) -> None:
+def test_all_reported_only_after_every_expected_source(mux: PodMux) -> None:
     assert mux.all_reported
     mux.expect("file")
     mux.expect("api")
@@ -162,7 +164,7 @@ def test_sources_that_have_not_reported(mux: PodMux) -> None:
     assert mux.all_reported
 
 
-def test_what_is_offered_for_a_source_that_does_not_speak(mux: PodMux) -> None:
+def test_offer_before_source_reports_does_not_count_as_reported(mux: PodMux) -> None:
     mux.expect("api")
     assert told(mux.offer("api", [make("a"), make("b")])) == [("ADD", "a"), ("ADD", "b")]
     # It is not the source's own word.
@@ -213,7 +215,7 @@ def content(pod: Pod) -> object:
 
 
 @given(reports)
-def test_changes_lead_from_nothing_to_what_the_sources_have(reported: list[tuple[str, list[Pod]]]) -> None:
+def test_set_any_sequence_changes_reproduce_pods(reported: list[tuple[str, list[Pod]]]) -> None:
     mux = PodMux(Clock())
     model: dict[str, Pod] = {}
     last: dict[str, dict[str, Pod]] = {}

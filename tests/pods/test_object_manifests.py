@@ -41,7 +41,7 @@ def refusals(*documents: dict[str, Any]) -> list[str]:
     return [str(problem) for problem in err.value.problems]
 
 
-def test_a_config_map() -> None:
+def test_read_manifest_config_map_data_and_binary_data_are_decoded() -> None:
     found = one(
         data={"a": "1", "b": None, "c.conf": "x\ny\n"}, binaryData={"z": b64(b"\0\xff")}, immutable=True
     )
@@ -53,7 +53,7 @@ def test_a_config_map() -> None:
     assert title(found) == "configMap default/c"
 
 
-def test_a_secret_of_plain_text_and_base64() -> None:
+def test_read_manifest_secret_string_data_overrides_base64_data() -> None:
     folded = "\n".join(b64(bytes(range(100)))[n : n + 20] for n in range(0, 140, 20))
     found = one(kind="Secret", data={"a": b64(b"old"), "b": folded}, stringData={"a": "new ä"})
     assert isinstance(found, Secret)
@@ -63,7 +63,7 @@ def test_a_secret_of_plain_text_and_base64() -> None:
     assert "new" not in repr(found)
 
 
-def test_they_lie_among_pods_in_documents_and_lists() -> None:
+def test_read_manifest_finds_objects_among_pods_in_documents_and_lists() -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": [document("Secret", "s"), document(name="c")]}
     text = yaml.safe_dump_all([listed, document(name="d")]) + "---\n" + manifest("web")
     found = read_manifest(text.encode(), "here")
@@ -120,13 +120,15 @@ def test_they_lie_among_pods_in_documents_and_lists() -> None:
         (document("Secret", type="kubernetes.io/dockercfg"), "data[.dockercfg]: must be set in a secret of"),
     ],
 )
-def test_what_is_refused_and_how(bad: dict[str, Any], says: str) -> None:
+def test_read_manifest_invalid_object_raises_error_without_secret_data(
+    bad: dict[str, Any], says: str
+) -> None:
     told = refusals(bad)
     assert any(says in line for line in told), told
     assert all(HIDDEN not in line and "\n" not in line for line in told)
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_read_manifest_several_problems_are_all_reported() -> None:
     told = refusals(document(name="a", data={"x": 1, "y": 2}), document("Secret", "b", data={"z": "?"}))
     assert [line.split(":")[1].strip() for line in told] == ["ConfigMap 'a'", "ConfigMap 'a'", "Secret 'b'"]
 
@@ -134,14 +136,14 @@ def test_every_problem_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     "value", [f"*{HIDDEN}", f"&{HIDDEN} [", f"!{HIDDEN} [", f"{{{HIDDEN}", f'"{HIDDEN}\\q"']
 )
-def test_a_slip_of_the_pen_shows_no_secret(value: str) -> None:
+def test_read_manifest_yaml_error_does_not_show_secret_data(value: str) -> None:
     text = f"apiVersion: v1\nkind: Secret\nmetadata: {{name: s}}\nstringData:\n  password: {value}\n"
     with pytest.raises(ConfigError) as err:
         read_manifest(text.encode(), "here")
     assert HIDDEN not in str(err.value)
 
 
-def test_half_a_character_is_refused() -> None:
+def test_read_manifest_lone_surrogate_raises_config_error() -> None:
     data = json.dumps(document(data={"a": "\ud800"})).encode()
     with pytest.raises(ConfigError):
         read_manifest(data, "here")
@@ -156,7 +158,7 @@ def test_half_a_character_is_refused() -> None:
         {"type": "example.com/own"},
     ],
 )
-def test_secrets_of_known_types(fields: dict[str, Any]) -> None:
+def test_read_manifest_valid_typed_secret_is_accepted(fields: dict[str, Any]) -> None:
     assert isinstance(one(kind="Secret", **fields), Secret)
 
 
@@ -174,7 +176,7 @@ values = st.recursive(
         values,
     ),
 )
-def test_whatever_the_fields_only_a_configerror_comes_out(kind: str, fields: dict[str, Any]) -> None:
+def test_read_manifest_any_object_fields_raise_only_config_error(kind: str, fields: dict[str, Any]) -> None:
     data = json.dumps({"apiVersion": "v1", "kind": kind, **fields}).encode()
     try:
         (found,) = read_manifest(data, "here").objects
@@ -184,7 +186,7 @@ def test_whatever_the_fields_only_a_configerror_comes_out(kind: str, fields: dic
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z]{2,5}\.x", fullmatch=True), st.binary(max_size=50), max_size=4))
-def test_bytes_come_through(data: dict[str, bytes]) -> None:
+def test_read_manifest_binary_data_round_trips(data: dict[str, bytes]) -> None:
     encoded = {key: b64(value) for key, value in data.items()}
     assert one(kind="Secret", data=encoded).data == data
     found = one(kind="ConfigMap", binaryData=encoded)

@@ -61,7 +61,9 @@ CONTAINERS = {
         ({"volumes": volume("emptyDir")}, "", ""),
     ],
 )
-def test_names(spec: dict[str, Any], config_maps: str, secrets: str) -> None:
+def test_config_map_and_secret_names_cover_all_references(
+    spec: dict[str, Any], config_maps: str, secrets: str
+) -> None:
     referring = pod(**spec)
     assert config_map_names(referring) == set(config_maps.split())
     assert secret_names(referring) == set(secrets.split())

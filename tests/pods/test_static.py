@@ -35,7 +35,7 @@ def completed(pod: Pod, **changed: Any) -> Pod:
     return complete_static_pod(pod, **place)
 
 
-def test_identity() -> None:
+def test_complete_static_pod_sets_name_uid_and_annotations() -> None:
     pod = completed(written())
     assert pod.full_name == "default/web-node-1"
     assert pod.spec.node_name == "Node-1"
@@ -48,7 +48,7 @@ def test_identity() -> None:
     assert pod.status.phase == "Pending"
 
 
-def test_the_pod_that_was_passed_stays() -> None:
+def test_complete_static_pod_does_not_modify_argument() -> None:
     pod = written()
     before = to_document(pod)
     completed(pod)
@@ -63,7 +63,7 @@ def shuffled(value: Any, draw: st.DataObject) -> Any:
 
 
 @given(st.data())
-def test_the_uid_does_not_depend_on_the_order_of_keys(data: st.DataObject) -> None:
+def test_complete_static_pod_key_order_does_not_change_uid(data: st.DataObject) -> None:
     manifest = document(
         volumes=[{"name": "a", "configMap": {"name": "x", "optional": True}}], hostNetwork=True
     )
@@ -72,7 +72,7 @@ def test_the_uid_does_not_depend_on_the_order_of_keys(data: st.DataObject) -> No
     assert completed(from_document(Pod, other)).uid == completed(from_document(Pod, manifest)).uid
 
 
-def test_the_uid_depends_on_content_place_and_node_and_nothing_else() -> None:
+def test_complete_static_pod_uid_depends_on_content_origin_and_node() -> None:
     first = completed(written()).uid
     assert completed(written(), now=NOW + 1).uid == first
     assert completed(from_document(Pod, {**document(), "status": {"phase": "Running"}})).uid == first
@@ -90,7 +90,7 @@ def test_the_uid_depends_on_content_place_and_node_and_nothing_else() -> None:
     assert len({first, *(pod.uid for pod in others)}) == 6
 
 
-def test_the_uid_of_a_manifest_never_changes() -> None:
+def test_complete_static_pod_uid_is_stable_across_versions() -> None:
     """A new version of the agent must not restart every static pod: this value is for ever."""
     manifest = document(volumes=[{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}], hostNetwork=True)
     manifest["metadata"]["labels"] = {"b": "2", "a": "1"}
@@ -98,20 +98,20 @@ def test_the_uid_of_a_manifest_never_changes() -> None:
     assert completed(from_document(Pod, manifest)).uid == "2d2331865e353f03aba2c027f18473c3"
 
 
-def test_a_uid_that_is_written_stays() -> None:
+def test_complete_static_pod_explicit_uid_is_preserved() -> None:
     pod = written()
     pod.metadata.uid = "mine"
     assert completed(pod).uid == "mine"
     assert completed(pod).metadata.annotations["kubernetes.io/config.hash"] == "mine"
 
 
-def test_what_a_copied_manifest_says_of_its_life_is_forgotten() -> None:
+def test_complete_static_pod_status_is_reset_to_pending() -> None:
     status = {"phase": "Failed", "qosClass": "Guaranteed", "podIP": "10.0.0.1"}
     pod = completed(from_document(Pod, {**document(), "status": status}))
     assert to_document(pod.status) == {"phase": "Pending"}
 
 
-def test_tolerations() -> None:
+def test_complete_static_pod_file_source_tolerates_no_execute() -> None:
     exists = {"operator": "Exists", "effect": "NoExecute"}
     assert to_document(completed(written()).spec.tolerations) == [exists]
     # One that gives up after a while is replaced by one that does not.
@@ -122,7 +122,7 @@ def test_tolerations() -> None:
     assert completed(written(), source="http").spec.tolerations == []
 
 
-def test_where_pods_come_from() -> None:
+def test_pod_source_predicates_follow_annotations_and_priority() -> None:
     pod = static()
     assert (source_of(pod), is_static_pod(pod), is_mirror_pod(pod), is_critical_pod(pod)) == (
         "file",
@@ -163,7 +163,7 @@ def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         ("America/St_Johns", "2023-11-14T18:43:20.123456789-03:30"),
     ],
 )
-def test_times_are_local_with_nine_digits(zone: pytest.MonkeyPatch, name: str, text: str) -> None:
+def test_seen_time_is_local_with_nanoseconds(zone: pytest.MonkeyPatch, name: str, text: str) -> None:
     zone.setenv("TZ", name)
     time.tzset()
     assert seen_time(NOW) == text
@@ -174,14 +174,14 @@ def load(text: str) -> list[Pod]:
     return static_pods(text.encode(), source="file", origin="/m/a.yaml", node_name="node-1", now=NOW)
 
 
-def test_a_manifest_becomes_pods() -> None:
+def test_static_pods_several_documents_return_all_pods() -> None:
     assert [pod.full_name for pod in load(manifest("a") + "---\n" + manifest("b"))] == [
         "default/a-node-1",
         "default/b-node-1",
     ]
 
 
-def test_all_problems_of_all_pods_are_told() -> None:
+def test_static_pods_all_problems_of_all_pods_are_reported() -> None:
     bad = document("b", restartPolicy="x")
     del bad["spec"]["containers"][0]["image"]
     nameless = document()
@@ -195,7 +195,7 @@ def test_all_problems_of_all_pods_are_told() -> None:
     ]
 
 
-def test_static_pods_refer_to_nothing_that_only_an_api_server_has() -> None:
+def test_static_pods_api_object_reference_raises_config_error() -> None:
     text = manifest(volumes=[{"name": "a", "configMap": {"name": "c"}}])
     with pytest.raises(ConfigError, match="configmaps"):
         load(text)
@@ -203,7 +203,7 @@ def test_static_pods_refer_to_nothing_that_only_an_api_server_has() -> None:
     assert static_pods(text.encode(), source="file", origin="/", node_name="n", now=NOW, served=served)
 
 
-def test_the_first_of_two_namesakes_counts() -> None:
+def test_without_duplicates_first_pod_wins() -> None:
     one, two, three = static("a"), static("a", hostNetwork=True), static("b")
     three.metadata.uid = one.uid
     kept, problems = without_duplicates([("one", one), ("two", two), ("three", three)])

@@ -23,7 +23,7 @@ def remove(store: PodStore, pod: Pod) -> None:
     store.apply(PodChange("REMOVE", pod, "file"))
 
 
-def test_pods_are_found_by_uid_and_by_name() -> None:
+def test_pod_store_finds_by_uid_and_by_name() -> None:
     store = PodStore()
     add(store, make("a"))
     add(store, make("b", "other"))
@@ -39,7 +39,7 @@ def test_pods_are_found_by_uid_and_by_name() -> None:
     assert store.by_name("default/web") is None
 
 
-def test_a_name_passes_to_a_new_pod() -> None:
+def test_pod_store_old_pod_removed_name_refers_to_new_pod() -> None:
     store = PodStore()
     add(store, make("old"))
     add(store, make("new"))
@@ -47,7 +47,7 @@ def test_a_name_passes_to_a_new_pod() -> None:
     assert store.by_name("default/web") == make("new")
 
 
-def test_mirrors_are_no_wishes() -> None:
+def test_pod_store_mirror_pods_are_separate_and_resolved() -> None:
     store = PodStore()
     static, mirror = make("static"), make("mirror", mirror=True)
     add(store, mirror)
@@ -72,7 +72,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_both_indexes_hold_the_same_pods(many: list[tuple[str, str, str, bool]]) -> None:
+def test_pod_store_any_sequence_indexes_are_consistent(many: list[tuple[str, str, str, bool]]) -> None:
     store = PodStore()
     model: dict[tuple[str, bool], Pod] = {}
     for what, uid, name, mirror in many:

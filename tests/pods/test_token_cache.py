@@ -25,7 +25,7 @@ def tokens(api: ObjectApi) -> TokenCache:
     return TokenCache(api, clock=lambda: api.clock, rng=lambda: 0.0)
 
 
-async def test_a_token_is_bound_to_its_pod(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_request_is_bound_to_pod(api: ObjectApi, tokens: TokenCache) -> None:
     await tokens.get(pod(account="builder"), audiences=("vault",), seconds=900, account_uid="sa-1")
     assert [asked[:2] for asked in api.asked] == [("create", "serviceaccounts/shop/builder/token")]
     (request,) = api.tokens
@@ -36,7 +36,9 @@ async def test_a_token_is_bound_to_its_pod(api: ObjectApi, tokens: TokenCache) -
     assert request.metadata.uid == "sa-1"
 
 
-async def test_the_same_is_given_until_a_new_one_is_due(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_reuses_token_until_80_percent_of_lifetime(
+    api: ObjectApi, tokens: TokenCache
+) -> None:
     web = pod()
     assert await tokens.get(web, seconds=3600) == "token-1"
     api.clock = 0.8 * HOUR
@@ -47,7 +49,7 @@ async def test_the_same_is_given_until_a_new_one_is_due(api: ObjectApi, tokens: 
     assert await tokens.get(web, seconds=3600) == "token-2"
 
 
-async def test_a_long_lived_one_is_renewed_every_day(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_long_lived_token_is_renewed_daily(api: ObjectApi, tokens: TokenCache) -> None:
     web, year = pod(), 365 * 86400
     await tokens.get(web, seconds=year)
     api.clock = 86400
@@ -66,7 +68,7 @@ async def test_a_long_lived_one_is_renewed_every_day(api: ObjectApi, tokens: Tok
         (pod(), (), 3600, "sa-2"),
     ],
 )
-async def test_others_get_their_own(
+async def test_token_cache_different_key_requests_separate_token(
     tokens: TokenCache, other: Pod, audiences: tuple[str, ...], seconds: int, account_uid: str
 ) -> None:
     assert await tokens.get(pod()) == "token-1"
@@ -75,7 +77,7 @@ async def test_others_get_their_own(
     assert await tokens.get(pod()) == "token-1"
 
 
-async def test_a_token_that_cannot_be_renewed_is_used_to_its_end(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_refresh_fails_uses_token_until_expiry(api: ObjectApi, tokens: TokenCache) -> None:
     web = pod()
     await tokens.get(web)
     api.broken = AWAY
@@ -90,14 +92,16 @@ async def test_a_token_that_cannot_be_renewed_is_used_to_its_end(api: ObjectApi,
     assert await tokens.get(web) == "token-2"
 
 
-async def test_no_token(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_service_account_missing_raises_object_error(
+    api: ObjectApi, tokens: TokenCache
+) -> None:
     api.broken = NotFound(404, "NotFound", 'serviceaccounts "default" not found')
     with pytest.raises(ObjectError, match=r'^failed to fetch token: serviceaccounts "default" not found$'):
         await tokens.get(pod())
 
 
 @pytest.mark.looptime
-async def test_those_who_ask_together_share_one_request(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_concurrent_requests_share_one_call(api: ObjectApi, tokens: TokenCache) -> None:
     api.slow = 1.0
     first = asyncio.ensure_future(tokens.get(pod()))
     others = [asyncio.ensure_future(tokens.get(pod())) for _ in range(20)]
@@ -108,7 +112,7 @@ async def test_those_who_ask_together_share_one_request(api: ObjectApi, tokens: 
     assert api.count("create") == 2
 
 
-async def test_tokens_go_with_their_pod(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_forget_drops_tokens_of_pod(api: ObjectApi, tokens: TokenCache) -> None:
     web, other = pod(), pod("other")
     await tokens.get(web)
     await tokens.get(web, audiences=("vault",))
@@ -118,7 +122,7 @@ async def test_tokens_go_with_their_pod(api: ObjectApi, tokens: TokenCache) -> N
     assert await tokens.get(web) == "token-4"
 
 
-async def test_expired_ones_are_dropped(api: ObjectApi, tokens: TokenCache) -> None:
+async def test_token_cache_drop_expired_removes_expired_tokens(api: ObjectApi, tokens: TokenCache) -> None:
     await tokens.get(pod(), seconds=600)
     await tokens.get(pod(), seconds=7200)
     api.clock = HOUR
@@ -136,7 +140,7 @@ STRANGE = Forbidden(403, "Forbidden", "no relationship found between node 'one' 
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("refusal", [UNSEEN, STRANGE])
-async def test_an_api_server_that_has_not_seen_the_pod_yet_is_asked_again(
+async def test_token_cache_pod_not_yet_known_to_server_is_retried(
     api: ObjectApi, tokens: TokenCache, refusal: KubeError
 ) -> None:
     api.refusals = [refusal, refusal]
@@ -149,9 +153,7 @@ async def test_an_api_server_that_has_not_seen_the_pod_yet_is_asked_again(
     assert api.count("create") == 3 + 1 + len(RETRY_DELAYS_SECONDS)
 
 
-async def test_an_account_that_does_not_exist_is_not_asked_for_again(
-    api: ObjectApi, tokens: TokenCache
-) -> None:
+async def test_token_cache_service_account_missing_is_not_retried(api: ObjectApi, tokens: TokenCache) -> None:
     missing = 'serviceaccounts "default" not found'
     api.broken = NotFound(404, "NotFound", missing, details=StatusDetails("default", kind="serviceaccounts"))
     with pytest.raises(ObjectError, match=missing):

@@ -78,7 +78,7 @@ async def rounds(server: Server, count: int) -> None:
     await asyncio.sleep(0.05)
 
 
-async def test_pods_and_lists_of_pods(server: Server) -> None:
+async def test_url_source_pod_and_pod_list_are_reported(server: Server) -> None:
     async with asking(server.url) as heard:
         await until(lambda: heard.sets)
         assert heard.source == "http"
@@ -102,13 +102,13 @@ async def test_pods_and_lists_of_pods(server: Server) -> None:
         assert heard.sets[2] == ([], [])
 
 
-async def test_the_same_answer_is_not_reported_again(server: Server) -> None:
+async def test_url_source_unchanged_response_is_reported_once(server: Server) -> None:
     async with asking(server.url) as heard:
         await rounds(server, 4)
         assert len(heard.sets) == 1
 
 
-async def test_headers_are_sent_each_time(server: Server) -> None:
+async def test_url_source_headers_sent_with_every_request(server: Server) -> None:
     headers = {"X-Token": ["secret"], "Accept": ["application/json", "application/yaml"]}
     async with asking(server.url, headers):
         await rounds(server, 2)
@@ -180,7 +180,7 @@ BAD: list[tuple[Handler | str | int, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[message for _, message in BAD])
-async def test_a_bad_answer_leaves_the_last_good_one(
+async def test_url_source_invalid_response_keeps_last_pods(
     server: Server, monkeypatch: pytest.MonkeyPatch, bad: Handler | str | int, message: str
 ) -> None:
     monkeypatch.setattr(url_source, "TIMEOUT_SECONDS", 0.5 if "no answer" in message else 30.0)
@@ -200,7 +200,7 @@ async def test_a_bad_answer_leaves_the_last_good_one(
         assert heard.problems == []
 
 
-async def test_a_url_that_never_answered_has_reported_nothing(server: Server) -> None:
+async def test_url_source_only_errors_reports_nothing(server: Server) -> None:
     server.status(503)
     async with asking(server.url) as heard:
         await rounds(server, 3)
@@ -209,13 +209,13 @@ async def test_a_url_that_never_answered_has_reported_nothing(server: Server) ->
         await until(lambda: heard.names == ["web-node-1"])
 
 
-async def test_nobody_there() -> None:
+async def test_url_source_connection_refused_reports_nothing() -> None:
     async with asking("http://127.0.0.1:1/") as heard:
         await asyncio.sleep(0.2)
         assert heard.sets == []
 
 
-async def test_an_empty_first_answer_means_no_pods(server: Server) -> None:
+async def test_url_source_empty_first_response_reports_no_pods(server: Server) -> None:
     server.answer = ""
     async with asking(server.url) as heard:
         await until(lambda: heard.sets)
@@ -223,7 +223,7 @@ async def test_an_empty_first_answer_means_no_pods(server: Server) -> None:
         assert "gave an empty answer" in heard.problems[0]
 
 
-async def test_redirects_are_followed(server: Server) -> None:
+async def test_url_source_follows_redirects_with_headers(server: Server) -> None:
     async def answer(request: web.Request) -> web.Response:
         if request.path == "/pods":
             raise web.HTTPMovedPermanently("/there")
@@ -236,7 +236,7 @@ async def test_redirects_are_followed(server: Server) -> None:
         assert {request.headers["X-Token"] for request in server.requests} == {"secret"}
 
 
-async def test_failures_are_told_when_they_change_and_now_and_then(
+async def test_url_source_failure_logged_on_change_and_periodically(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> int:
@@ -258,7 +258,7 @@ async def test_failures_are_told_when_they_change_and_now_and_then(
 @pytest.mark.parametrize(
     "url", ["not a url", "http://", "ftp://x/", "http://[::1/", "http://user:hunter2@[x"]
 )
-async def test_a_url_that_is_none_is_told_without_its_password(
+async def test_url_source_invalid_url_logged_without_password(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with asking(url) as heard:
@@ -267,7 +267,7 @@ async def test_a_url_that_is_none_is_told_without_its_password(
     assert "hunter2" not in str([vars(record) for record in caplog.records])
 
 
-async def test_a_password_in_the_url_is_sent_but_never_told(server: Server) -> None:
+async def test_url_source_password_in_url_is_sent_but_not_reported(server: Server) -> None:
     url = server.url.replace("http://", "http://user:hunter2@")
     server.answer = "kind: ["
     async with asking(url) as heard:

@@ -17,7 +17,7 @@ from tests.pods.validating import of_container, of_spec, problems
 C = "spec.containers[0]"
 
 
-def test_a_good_pod_has_no_problems() -> None:
+def test_validate_pod_valid_pod_returns_no_problems() -> None:
     assert of_spec() == []
     assert (
         of_spec(
@@ -113,7 +113,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("given-*.yaml")), ids=lambda file: file.name)
-def test_the_pods_of_the_recordings_are_good(file: Path) -> None:
+def test_validate_pod_golden_pods_return_no_problems(file: Path) -> None:
     documents = [one for one in yaml.safe_load_all(file.read_text()) if one["kind"] == "Pod"]
     assert documents
     for one in documents:
@@ -127,7 +127,7 @@ def test_the_pods_of_the_recordings_are_good(file: Path) -> None:
     "name",
     ["../../etc", "a/b", "..", ".", "UPPER", "a_b", "-a", "a" * 300, "a\nb", "ü", " ", "a..b"],
 )
-def test_hostile_names(name: str) -> None:
+def test_validate_pod_hostile_name_is_rejected(name: str) -> None:
     assert "metadata.name" in problems(static(name))
     assert of_container(name=name) == [f"{C}.name"]
     assert of_spec(volumes=[{"name": name}]) == ["spec.volumes[0].name"]
@@ -140,7 +140,7 @@ def test_hostile_names(name: str) -> None:
         assert problems(pod) == ["metadata.uid"]
 
 
-def test_metadata() -> None:
+def test_validate_pod_invalid_labels_and_annotations_are_rejected() -> None:
     pod = static()
     pod.metadata.labels = {"good/key": "value", "bad key": "value", "x": "bad value"}
     pod.metadata.annotations |= {"/bad": "", "Good": ""}
@@ -258,7 +258,7 @@ MANY = [f"s{n}" for n in range(33)]
         ({"resourceClaims": [{"name": "a"}]}, ["spec.resourceClaims[0]"]),
     ],
 )
-def test_pods(spec: dict[str, Any], paths: list[str]) -> None:
+def test_validate_pod_invalid_spec_names_field(spec: dict[str, Any], paths: list[str]) -> None:
     assert of_spec(**spec) == paths
 
 
@@ -309,7 +309,7 @@ KINDS = {
 }
 
 
-def test_what_a_pod_refers_to() -> None:
+def test_validate_pod_unserved_object_references_are_rejected() -> None:
     pod = static(**REFERRING)
     assert dict(object_references(pod)) == KINDS
     assert validate_pod(pod) == []
@@ -350,7 +350,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
-def test_whatever_can_be_read_can_be_checked(spec: dict[str, Any]) -> None:
+def test_validate_pod_any_decodable_spec_does_not_raise(spec: dict[str, Any]) -> None:
     try:
         pod = from_document(Pod, {"metadata": {"name": "a"}, "spec": spec})
     except ValueError:
@@ -361,7 +361,7 @@ def test_whatever_can_be_read_can_be_checked(spec: dict[str, Any]) -> None:
         assert "\n" not in str(problem)
 
 
-def test_messages_say_what_is_allowed() -> None:
+def test_validate_pod_messages_name_allowed_values() -> None:
     pod = written(restartPolicy="Sometimes", containers=[{"name": "A", "image": ""}])
     apply_defaults(pod)
     pod.metadata.namespace, pod.metadata.uid = "default", "1"

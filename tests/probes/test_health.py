@@ -50,7 +50,7 @@ def app(*probes: Literal["startup", "readiness", "liveness"], policy: str | None
         (("startup", "readiness"), {"startup": "success", "readiness": "success"}, (True, True)),
     ],
 )
-def test_running_containers(
+def test_health_running_container_follows_probe_results(
     sidecar: bool, probes: tuple[Kind, ...], verdicts: dict[Kind, Result], expected: tuple[bool, bool]
 ) -> None:
     container = app(*probes, policy="Always" if sidecar else None)
@@ -68,7 +68,9 @@ def test_running_containers(
         (ObservedContainer(id="c1", name="app", phase="unknown"), (False, False)),
     ],
 )
-def test_what_does_not_run_is_not_ready(seen: ObservedContainer | None, expected: tuple[bool, bool]) -> None:
+def test_health_container_not_running_is_not_ready(
+    seen: ObservedContainer | None, expected: tuple[bool, bool]
+) -> None:
     verdicts: Verdicts = {("readiness", "c1"): "success"}
     found = judge(pod(app("readiness")), *([seen] if seen else []), verdicts=verdicts)
     assert found == {"app": expected}
@@ -82,7 +84,7 @@ def test_what_does_not_run_is_not_ready(seen: ObservedContainer | None, expected
         (exited("app", "c1", 1), (False, False)),
     ],
 )
-def test_ordinary_init_containers_are_ready_when_done(
+def test_health_init_container_exited_zero_is_ready(
     seen: ObservedContainer, expected: tuple[bool, bool]
 ) -> None:
     assert judge(pod(init=(app(),)), seen) == {"app": expected}
@@ -103,7 +105,7 @@ def with_status(asked: Pod, *, ready: bool, started: bool, id: str = "c1") -> Po
         (True, True, "another", (False, False)),  # this one was started and never judged
     ],
 )
-def test_after_an_agents_restart_what_was_known_holds(
+def test_health_after_kubelet_restart_uses_last_status(
     ready: bool, started: bool, id: str, expected: tuple[bool, bool]
 ) -> None:
     asked = with_status(pod(app("startup", "readiness")), ready=ready, started=started, id=id)
@@ -111,7 +113,7 @@ def test_after_an_agents_restart_what_was_known_holds(
     assert judge(asked, running("app", "c1", EPOCH), older=False) == {"app": expected}
 
 
-def test_without_any_status_older_containers_are_presumed_well_until_known() -> None:
+def test_health_older_container_without_status_is_ready_until_probed() -> None:
     asked, seen = pod(app("startup", "readiness")), running("app", "c1", EPOCH)
     assert judge(asked, seen, older=True) == {"app": (True, True)}
     assert judge(asked, seen, older=False) == {"app": (False, False)}

@@ -84,13 +84,13 @@ def answering(status: int, body: str = "body") -> Handler:
         (503, "failure", "HTTP probe failed with statuscode: 503"),
     ],
 )
-async def test_statuses(status: int, result: str, output: str) -> None:
+async def test_http_check_status_code_sets_result(status: int, result: str, output: str) -> None:
     async with site(answering(status)) as port:
         outcome = await ask(port)
     assert (outcome.result, outcome.output, outcome.errored) == (result, output, False)
 
 
-async def test_what_the_server_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http_check_sends_kube_probe_headers_without_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     seen: list[tuple[str, list[tuple[str, str]]]] = []
 
@@ -124,7 +124,7 @@ def redirecting(code: int, location: str, end: str = "/end") -> Handler:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("location", ["/end", "end", "//127.0.0.1:{port}/end", "http://127.0.0.1:{port}/end"])
-async def test_redirects_within_the_host_are_followed(code: int, location: str) -> None:
+async def test_http_check_redirect_to_same_host_is_followed(code: int, location: str) -> None:
     places: list[str] = []
 
     async def handler(request: web.Request) -> web.StreamResponse:
@@ -137,7 +137,7 @@ async def test_redirects_within_the_host_are_followed(code: int, location: str) 
 
 
 @pytest.mark.parametrize("location", ["http://localhost:1/", "//other.example/x", "https://other.example/"])
-async def test_redirects_elsewhere_are_a_warning(location: str) -> None:
+async def test_http_check_redirect_to_other_host_is_warning(location: str) -> None:
     async with site(redirecting(302, location)) as port:
         outcome = await ask(port)
     assert (outcome.result, outcome.passed) == ("warning", True)
@@ -152,19 +152,19 @@ async def test_redirects_elsewhere_are_a_warning(location: str) -> None:
         ("http://127.0.0.1:99999/", "Port out of range"),
     ],
 )
-async def test_redirects_that_lead_nowhere(location: str, words: str) -> None:
+async def test_http_check_redirect_loop_or_bad_location_is_failure(location: str, words: str) -> None:
     async with site(redirecting(302, location)) as port:
         outcome = await ask(port)
     assert outcome.result == "failure"
     assert words in outcome.output
 
 
-async def test_a_redirect_without_a_place_is_a_warning() -> None:
+async def test_http_check_redirect_without_location_is_warning() -> None:
     async with raw(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n") as port:
         assert (await ask(port)).result == "warning"
 
 
-async def test_the_time_covers_everything() -> None:
+async def test_http_check_timeout_covers_redirects() -> None:
     async def slow(request: web.Request) -> web.Response:
         await asyncio.sleep(0.6)
         return web.Response(status=302, headers={"Location": "/"})
@@ -175,7 +175,7 @@ async def test_the_time_covers_everything() -> None:
     assert "context deadline exceeded (Client.Timeout exceeded while awaiting headers)" in outcome.output
 
 
-async def test_nobody_listens() -> None:
+async def test_http_check_connection_refused_is_failure() -> None:
     async with site(answering(200)) as port:
         pass
     outcome = await ask(port)
@@ -194,14 +194,16 @@ async def test_nobody_listens() -> None:
         (b"", False, "while awaiting headers", False),
     ],
 )
-async def test_broken_answers(answer: bytes, close: bool, output: str, errored: bool) -> None:
+async def test_http_check_broken_response_is_failure(
+    answer: bytes, close: bool, output: str, errored: bool
+) -> None:
     async with raw(answer, close=close) as port:
         outcome = await ask(port, timeout=20 if close else 1)
     assert (outcome.result, outcome.errored) == ("failure", errored)
     assert output in outcome.output
 
 
-async def test_an_endless_answer_is_cut() -> None:
+async def test_http_check_endless_body_is_truncated() -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -226,20 +228,20 @@ def certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_is_not_verified(certificate: ssl.SSLContext) -> None:
+async def test_http_check_https_does_not_verify_certificate(certificate: ssl.SSLContext) -> None:
     async with site(answering(200), certificate) as port:
         outcome = await ask(port, scheme="HTTPS")
     assert outcome == ProbeResult("success", "body")
 
 
-async def test_plain_http_where_tls_was_asked_for(certificate: ssl.SSLContext) -> None:
+async def test_http_check_https_to_plain_http_server_is_failure(certificate: ssl.SSLContext) -> None:
     async with site(answering(200)) as port:
         outcome = await ask(port, scheme="HTTPS")
     assert outcome.result == "failure"
     assert "server gave HTTP response to HTTPS client" in outcome.output
 
 
-def test_the_same_on_uvloop(certificate: ssl.SSLContext) -> None:
+def test_http_check_on_uvloop_same_results(certificate: ssl.SSLContext) -> None:
     async def all_of_it() -> None:
         async with site(answering(200)) as port:
             assert await ask(port) == ProbeResult("success", "body")
@@ -254,7 +256,7 @@ def test_the_same_on_uvloop(certificate: ssl.SSLContext) -> None:
     uvloop.run(all_of_it())
 
 
-async def test_ipv6_and_named_ports() -> None:
+async def test_http_check_ipv6_and_named_port_succeed() -> None:
     async with site(answering(200), host="::1") as port:
         named = target(ContainerPort(name="web", container_port=port), ip="::1")
         outcome = await http_check(HTTPGetAction(port="web"), named, 20, unverified_tls())
@@ -264,18 +266,18 @@ async def test_ipv6_and_named_ports() -> None:
 
 
 @pytest.mark.parametrize("port", ["nope", 0, -1, 65536, "0"])
-async def test_ports_that_do_not_exist(port: int | str) -> None:
+async def test_http_check_invalid_port_raises_bad_target(port: int | str) -> None:
     with pytest.raises(BadTarget, match="port"):
         await http_check(HTTPGetAction(port=port), target(), 1, unverified_tls())
 
 
-async def test_a_bad_header_is_a_failure() -> None:
+async def test_http_check_invalid_header_is_failure() -> None:
     outcome = await ask(1, headers={"X": "a\nb"})
     assert outcome.result == "failure"
     assert 'invalid header field value for "X"' in outcome.output
 
 
-async def test_hooks_take_any_answer_and_fall_back_to_plain_http() -> None:
+async def test_lifecycle_get_accepts_any_status_and_falls_back_to_http() -> None:
     seen: list[web.Request] = []
 
     async def handler(request: web.Request) -> web.Response:

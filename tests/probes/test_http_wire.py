@@ -43,7 +43,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nServer: x\r\n"
     ],
 )
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_an_answer_reads_the_same_however_it_arrives(
+def test_response_reader_any_chunking_reads_same_response(
     data: bytes, status: int, body: bytes, cuts: list[int]
 ) -> None:
     reader = read(data, *cuts)
@@ -66,7 +66,7 @@ def test_an_answer_reads_the_same_however_it_arrives(
         (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", False),
     ],
 )
-def test_a_connection_is_used_again_only_after_a_whole_answer(data: bytes, reusable: bool) -> None:
+def test_response_reader_reusable_only_after_complete_response(data: bytes, reusable: bool) -> None:
     assert read(data).reusable is reusable
 
 
@@ -89,13 +89,13 @@ def test_a_connection_is_used_again_only_after_a_whole_answer(data: bytes, reusa
         (b"HTTP/1.1 200 OK\r\nA: " + b"a" * (HEAD_LIMIT + 1), "malformed HTTP response"),
     ],
 )
-def test_what_is_not_http_is_refused(data: bytes, words: str) -> None:
+def test_response_reader_malformed_response_raises_protocol_error(data: bytes, words: str) -> None:
     with pytest.raises(HttpProtocolError, match=words):
         read(data)
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
-def test_no_bytes_make_it_stumble(data: bytes, cuts: list[int]) -> None:
+def test_response_reader_any_bytes_raise_only_protocol_error(data: bytes, cuts: list[int]) -> None:
     for start in (b"", HEAD, HEAD + b"Transfer-Encoding: chunked\r\n\r\n"):
         try:
             reader = read(start + data, *cuts)
@@ -106,7 +106,7 @@ def test_no_bytes_make_it_stumble(data: bytes, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("framing", ["until the end", "sized", "chunked"])
-def test_a_large_body_is_cut(framing: str) -> None:
+def test_response_reader_large_body_is_truncated(framing: str) -> None:
     body = b"x" * (OUTPUT_LIMIT * 3)
     data = {
         "until the end": HEAD + b"\r\n" + body,
@@ -137,7 +137,9 @@ def lines(*headers: tuple[str, str]) -> list[str]:
         ([("User-Agent", ""), ("Accept", "")], ["Host: 10.0.0.1:80", "Connection: close"]),
     ],
 )
-def test_requests(headers: list[tuple[str, str]], expected: list[str]) -> None:
+def test_write_request_custom_headers_replace_defaults(
+    headers: list[tuple[str, str]], expected: list[str]
+) -> None:
     found = lines(*headers)
     assert found[0].startswith("Host: ")
     assert [line for line in found if line in expected] == expected
@@ -148,7 +150,7 @@ def test_requests(headers: list[tuple[str, str]], expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("headers", [("A\r\nB", "c"), ("A", "b\r\nEvil: 1"), ("A b", "c"), ("", "x")])
-def test_headers_cannot_break_out(headers: tuple[str, str]) -> None:
+def test_write_request_header_injection_raises_protocol_error(headers: tuple[str, str]) -> None:
     with pytest.raises(HttpProtocolError, match="invalid header field"):
         lines(headers)
 
@@ -168,19 +170,19 @@ def test_headers_cannot_break_out(headers: tuple[str, str]) -> None:
         ("http://[broken/x", "/http%3A//%5Bbroken/x"),
     ],
 )
-def test_paths(path: str, expected: str) -> None:
+def test_request_target_escapes_path(path: str, expected: str) -> None:
     assert request_target(path) == expected
 
 
 @given(st.text())
-def test_no_path_breaks_out_of_its_line(path: str) -> None:
+def test_request_target_any_text_has_no_whitespace(path: str) -> None:
     found = request_target(path)
     assert found.startswith("/")
     assert found.isascii()
     assert not any(character.isspace() or ord(character) < 33 for character in found)
 
 
-def test_urls() -> None:
+def test_parse_url_adds_default_port_and_rejects_invalid() -> None:
     assert str(parse_url("https://[::1]/a?b=c")) == "https://[::1]:443/a?b=c"
     assert str(parse_url("http://host:81")) == "http://host:81/"
     for bad in ("ftp://host/", "/relative", "http://host:99999/", "http:///x"):

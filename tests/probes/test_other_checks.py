@@ -23,7 +23,7 @@ from tests.probes.parts import exec_probe, target
 # TCP
 
 
-async def test_tcp() -> None:
+async def test_tcp_check_open_port_succeeds_and_closed_port_fails() -> None:
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -35,7 +35,7 @@ async def test_tcp() -> None:
     assert refused == ProbeResult("failure", f"dial tcp 127.0.0.1:{port}: connect: connection refused")
 
 
-async def test_tcp_hosts_that_do_not_exist() -> None:
+async def test_tcp_check_unresolvable_host_fails() -> None:
     unknown = await tcp_check(TCPSocketAction(port=80, host="no-such-host.invalid"), target(), 45)
     assert unknown.output.startswith("dial tcp: lookup no-such-host.invalid")
     absurd = await tcp_check(TCPSocketAction(port=80, host="a" * 70 + ".example"), target(), 45)
@@ -44,7 +44,7 @@ async def test_tcp_hosts_that_do_not_exist() -> None:
         await tcp_check(TCPSocketAction(port=80), target(ip=""), 1)
 
 
-async def test_tcp_gives_up_in_time() -> None:
+async def test_tcp_check_connect_hangs_times_out() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -93,7 +93,7 @@ async def ask_grpc(port: int, service: str | None = None, timeout: float = 30) -
     return await grpc_check(GRPCAction(port=port, service=service), target(), timeout, "kube-probe/1.36")
 
 
-async def test_grpc_health() -> None:
+async def test_grpc_check_health_status_sets_result() -> None:
     seen: list[Any] = []
     statuses = {"": b"\x08\x01", "sick": b"\x08\x02", "odd": b"\x08\x63", "none": b"", "junk": b"\x08"}
     async with health_server(statuses, seen) as port:
@@ -113,7 +113,7 @@ async def test_grpc_health() -> None:
     assert seen[0]["user-agent"] == "kube-probe/1.36"
 
 
-async def test_grpc_without_health_or_server() -> None:
+async def test_grpc_check_health_not_implemented_or_no_server_fails() -> None:
     async with health_server({}) as port:
         outcome = await ask_grpc(port)
         assert outcome.output.startswith("error: this server does not implement the grpc health protocol")
@@ -127,7 +127,7 @@ async def test_grpc_without_health_or_server() -> None:
     assert "within 0.3s" in outcome.output
 
 
-def test_grpc_on_uvloop() -> None:
+def test_grpc_check_on_uvloop_same_results() -> None:
     async def all_of_it() -> None:
         async with health_server({"": b"\x08\x01"}) as port:
             assert (await ask_grpc(port)).passed
@@ -137,7 +137,7 @@ def test_grpc_on_uvloop() -> None:
 
 
 @given(st.text(max_size=300))
-def test_grpc_requests_can_be_read(service: str) -> None:
+def test_encode_request_any_service_is_decodable(service: str) -> None:
     # A request has the shape of an answer with a text in field 1; field 1 as a number is the status.
     message = encode_request(service)
     assert decode_status(message) == 0
@@ -146,7 +146,7 @@ def test_grpc_requests_can_be_read(service: str) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_grpc_answers_never_make_it_stumble(message: bytes) -> None:
+def test_decode_status_any_bytes_raise_only_value_error(message: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert decode_status(message) >= 0
 
@@ -168,7 +168,7 @@ async def run_exec(
     return await exec_check(ExecAction(command=list(command)), asked, 3, exec_sync, ExecSlots(1))
 
 
-async def test_exec() -> None:
+async def test_exec_check_exit_code_sets_result() -> None:
     assert await run_exec((0, b"fine")) == ProbeResult("success", "fine")
     assert await run_exec((7, b"bad\xff")) == ProbeResult("failure", "bad�")
     assert len((await run_exec((1, b"x" * 100_000))).output) == 10 * 1024
@@ -195,11 +195,11 @@ async def test_exec() -> None:
         ("x$(A)$$", "x1$"),
     ],
 )
-def test_expansion(text: str, expected: str) -> None:
+def test_expand_replaces_known_variable_references(text: str, expected: str) -> None:
     assert expand([text], [EnvVar(name="A", value="1")]) == [expected]
 
 
-def test_expansion_is_bounded() -> None:
+def test_expand_result_too_long_raises_bad_target() -> None:
     with pytest.raises(BadTarget, match="characters"):
         expand(["$(A)" * 2000], [EnvVar(name="A", value="x" * 2000)])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
@@ -208,7 +208,7 @@ def test_expansion_is_bounded() -> None:
 
 
 @pytest.mark.looptime
-async def test_commands_begin_a_few_at_a_time() -> None:
+async def test_exec_slots_limit_concurrent_commands() -> None:
     slots, busy, most = ExecSlots(3), 0, 0
 
     async def command() -> None:
@@ -226,7 +226,7 @@ async def test_commands_begin_a_few_at_a_time() -> None:
 
 
 @pytest.mark.looptime
-async def test_commands_that_hang_do_not_keep_others_out() -> None:
+async def test_exec_slots_hanging_commands_do_not_block_others() -> None:
     slots = ExecSlots(2)
     async with asyncio.TaskGroup() as group:
 
@@ -245,7 +245,7 @@ async def test_commands_that_hang_do_not_keep_others_out() -> None:
 
 
 @pytest.mark.looptime
-async def test_slots_survive_cancellation() -> None:
+async def test_exec_slots_cancelled_command_releases_slot() -> None:
     slots = ExecSlots(1)
     for _ in range(5):
         with pytest.raises(TimeoutError):
@@ -258,7 +258,7 @@ async def test_slots_survive_cancellation() -> None:
 # All together
 
 
-async def test_a_look_that_goes_wrong_is_tried_three_times() -> None:
+async def test_checker_errored_check_is_tried_three_times() -> None:
     answers: list[Any] = []
     asked = 0
 
@@ -281,7 +281,7 @@ async def test_a_look_that_goes_wrong_is_tried_three_times() -> None:
     assert asked == 1
 
 
-async def test_each_means_is_used_and_none_is_an_error() -> None:
+async def test_checker_dispatches_by_handler_and_rejects_missing_handler() -> None:
     async def exec_sync(container_id: str, command: list[str], timeout: int) -> tuple[int, bytes]:
         return 0, b"%d" % timeout
 

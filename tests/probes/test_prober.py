@@ -14,7 +14,7 @@ from tests.probes.parts import exec_probe, exited, full_pod, observed, pod, read
 pytestmark = pytest.mark.looptime
 
 
-async def test_ready_at_once_and_then_once_per_period() -> None:
+async def test_prober_readiness_probed_immediately_then_every_period() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r")))
     async with scene() as here:
         start(here, asked)
@@ -31,7 +31,7 @@ async def test_ready_at_once_and_then_once_per_period() -> None:
     assert here.events == []
 
 
-async def test_a_container_that_takes_a_moment_is_found_ready_soon() -> None:
+async def test_prober_slow_starting_container_is_retried_within_first_period() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=10)))
     async with scene() as here:
         here.answers["r"] = lambda now: 0 if now >= 1.2 else 1
@@ -42,7 +42,7 @@ async def test_a_container_that_takes_a_moment_is_found_ready_soon() -> None:
     assert here.events == []
 
 
-async def test_initial_delay_counts_from_the_containers_start() -> None:
+async def test_prober_initial_delay_counts_from_container_start() -> None:
     probe = exec_probe("r", initial_delay_seconds=20)
     async with scene() as here:
         start(here, pod(Container(name="app", readiness_probe=probe)), age=5)
@@ -50,7 +50,7 @@ async def test_initial_delay_counts_from_the_containers_start() -> None:
     assert here.asked["r"][0] == pytest.approx(15)
 
 
-async def test_readiness_goes_and_comes_with_its_thresholds() -> None:
+async def test_prober_readiness_changes_at_thresholds() -> None:
     probe = exec_probe("r", period_seconds=1, failure_threshold=2, success_threshold=3)
     asked = pod(Container(name="app", readiness_probe=probe))
     async with scene() as here:
@@ -69,7 +69,7 @@ async def test_readiness_goes_and_comes_with_its_thresholds() -> None:
         assert here.verdicts()[2:] == [("readiness", "success")]
 
 
-async def test_a_dead_container_is_asked_no_more_until_there_is_a_new_one() -> None:
+async def test_prober_liveness_failed_stops_until_container_restarts() -> None:
     probe = exec_probe("l", period_seconds=5, failure_threshold=3)
     asked = pod(Container(name="app", liveness_probe=probe))
     async with scene() as here:
@@ -93,7 +93,7 @@ async def test_a_dead_container_is_asked_no_more_until_there_is_a_new_one() -> N
         assert here.asked_ids[-1] == "c2"
 
 
-async def test_startup_comes_first() -> None:
+async def test_prober_startup_probe_precedes_liveness_and_readiness() -> None:
     asked = pod(
         Container(
             name="app",
@@ -118,7 +118,7 @@ async def test_startup_comes_first() -> None:
         assert 8 + 5 <= here.asked["l"][0] <= 8 + 10
 
 
-async def test_startup_that_never_comes_is_a_failure_after_all_its_time() -> None:
+async def test_prober_startup_never_succeeds_fails_after_threshold_periods() -> None:
     probe = exec_probe("s", period_seconds=3, failure_threshold=4)
     asked = pod(Container(name="app", startup_probe=probe, liveness_probe=exec_probe("l")))
     async with scene() as here:
@@ -134,7 +134,7 @@ async def test_startup_that_never_comes_is_a_failure_after_all_its_time() -> Non
         assert "l" not in here.asked
 
 
-async def test_sidecars_are_asked_and_other_init_containers_are_not() -> None:
+async def test_prober_probes_sidecars_but_not_other_init_containers() -> None:
     sidecar = Container(name="app", restart_policy="Always", readiness_probe=exec_probe("side"))
     ordinary = Container(name="init", readiness_probe=exec_probe("init"))
     asked = pod(init=(ordinary, sidecar))
@@ -147,7 +147,7 @@ async def test_sidecars_are_asked_and_other_init_containers_are_not() -> None:
         assert here.prober.update_status(asked, seen)["app"] == (True, True)
 
 
-async def test_time_out_is_a_failure_and_an_error_is_nothing() -> None:
+async def test_prober_timeout_is_failure_and_error_is_ignored() -> None:
     probe = exec_probe("l", period_seconds=1, failure_threshold=2)
     asked = pod(Container(name="app", liveness_probe=probe))
     async with scene() as here:
@@ -168,7 +168,7 @@ async def test_time_out_is_a_failure_and_an_error_is_nothing() -> None:
         assert here.events[0][2] == 'Liveness probe failed: command timed out: "l" timed out after 1s'
 
 
-async def test_a_bug_in_one_probe_does_not_end_the_others() -> None:
+async def test_prober_exception_in_probe_does_not_stop_others() -> None:
     async with scene() as here:
         here.answers["bad"] = ZeroDivisionError("oops")
         start(here, pod(Container(name="app", readiness_probe=exec_probe("bad", period_seconds=1))))
@@ -179,7 +179,7 @@ async def test_a_bug_in_one_probe_does_not_end_the_others() -> None:
         assert len(here.asked["bad"]) >= 3
 
 
-async def test_what_runs_no_more_is_not_asked_and_a_late_answer_counts_for_nothing() -> None:
+async def test_prober_container_exited_late_result_is_discarded() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1)))
     async with scene() as here:
         here.seconds_per_answer = 5
@@ -196,7 +196,7 @@ async def test_what_runs_no_more_is_not_asked_and_a_late_answer_counts_for_nothi
         assert [update.container_id for update in here.updates] == ["c3"]
 
 
-async def test_a_slow_probe_is_never_asked_twice_at_once() -> None:
+async def test_prober_slow_probe_does_not_run_concurrently() -> None:
     async with scene() as here:
         here.seconds_per_answer = 2.5
         start(here, pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1))))
@@ -205,7 +205,7 @@ async def test_a_slow_probe_is_never_asked_twice_at_once() -> None:
     assert min(gaps) >= 2.5
 
 
-async def test_a_runtime_that_loses_sight_for_a_moment_changes_nothing() -> None:
+async def test_prober_container_missing_temporarily_keeps_result() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1)))
     async with scene() as here:
         start(here, asked)
@@ -223,7 +223,7 @@ async def test_a_runtime_that_loses_sight_for_a_moment_changes_nothing() -> None
 # The ends of pods
 
 
-async def test_a_terminating_pod_is_asked_for_readiness_only() -> None:
+async def test_prober_terminating_pod_runs_only_readiness() -> None:
     asked = full_pod()
     async with scene() as here:
         start(here, asked)
@@ -238,7 +238,7 @@ async def test_a_terminating_pod_is_asked_for_readiness_only() -> None:
         assert here.prober.results.get("liveness", "c1") is None
 
 
-async def test_what_had_not_started_does_not_start_by_ending() -> None:
+async def test_prober_terminating_pod_not_started_stays_not_started() -> None:
     asked = full_pod()
     async with scene() as here:
         here.answers["s"] = 1
@@ -250,7 +250,7 @@ async def test_what_had_not_started_does_not_start_by_ending() -> None:
         assert "r" not in here.asked
 
 
-async def test_a_pod_that_is_added_while_it_ends() -> None:
+async def test_prober_add_terminating_pod_runs_only_readiness() -> None:
     asked = full_pod()
     asked.metadata.deletion_timestamp = datetime.now(UTC)
     status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
@@ -263,7 +263,7 @@ async def test_a_pod_that_is_added_while_it_ends() -> None:
 
 
 @pytest.mark.parametrize("how", ["remove", "cleanup"])
-async def test_a_removed_pod_leaves_nothing(how: str) -> None:
+async def test_prober_pod_removed_drops_metrics_and_results(how: str) -> None:
     async with scene() as here:
         start(here, full_pod())
         start(here, full_pod("u2"), "c2")
@@ -287,7 +287,7 @@ async def test_a_removed_pod_leaves_nothing(how: str) -> None:
         assert set(here.asked_ids) == {"c2"}
 
 
-async def test_who_listens_may_remove_the_pod() -> None:
+async def test_prober_listener_may_remove_pod() -> None:
     async with scene() as here:
         here.prober.results.subscribe(lambda update: here.prober.remove_pod(update.pod_uid))
         start(here, full_pod())
@@ -296,7 +296,7 @@ async def test_who_listens_may_remove_the_pod() -> None:
         assert set(here.asked) == {"s"}
 
 
-async def test_pods_that_nobody_added_are_not_asked() -> None:
+async def test_prober_pod_not_added_is_not_probed() -> None:
     asked = full_pod()
     async with scene() as here:
         here.prober.observe(asked, observed(running("app", "c1", here.clock())))

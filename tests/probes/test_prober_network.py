@@ -58,7 +58,7 @@ async def server(answer: dict[str, str | int]) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-async def test_a_pod_gets_ready_warns_and_fails() -> None:
+async def test_prober_http_readiness_ready_then_warning_then_failure() -> None:
     told, answer = Told(), dict[str, str | int](status=200)
     async with server(answer) as port, prober(told) as asking:
         readiness = Probe(
@@ -100,7 +100,7 @@ async def test_a_pod_gets_ready_warns_and_fails() -> None:
     assert 'prober_probe_duration_seconds_bucket{container="app",le="0.005"' in text
 
 
-async def test_pods_in_the_hosts_network_are_asked_there() -> None:
+async def test_prober_host_network_pod_is_probed_at_host_ip() -> None:
     told = Told()
     async with server({"status": 200}) as port, prober(told) as asking:
         probe = Probe(tcp_socket=TCPSocketAction(port=port), timeout_seconds=30)
@@ -115,7 +115,7 @@ async def test_pods_in_the_hosts_network_are_asked_there() -> None:
         assert [(update.pod_uid, update.result) for update in told.updates] == [("host", "success")]
 
 
-async def test_a_probe_that_hangs_is_broken_off_when_its_pod_goes() -> None:
+async def test_prober_pod_removed_cancels_hanging_probe() -> None:
     told = Told()
     closed = asyncio.Event()
 

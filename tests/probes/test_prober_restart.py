@@ -17,7 +17,7 @@ pytestmark = pytest.mark.looptime
 # Restarts of the agent
 
 
-async def test_readiness_does_not_flap_when_the_agent_restarts() -> None:
+async def test_prober_kubelet_restart_readiness_does_not_flap() -> None:
     asked = full_pod()
     status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
     asked.status.container_statuses = [status]
@@ -39,7 +39,7 @@ async def test_readiness_does_not_flap_when_the_agent_restarts() -> None:
         assert here.verdicts() == [("readiness", "failure")]
 
 
-async def test_readiness_does_not_flap_without_any_memory() -> None:
+async def test_prober_kubelet_restart_without_status_readiness_does_not_flap() -> None:
     asked = full_pod()
     async with scene() as here:
         old = observed(running("app", "c1", here.clock() - 100 * SECOND))
@@ -51,7 +51,7 @@ async def test_readiness_does_not_flap_without_any_memory() -> None:
         assert here.verdicts() == [("startup", "success"), ("readiness", "success")]
 
 
-async def test_a_container_that_was_not_ready_is_asked_at_once_after_a_restart() -> None:
+async def test_prober_kubelet_restart_unready_container_is_probed_immediately() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=100)))
     status = ContainerStatus(name="app", ready=False, started=True, container_id="containerd://c1")
     asked.status.container_statuses = [status]
@@ -62,7 +62,7 @@ async def test_a_container_that_was_not_ready_is_asked_at_once_after_a_restart()
         assert ready(here, asked) == (True, True)
 
 
-async def test_a_clock_that_jumps_back_makes_no_container_old() -> None:
+async def test_prober_clock_jumps_back_container_is_not_treated_as_older() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r")))
     async with scene() as here:
         await asyncio.sleep(600)
@@ -78,7 +78,7 @@ async def test_a_clock_that_jumps_back_makes_no_container_old() -> None:
 # Many
 
 
-async def test_after_a_restart_many_probes_are_spread_over_their_period() -> None:
+async def test_prober_kubelet_restart_spreads_probes_over_period() -> None:
     async with scene() as here:
         for number in range(1000):
             uid = f"u{number}"
@@ -92,7 +92,7 @@ async def test_after_a_restart_many_probes_are_spread_over_their_period() -> Non
         assert any(abs(moment - expected) < 0.001 for moment in here.asked["l"])
 
 
-async def test_many_that_are_due_at_once_leave_turns_to_others() -> None:
+async def test_prober_many_probes_due_limits_starts_per_iteration() -> None:
     turns: list[int] = []
     async with scene() as here:
         for number in range(1000):
@@ -109,7 +109,7 @@ async def test_many_that_are_due_at_once_leave_turns_to_others() -> None:
     assert len(turns) >= 1000 / MAX_STARTS_PER_ITERATION
 
 
-async def test_commands_of_many_pods_are_bounded() -> None:
+async def test_prober_exec_probes_of_many_pods_limited_by_slots() -> None:
     async with scene(exec_slots=4) as here:
         here.seconds_per_answer = 0.1
         most = 0
@@ -124,7 +124,7 @@ async def test_commands_of_many_pods_are_bounded() -> None:
         assert most == 4
 
 
-async def test_the_owner_can_stop_it_in_the_middle() -> None:
+async def test_prober_stopped_during_probes_cancels_them() -> None:
     async with scene() as here:
         here.seconds_per_answer = 1000
         for number in range(20):

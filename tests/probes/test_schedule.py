@@ -18,7 +18,7 @@ doings = st.lists(
 
 
 @given(doings)
-def test_it_behaves_as_a_sorted_dictionary(steps: list[tuple[str, int, int]]) -> None:
+def test_schedule_any_sequence_equals_sorted_dict(steps: list[tuple[str, int, int]]) -> None:
     schedule: Schedule[int] = Schedule()
     model: dict[int, float] = {}
     for what, number, due in steps:
@@ -47,7 +47,7 @@ class Counted(float):
         return float.__lt__(self, other)
 
 
-def test_a_turn_costs_the_logarithm() -> None:
+def test_schedule_pop_and_put_cost_is_logarithmic() -> None:
     def cost_of_a_turn(size: int) -> float:
         schedule: Schedule[int] = Schedule()
         for item in range(size):
@@ -64,7 +64,7 @@ def test_a_turn_costs_the_logarithm() -> None:
     assert large < 3 * small  # a hundred times as many: the logarithm doubles
 
 
-def test_moving_entries_does_not_fill_memory() -> None:
+def test_schedule_repeated_put_does_not_grow_heap() -> None:
     schedule: Schedule[str] = Schedule()
     for turn in range(10_000):
         schedule.put("a", turn)

@@ -41,14 +41,14 @@ def play(kind: Kind, outcomes: str, successes: int = 1, failures: int = 3) -> tu
         ("startup", "---", 1, 3, ["", "", "failure"], True),
     ],
 )
-def test_verdicts(
+def test_step_result_changes_at_thresholds(
     kind: Kind, outcomes: str, successes: int, failures: int, changes: list[str], held: bool
 ) -> None:
     state, found = play(kind, outcomes, successes, failures)
     assert (found, state.held) == (changes, held)
 
 
-def test_an_earlier_agents_knowledge_is_where_it_goes_on() -> None:
+def test_initial_state_continues_from_previous_result() -> None:
     assert initial_state("startup", "success").held
     assert not initial_state("readiness", "success").held
     state, change = step(initial_state("readiness", "success"), False, "readiness", terms(failures=2))
@@ -58,7 +58,7 @@ def test_an_earlier_agents_knowledge_is_where_it_goes_on() -> None:
 
 
 @given(kinds, st.text("+-", max_size=60), counts, counts)
-def test_the_verdict_is_that_of_the_last_long_enough_run(
+def test_step_result_is_of_last_run_reaching_threshold(
     kind: Kind, outcomes: str, successes: int, failures: int
 ) -> None:
     expected: Result = initial_state(kind).result
@@ -71,7 +71,7 @@ def test_the_verdict_is_that_of_the_last_long_enough_run(
 
 
 @given(kinds, st.text("+-", max_size=60), counts, counts)
-def test_a_change_is_told_exactly_when_the_verdict_differs(
+def test_step_returns_change_only_when_result_differs(
     kind: Kind, outcomes: str, successes: int, failures: int
 ) -> None:
     state = initial_state(kind)

@@ -22,26 +22,26 @@ def beats(period: int, outcomes: list[bool], phase: float = 0.0) -> list[ProbeTi
     return found
 
 
-def test_who_is_waited_for_is_asked_at_once_and_often_in_the_first_period() -> None:
+def test_next_tick_eager_retries_with_backoff_in_first_period() -> None:
     found = beats(10, [False] * 7)
     assert [beat.due - 100 for beat in found] == [0, 0.5, 1.5, 3.5, 7.5, 10, 20, 30]
     assert [beat.eager for beat in found] == [True] * 5 + [False] * 3
 
 
-def test_the_first_success_ends_the_haste() -> None:
+def test_next_tick_first_success_ends_eager_retries() -> None:
     found = beats(10, [False, True, False, True], phase=0.5)
     assert [beat.due - 100 for beat in found] == [0, 0.5, 8.0, 18.0, 28.0]
     assert [beat.eager for beat in found] == [True, True, False, False, False]
 
 
-def test_a_slow_look_delays_and_does_not_pile_up() -> None:
+def test_next_tick_slow_probe_delays_without_accumulating() -> None:
     beat = next_tick(ProbeTick(100.0, 0.0), terms(10), True, 137.0, 0.0)
     assert beat.due == 137.0
     assert next_tick(beat, terms(10), True, 138.0, 0.0).due == 147.0
 
 
 @given(periods, phases, st.lists(st.booleans(), max_size=20))
-def test_beats_go_forward_and_uncounted_ones_stay_in_the_first_period(
+def test_next_tick_is_monotonic_and_eager_only_in_first_period(
     period: int, phase: float, outcomes: list[bool]
 ) -> None:
     found = beats(period, outcomes, phase)
@@ -51,22 +51,22 @@ def test_beats_go_forward_and_uncounted_ones_stay_in_the_first_period(
 
 
 @given(periods, phases, st.integers(1, 10))
-def test_an_author_gets_all_the_time_that_was_promised(period: int, phase: float, failures: int) -> None:
+def test_next_tick_failure_threshold_takes_at_least_threshold_periods(
+    period: int, phase: float, failures: int
+) -> None:
     counted = [beat for beat in beats(period, [False] * 40, phase) if not beat.eager]
     assert counted[failures - 1].due - 100 >= failures * period - 1e-6
 
 
 @given(periods, phases, moments)
-def test_who_is_not_waited_for_is_asked_within_the_first_period(
-    period: int, phase: float, opened: float
-) -> None:
+def test_first_tick_not_eager_is_within_first_period(period: int, phase: float, opened: float) -> None:
     new = first_tick(terms(period), opened, phase, eager=False, older=False)
     assert opened + period / 2 <= new.due <= opened + period
     old = first_tick(terms(period), opened, phase, eager=False, older=True)
     assert opened <= old.due <= opened + period
 
 
-def test_phases_are_spread_and_stable() -> None:
+def test_probe_phase_is_spread_and_stable() -> None:
     phases = sorted(probe_phase(f"uid-{n}", "app", "liveness") for n in range(1000))
     tenths = [sum(low <= phase * 10 < low + 1 for phase in phases) for low in range(10)]
     assert min(tenths) > 50

@@ -39,11 +39,11 @@ def plain(properties: Any) -> dict[str, Any]:
         (POD, "kubepods-burstable-pod1_2.slice"),
     ],
 )
-def test_units(name: tuple[str, ...], unit: str) -> None:
+def test_unit_of_returns_escaped_slice_name(name: tuple[str, ...], unit: str) -> None:
     assert unit_of(name) == unit
 
 
-def test_a_new_slice() -> None:
+def test_start_properties_enable_accounting_of_new_slice() -> None:
     wanted = {
         "Description": "libcontainer container kubepods-burstable-pod1_2.slice",
         "Wants": ["kubepods-burstable.slice"],
@@ -88,14 +88,16 @@ PROPERTIES: list[tuple[CgroupValues, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("values", "v2", "v1"), PROPERTIES)
-def test_values_as_properties(values: CgroupValues, v2: dict[str, Any], v1: dict[str, Any]) -> None:
+def test_value_properties_follow_cgroup_version(
+    values: CgroupValues, v2: dict[str, Any], v1: dict[str, Any]
+) -> None:
     for unified, wanted in ((True, v2), (False, v1)):
         properties = [*value_properties(values, unified=unified, version=252)]
         assert plain(properties) == wanted
         assert decode("a(sv)", encode("a(sv)", (properties,))) == (properties,)
 
 
-def test_what_an_old_systemd_does_not_know_is_not_said() -> None:
+def test_value_properties_old_systemd_omits_unknown_properties() -> None:
     values = CgroupValues(quota=1000, cpus=frozenset({0}))
     assert plain(value_properties(values, unified=True, version=241)) == {"CPUQuotaPerSecUSec": 10_000}
 
@@ -110,12 +112,12 @@ def test_what_an_old_systemd_does_not_know_is_not_said() -> None:
         (-1, 100_000, -1),
     ],
 )
-def test_quotas_are_rounded_up(quota: int, period: int, rounded: int) -> None:
+def test_round_up_to_percent_rounds_quota_up(quota: int, period: int, rounded: int) -> None:
     assert round_up_to_percent(CgroupValues(quota=quota, period=period)).quota == rounded
 
 
 @given(st.integers(1000, 10**8), st.sampled_from([1000, 5000, 20_000, 100_000, 1_000_000]))
-def test_rounding_never_takes_and_is_at_most_one_percent(quota: int, period: int) -> None:
+def test_round_up_to_percent_adds_at_most_one_percent(quota: int, period: int) -> None:
     rounded = round_up_to_percent(CgroupValues(quota=quota, period=period)).quota
     assert rounded is not None
     # A period that is no multiple of a hundred loses less than a microsecond in the division.
@@ -125,7 +127,7 @@ def test_rounding_never_takes_and_is_at_most_one_percent(quota: int, period: int
 
 
 @given(st.frozensets(st.integers(0, 200), min_size=1))
-def test_bits_of_cpus(cpus: frozenset[int]) -> None:
+def test_cpu_bits_encodes_cpuset(cpus: frozenset[int]) -> None:
     raw = cpu_bits(cpus)
     assert (
         frozenset(8 * at + bit for at, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1) == cpus
@@ -170,7 +172,9 @@ def driver_at(path: Path, recorder: Any) -> CgroupDriver:
 
 
 class TestDriver:
-    async def test_systemd_is_told_first(self, tmp_path: Path, recorder: Recorder) -> None:
+    async def test_driver_make_starts_slice_before_setting_values(
+        self, tmp_path: Path, recorder: Recorder
+    ) -> None:
         groups = driver_at(tmp_path, recorder)
         await groups.make(("kubepods",), CgroupValues(quota=12_300))
         await groups.make(("kubepods", "pod1-2"), CgroupValues(memory=5))
@@ -189,7 +193,9 @@ class TestDriver:
         assert recorder.asked[-1] == ("stop", "kubepods-pod1_2.slice", {})
         assert not folder.exists()
 
-    async def test_trouble_is_one_line(self, tmp_path: Path, recorder: Recorder) -> None:
+    async def test_driver_systemd_fails_raises_one_line_cgroup_error(
+        self, tmp_path: Path, recorder: Recorder
+    ) -> None:
         groups = driver_at(tmp_path, recorder)
         await groups.make(("kubepods",), CgroupValues())
         recorder.broken = True
@@ -201,7 +207,9 @@ class TestDriver:
             await groups.remove(("kubepods",))
         assert not (tmp_path / "kubepods.slice").exists()
 
-    async def test_names_that_no_unit_can_have(self, tmp_path: Path, recorder: Recorder) -> None:
+    async def test_driver_invalid_slice_name_raises_cgroup_error(
+        self, tmp_path: Path, recorder: Recorder
+    ) -> None:
         groups = driver_at(tmp_path, recorder)
         for doing in (groups.make, groups.write):
             with pytest.raises(CgroupError, match="cannot be a part of a systemd slice"):
@@ -210,11 +218,13 @@ class TestDriver:
             await groups.remove(("kubepods", "pod_x"))
         assert recorder.asked == []
 
-    def test_names_of_existing_cgroups(self, tmp_path: Path, recorder: Recorder) -> None:
+    def test_driver_parse_decodes_slices_only_for_systemd(self, tmp_path: Path, recorder: Recorder) -> None:
         assert driver_at(tmp_path, recorder).parse("/a.slice/a-b.slice") == ("a", "b")
         assert CgroupDriver(Cgroups(CgroupMode.V2, tmp_path, {}, {})).parse("/a.slice/b") == ("a.slice", "b")
 
-    def test_a_machine_without_systemd(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_driver_check_without_systemd_raises_cgroup_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(systemd, "is_running", lambda: False)
         machine = Cgroups(CgroupMode.V2, tmp_path, {}, {})
         with pytest.raises(CgroupError, match="systemd does not run this machine: set it to cgroupfs"):
@@ -224,12 +234,12 @@ class TestDriver:
         CgroupDriver(machine, "systemd").check()
 
 
-async def test_the_root_is_not_started(recorder: Any) -> None:
+async def test_systemd_slices_start_root_does_nothing(recorder: Any) -> None:
     await SystemdSlices(recorder, unified=True).start(())
     assert recorder.asked == []
 
 
-def test_in_use_memory_is_not_cut(tmp_path: Path) -> None:
+def test_cgroup_files_memory_limit_below_usage_raises_ebusy(tmp_path: Path) -> None:
     """v2 would kill for it; caches that can be dropped are not in use."""
     folder = tmp_path / "pods"
     folder.mkdir()
@@ -245,5 +255,5 @@ def test_in_use_memory_is_not_cut(tmp_path: Path) -> None:
     assert (folder / "memory.max").read_text() == "450"
 
 
-def test_a_variant_is_what_the_wire_takes() -> None:
+def test_start_properties_values_are_dbus_variants() -> None:
     assert all(isinstance(value, Variant) for _, value in start_properties(POD, unified=True))

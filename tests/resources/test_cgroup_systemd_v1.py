@@ -98,5 +98,5 @@ async def _drop(tree: Path) -> bool:
     return await cgroup_tree.remove(tree)
 
 
-async def test_a_life(root: str, manager: Systemd) -> None:
+async def test_pod_cgroups_systemd_driver_v1_pods_created_and_removed(root: str, manager: Systemd) -> None:
     await a_life(root, manager)

@@ -95,7 +95,7 @@ def golden_pods() -> list[Pod]:
 @pytest.mark.machine
 @needs_v1
 class TestV1:
-    async def test_as_the_reference(self, root: str) -> None:
+    async def test_pod_cgroups_values_equal_upstream(self, root: str) -> None:
         """The same pods give the values that were recorded of the reference."""
         cgroups = pods_in(root)
         await cgroups.setup()
@@ -121,7 +121,7 @@ class TestV1:
         assert len(rows) > 30
         assert cgroups.uids() == {pod.uid for pod in pods}
 
-    async def test_every_hierarchy_has_the_pod_and_loses_it(self, root: str) -> None:
+    async def test_pod_cgroups_created_and_removed_in_every_hierarchy(self, root: str) -> None:
         cgroups, pod = pods_in(root), pod_of({"requests": {"cpu": "1"}})
         await cgroups.setup()
         parent = await cgroups.ensure(pod)
@@ -133,7 +133,7 @@ class TestV1:
         assert cgroups.uids() == set()
         await cgroups.remove(pod.uid)
 
-    async def test_what_is_left_inside_is_killed(self, root: str) -> None:
+    async def test_pod_cgroups_remove_kills_remaining_processes(self, root: str) -> None:
         """Also by an agent that never saw the pod, below containers' own cgroups, and what ignores TERM."""
         cgroups, pod = pods_in(root), pod_of({})
         await cgroups.setup()
@@ -155,7 +155,7 @@ class TestV1:
             assert {*await reaping} <= {-signal.SIGKILL, 128 + signal.SIGKILL}
         assert again.uids() == set()
 
-    async def test_what_does_not_die_is_an_error_with_the_pids(
+    async def test_cgroup_files_remove_unkillable_process_raises_error_with_pids(
         self, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def powerless(*_: object, **__: object) -> bool:
@@ -169,7 +169,7 @@ class TestV1:
             with pytest.raises(CgroupError, match=rf"does not go away; processes in it: {process.pid}"):
                 await CgroupFiles(detect_cgroups()).remove(tuple(parent.strip("/").split("/")), 0.1)
 
-    async def test_an_agent_that_died_before_setting_a_limit(self, root: str) -> None:
+    async def test_pod_cgroups_ensure_after_crash_sets_missing_limits(self, root: str) -> None:
         pod = pod_of({"limits": {"cpu": "1", "memory": "1Gi"}})
         cgroups = pods_in(root)
         await cgroups.setup()
@@ -181,7 +181,7 @@ class TestV1:
         assert value("memory", parent, "memory.limit_in_bytes") == str(1 << 30)
         assert value("cpu", parent, "cpu.cfs_quota_us") == "100000"
 
-    async def test_a_pod_that_is_there_is_left_alone(self, root: str) -> None:
+    async def test_pod_cgroups_ensure_existing_pod_is_unchanged(self, root: str) -> None:
         pod, cgroups = pod_of({"requests": {"cpu": "1"}}), pods_in(root)
         await cgroups.setup()
         parent = await cgroups.ensure(pod)
@@ -193,7 +193,7 @@ class TestV1:
         await cgroups.ensure(pod)
         assert shares.read_text().strip() == "1024"
 
-    async def test_the_weight_of_the_burstable_tier(self, root: str) -> None:
+    async def test_pod_cgroups_burstable_shares_follow_pods(self, root: str) -> None:
         cgroups = pods_in(root)
         await cgroups.setup()
         first, second = (pod_of({"requests": {"cpu": cpu}}) for cpu in ("1", "2"))
@@ -213,7 +213,7 @@ class TestV1:
         assert weight() == "2"
         assert value("cpu", f"{root}/kubepods/besteffort", "cpu.shares") == "2"
 
-    async def test_the_tree_heals(self, root: str) -> None:
+    async def test_pod_cgroups_removed_tree_is_recreated_with_values(self, root: str) -> None:
         """Somebody removed it while it was empty: it is made again with all that it was set to."""
         cgroups = pods_in(root, kube_reserved={"cpu": "1"})
         pods = [
@@ -238,7 +238,7 @@ class TestV1:
         assert [value("cpu", f"{root}/kubepods{tier}", "cpu.shares") for tier in TIERS] == ["1024", "2"]
 
     @pytest.mark.looptime
-    async def test_what_others_write_does_not_last(self, root: str) -> None:
+    async def test_pod_cgroups_foreign_values_are_rewritten_periodically(self, root: str) -> None:
         cgroups = pods_in(root)
         await cgroups.setup()
         await cgroups.update_qos([])
@@ -257,7 +257,7 @@ class TestV1:
         assert [path.read_text() for path in weights] == ["2\n", "2\n"]
         assert value("memory", f"{root}/kubepods", "memory.limit_in_bytes") == str(int(CAPACITY["memory"]))
 
-    async def test_a_pod_that_shrinks_and_an_agent_that_was_restarted(self, root: str) -> None:
+    async def test_pod_cgroups_shrunk_pod_after_restart_keeps_rejected_limit(self, root: str) -> None:
         """What the kernel refuses while containers have more is left as it is; the pod can go on."""
         before, cgroups = pods_in(root), pods_in(root)
         large = pod_of({"limits": {"cpu": "1", "memory": "64Mi"}})
@@ -274,7 +274,7 @@ class TestV1:
         with pytest.raises(CgroupError, match="cannot set"):
             await impossible.ensure(pod_of({"limits": {"cpu": "1", "memory": "64Mi"}}))
 
-    async def test_reservations(self, root: str) -> None:
+    async def test_pod_cgroups_setup_enforces_node_allocatable_and_reserved(self, root: str) -> None:
         detect = detect_cgroups()
         CgroupFiles(detect).make((root.strip("/"), "sys"), CgroupValues())
         cgroups = pods_in(
@@ -293,7 +293,7 @@ class TestV1:
         assert value("memory", f"{root}/sys", "memory.limit_in_bytes") == str(512 << 20)
         assert value("pids", f"{root}/sys", "pids.max") == "500"
 
-    async def test_reserved_cgroups_must_exist(self, root: str) -> None:
+    async def test_pod_cgroups_setup_reserved_cgroup_missing_raises_error(self, root: str) -> None:
         cgroups = pods_in(
             root,
             kube_reserved={"cpu": "1"},
@@ -304,14 +304,18 @@ class TestV1:
             await cgroups.setup()
 
     @pytest.mark.parametrize("kind", ["kube", "system"])
-    async def test_reservations_of_nothing(self, root: str, kind: str) -> None:
+    async def test_pod_cgroups_setup_enforced_reservation_empty_raises_error(
+        self, root: str, kind: str
+    ) -> None:
         CgroupFiles(detect_cgroups()).make((root.strip("/"), "daemons"), CgroupValues())
         settings: dict[str, Any] = {f"{kind}_reserved_cgroup": f"{root}/daemons"}
         cgroups = pods_in(root, enforce_node_allocatable=["pods", f"{kind}-reserved"], **settings)
         with pytest.raises(CgroupError, match=f"has {kind}-reserved but nothing is .* {kind}Reserved"):
             await cgroups.setup()
 
-    async def test_pods_above_their_common_limit(self, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_pod_cgroups_setup_usage_above_limit_is_retried(
+        self, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The limit is tried again, and the start goes on."""
         monkeypatch.setattr(node_cgroups, "RETRY_SECONDS", 0.0)
         cgroups = pods_in(root)
@@ -337,12 +341,12 @@ class TestV1:
         assert before == str(int(CAPACITY["memory"]))
         assert value("memory", f"{root}/kubepods", "memory.limit_in_bytes") == str(8 << 20)
 
-    async def test_a_limit_that_the_kernel_refuses(self, root: str) -> None:
+    async def test_cgroup_files_make_invalid_limit_raises_cgroup_error(self, root: str) -> None:
         name = (root.strip("/"),)
         with pytest.raises(CgroupError, match=r"cannot set .*cpu.cfs_period_us to 1: Invalid argument"):
             CgroupFiles(detect_cgroups()).make(name, CgroupValues(quota=1, period=1))
 
-    async def test_a_burst_of_pods_is_quick(self, root: str) -> None:
+    async def test_pod_cgroups_ensure_many_pods_costs_little_cpu_time(self, root: str) -> None:
         cgroups = pods_in(root)
         await cgroups.setup()
         await cgroups.update_qos([])
@@ -360,7 +364,7 @@ class TestV1:
 
 
 class TestRefusals:
-    async def test_switched_off(self) -> None:
+    async def test_pod_cgroups_cgroups_per_qos_off_does_nothing(self) -> None:
         cgroups = PodCgroups(
             KubeletConfiguration(cgroups_per_qos=False), FeatureGates(), detect_cgroups(), CAPACITY
         )
@@ -377,7 +381,7 @@ class TestRefusals:
             ({"kube_reserved": {"memory": "1Ti"}}, "1Ti of memory is reserved but the machine has only"),
         ],
     )
-    async def test_settings(
+    async def test_pod_cgroups_setup_invalid_settings_raise_cgroup_error(
         self, config: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(systemd, "is_running", lambda: False)
@@ -385,12 +389,12 @@ class TestRefusals:
             await pods_in("/pyk-test-never-made", **config).setup()
         assert cgroup_tree.find_trees("pyk-test-never-made") == []
 
-    async def test_controllers(self, tmp_path: Path) -> None:
+    async def test_pod_cgroups_setup_missing_controllers_raises_cgroup_error(self, tmp_path: Path) -> None:
         none = Cgroups(CgroupMode.V2, tmp_path, {"cpu": tmp_path, "pids": tmp_path}, {})
         with pytest.raises(CgroupError, match="controllers cpuset, memory are missing"):
             await PodCgroups(KubeletConfiguration(), FeatureGates(), none, CAPACITY).setup()
 
-    async def test_hostile_uids(self) -> None:
+    async def test_pod_cgroups_hostile_uid_raises_cgroup_error(self) -> None:
         pod = pod_of({})
         pod.metadata.uid = "../../.."
         with pytest.raises(CgroupError, match="uid"):

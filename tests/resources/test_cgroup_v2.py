@@ -77,7 +77,7 @@ class TestV2:
         capacity = CAPACITY | amounts(hugepages_2Mi="4Mi")
         return PodCgroups(settings, gates or FeatureGates(), v2, capacity, ("2MB",))
 
-    async def test_controllers_are_handed_down_and_limits_set(self, v2: Cgroups) -> None:
+    async def test_pod_cgroups_v2_delegates_controllers_and_sets_limits(self, v2: Cgroups) -> None:
         cgroups = self.pods(v2, pod_pids_limit=1024)
         await cgroups.setup()
         pod = pod_of({"limits": {"cpu": "500m", "memory": "64Mi", "hugepages-2Mi": "2Mi"}})
@@ -103,7 +103,7 @@ class TestV2:
         assert (whole / "besteffort/cpu.weight").read_text() == "1"
         assert cgroups.uids() == {pod.uid}
 
-    async def test_a_cgroup_without_its_controllers_is_not_there_yet(self, v2: Cgroups) -> None:
+    async def test_pod_cgroups_v2_cgroup_without_controllers_is_completed(self, v2: Cgroups) -> None:
         cgroups, pod = self.pods(v2), pod_of({})
         folder = v2.root / "pyk/kubepods/besteffort" / f"pod{pod.uid}"
         folder.mkdir(parents=True)
@@ -114,7 +114,9 @@ class TestV2:
         assert "memory" in (folder / "cgroup.controllers").read_text()
         assert (folder / "cpu.weight").read_text() == "1"
 
-    async def test_controllers_that_do_not_come(self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_pod_cgroups_v2_controller_delegation_fails_raises_cgroup_error(
+        self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         put = cgroup_files._put
 
         def busy(path: Path, text: str) -> None:
@@ -128,7 +130,7 @@ class TestV2:
         ):
             await self.pods(v2).setup()
 
-    async def test_memory_is_protected(self, v2: Cgroups) -> None:
+    async def test_pod_cgroups_v2_memory_qos_sets_memory_min_and_low(self, v2: Cgroups) -> None:
         gates, registry = FeatureGates().with_overrides({"MemoryQoS": True}), CollectorRegistry()
         settings = KubeletConfiguration(cgroup_root="/pyk", memory_reservation_policy="TieredReservation")
         metrics = CgroupMetrics(registry, unified=True, memory_qos=True)
@@ -148,7 +150,7 @@ class TestV2:
         page = Page(generate_latest(registry).decode())
         assert page.value("kubelet_memory_qos_node_memory_min_bytes") == 0
 
-    async def test_memory_reserved_for_higher_tiers(
+    async def test_pod_cgroups_v2_qos_reserved_limits_lower_tiers(
         self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Also when a tier is above its limit already."""
@@ -179,7 +181,7 @@ class TestV2:
 
 
 @pytest.mark.machine
-async def test_the_real_v2_hierarchy(root: str) -> None:
+async def test_cgroup_files_real_v2_hierarchy_make_and_remove(root: str) -> None:
     """As far as this machine has one: controllers that no v1 hierarchy holds work in it."""
     unified = Path("/sys/fs/cgroup/unified")
     if os.geteuid() != 0 or not (unified / "cgroup.controllers").is_file():

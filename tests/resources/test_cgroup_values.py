@@ -60,27 +60,29 @@ class TestNames:
             ),
         ],
     )
-    def test_both_spellings(self, name: tuple[str, ...], path: str, slices: str) -> None:
+    def test_cgroup_name_converts_to_and_from_cgroupfs_and_systemd_path(
+        self, name: tuple[str, ...], path: str, slices: str
+    ) -> None:
         assert cgroupfs_path(name) == path
         assert systemd_path(name) == slices
         assert parse_path(path) == name
         assert parse_systemd_path(slices) == name
 
     @given(st.lists(st.text("ab-1", min_size=1), min_size=1).map(tuple))
-    def test_a_slice_is_read_back(self, name: tuple[str, ...]) -> None:
+    def test_systemd_path_any_name_round_trips(self, name: tuple[str, ...]) -> None:
         assert parse_systemd_path(systemd_path(name)) == name
 
     @pytest.mark.parametrize("part", ["", "a_b", "a/b"])
-    def test_a_part_that_could_not_be_read_back_is_refused(self, part: str) -> None:
+    def test_systemd_path_ambiguous_part_raises_value_error(self, part: str) -> None:
         with pytest.raises(ValueError, match="slice"):
             systemd_path(("kubepods", part))
 
-    def test_the_runtime_gets_a_path_or_a_unit(self) -> None:
+    def test_runtime_parent_is_path_for_cgroupfs_and_slice_for_systemd(self) -> None:
         name = ("kubepods", "besteffort", "pod4-2")
         assert runtime_parent(name, "cgroupfs") == "/kubepods/besteffort/pod4-2"
         assert runtime_parent(name, "systemd") == "kubepods-besteffort-pod4_2.slice"
 
-    def test_pods_are_told_from_other_cgroups(self) -> None:
+    def test_uid_of_part_only_for_pod_cgroups(self) -> None:
         assert uid_of_part(pod_part("4f-2")) == "4f-2"
         assert uid_of_part(last_part("pod4f-2", "cgroupfs")) == "4f-2"
         assert uid_of_part(last_part("kubepods-burstable-pod4f_2.slice", "systemd")) == "4f-2"
@@ -88,7 +90,7 @@ class TestNames:
         assert [uid_of_part(part) for part in ("burstable", "pod", "", "system.slice")] == [None] * 4
 
     @pytest.mark.parametrize("uid", ["", "../../init", "a/b", "a\0", "a\nb"])
-    def test_a_uid_cannot_lead_elsewhere(self, uid: str) -> None:
+    def test_pod_part_hostile_uid_raises_value_error(self, uid: str) -> None:
         with pytest.raises(ValueError, match="uid"):
             pod_part(uid)
 
@@ -149,26 +151,28 @@ class TestPodValues:
             ),
         ],
     )
-    def test_cpu_and_memory(self, pod: Pod, expected: tuple[int, int | None, int | None]) -> None:
+    def test_shares_quota_and_memory_follow_resources(
+        self, pod: Pod, expected: tuple[int, int | None, int | None]
+    ) -> None:
         values = pod_values(pod, PodPolicy())
         assert (values.shares, values.quota, values.memory) == expected
         assert memory_limit(pod) == expected[2]
         assert values.period == 100_000
 
-    def test_the_nodes_settings(self) -> None:
+    def test_pod_policy_sets_quota_period_and_pids(self) -> None:
         pod = pod_of({"limits": {"cpu": "500m", "memory": "64Mi"}})
         assert pod_values(pod, PodPolicy(quota=False)).quota == -1
         slow = pod_values(pod, PodPolicy(period=50_000, pids=100))
         assert (slow.quota, slow.period, slow.pids) == (25_000, 50_000, 100)
         assert pod_values(pod, PodPolicy(pids=0)).pids is None
 
-    def test_resources_of_the_whole_pod_count_only_with_the_gate(self) -> None:
+    def test_pod_level_resources_require_gate(self) -> None:
         pod = pod_of({"requests": {"cpu": "1"}}, resources={"requests": {"cpu": "2"}, "limits": {"cpu": "4"}})
         assert pod_values(pod, PodPolicy()).shares == 2048
         off = pod_values(pod, PodPolicy(pod_level=False))
         assert (off.shares, off.quota) == (1024, None)
 
-    def test_huge_pages_that_were_not_asked_for_are_forbidden(self) -> None:
+    def test_unrequested_huge_page_sizes_are_zero(self) -> None:
         pod = pod_of(
             {"requests": {"cpu": "1", "hugepages-2Mi": "64Mi"}},
             {"requests": {"hugepages-2Mi": "64Mi", "hugepages-2048Ki": "2Mi", "hugepages-64Ki": "1Mi"}},
@@ -183,7 +187,7 @@ class TestPodValues:
             (pod_of({}), {}),
         ],
     )
-    def test_memory_is_protected_by_class(self, pod: Pod, unified: dict[str, str]) -> None:
+    def test_memory_protection_follows_qos_class(self, pod: Pod, unified: dict[str, str]) -> None:
         assert pod_values(pod, PodPolicy(protect_memory=True)).unified == unified
         assert pod_values(pod, PodPolicy()).unified == {}
 
@@ -198,7 +202,7 @@ class TestWrites:
         unified={"memory.min": "1"},
     )
 
-    def test_v1(self) -> None:
+    def test_v1_writes_cover_all_values(self) -> None:
         assert list(v1_writes(self.FULL)) == [
             Write("cpu", "cpu.shares", "102"),
             Write("cpu", "cpu.cfs_period_us", "100000"),
@@ -209,7 +213,7 @@ class TestWrites:
             Write("hugetlb", "hugetlb.2MB.rsvd.limit_in_bytes", "4194304", optional=True),
         ]
 
-    def test_v2(self) -> None:
+    def test_v2_writes_cover_all_values(self) -> None:
         assert list(v2_writes(self.FULL)) == [
             Write("cpu", "cpu.weight", "4"),
             Write("cpu", "cpu.max", "50000 100000"),
@@ -220,10 +224,10 @@ class TestWrites:
             Write("memory", "memory.min", "1"),
         ]
 
-    def test_nothing_said_is_nothing_written(self) -> None:
+    def test_writes_of_empty_values_are_empty(self) -> None:
         assert list(v1_writes(CgroupValues())) == list(v2_writes(CgroupValues())) == []
 
-    def test_no_quota_is_written_as_such(self) -> None:
+    def test_writes_unlimited_quota_as_no_limit(self) -> None:
         values = CgroupValues(quota=-1)
         assert ("cpu.cfs_quota_us", "-1") in [(w.file, w.text) for w in v1_writes(values)]
         assert [(w.file, w.text) for w in v2_writes(values)] == [("cpu.max", "max 100000")]
@@ -232,11 +236,11 @@ class TestWrites:
         ("shares", "weight"),
         [(0, 1), (2, 1), (102, 4), (1024, 39), (2048, 79), (262144, 10000), (10**9, 10000)],
     )
-    def test_weights(self, shares: int, weight: int) -> None:
+    def test_weight_of_shares_converts_known_values(self, shares: int, weight: int) -> None:
         assert weight_of_shares(shares) == weight
 
     @given(st.integers(MIN_SHARES, MAX_SHARES), st.integers(MIN_SHARES, MAX_SHARES))
-    def test_weights_keep_the_order(self, one: int, other: int) -> None:
+    def test_weight_of_shares_is_monotonic(self, one: int, other: int) -> None:
         low, high = sorted((one, other))
         assert 1 <= weight_of_shares(low) <= weight_of_shares(high) <= 10000
 
@@ -246,7 +250,7 @@ def together(demands: list[QosDemand]) -> Demands:
 
 
 class TestTiers:
-    def test_burstable_weighs_as_its_pods(self) -> None:
+    def test_tier_values_burstable_shares_are_sum_of_pods(self) -> None:
         demands = [
             QosDemand("Burstable", 100, 1),
             QosDemand("Burstable", 10, 1),
@@ -261,7 +265,7 @@ class TestTiers:
             "BestEffort": CgroupValues(shares=2, huge_pages=unbounded),
         }
 
-    def test_reserved_memory_is_out_of_reach_for_lower_tiers(self) -> None:
+    def test_tier_values_reserved_memory_limits_lower_tiers(self) -> None:
         demands = [QosDemand("Guaranteed", 0, 4 * GIB), QosDemand("Burstable", 0, 2 * GIB)]
         policy = QosPolicy(memory_reserved=50, allocatable_memory=10 * GIB)
         values = tier_values(together(demands), policy)
@@ -270,14 +274,14 @@ class TestTiers:
         assert values["BestEffort"].memory == 7 * GIB
 
     @pytest.mark.parametrize("burstable", [6 * GIB, 7 * GIB])
-    def test_when_all_memory_is_reserved_nothing_is_left_for_the_rest(self, burstable: int) -> None:
+    def test_tier_values_all_memory_reserved_best_effort_gets_one_page(self, burstable: int) -> None:
         demands = [QosDemand("Guaranteed", 0, 4 * GIB), QosDemand("Burstable", 0, burstable)]
         values = tier_values(together(demands), QosPolicy(memory_reserved=100, allocatable_memory=10 * GIB))
         assert values["Burstable"].memory == 6 * GIB
         (limit,) = (one.text for one in v1_writes(values["BestEffort"]) if one.controller == "memory")
         assert limit == "4096"
 
-    def test_protection_on_v2(self) -> None:
+    def test_tier_values_protect_memory_sets_memory_min_and_low(self) -> None:
         demands = [
             QosDemand("Guaranteed", 0, 40),
             QosDemand("Burstable", 0, 2),
@@ -299,7 +303,7 @@ class TestTiers:
             )
         )
     )
-    def test_only_burstable_pods_weigh(self, demands: list[QosDemand]) -> None:
+    def test_tier_values_any_demands_only_burstable_pods_add_shares(self, demands: list[QosDemand]) -> None:
         total = sum(demand.milli_cpu for demand in demands if demand.qos == "Burstable")
         tiers: dict[QOSClass, CgroupValues] = tier_values(together(demands), QosPolicy())
         assert tiers["Burstable"].shares == shares_of(total)
@@ -343,7 +347,7 @@ class TestCapacity:
     def texts(resources: Resources) -> dict[str, str]:
         return {name: str(amount) for name, amount in resources.items()}
 
-    def test_as_the_reference(self) -> None:
+    def test_allocatable_and_enforced_equal_upstream(self) -> None:
         """The node of the recordings."""
         config = KubeletConfiguration(eviction_hard={"memory.available": "100Mi", "nodefs.available": "1%"})
         assert self.texts(enforced(self.GOLDEN, config)) == self.texts(self.GOLDEN)
@@ -351,7 +355,7 @@ class TestCapacity:
         assert str(given["memory"]) == "24580016Ki"
         assert int(given["ephemeral-storage"]) == 267847642337
 
-    def test_reservations(self) -> None:
+    def test_allocatable_and_enforced_subtract_reservations(self) -> None:
         config = KubeletConfiguration(
             kube_reserved={"cpu": "500m", "memory": "1Gi", "pid": "100"},
             system_reserved={"cpu": "500m", "memory": "1Gi"},
@@ -363,7 +367,7 @@ class TestCapacity:
         config.enforce_node_allocatable = ["none"]
         assert self.texts(enforced(capacity, config)) == self.texts(capacity)
 
-    def test_more_reserved_than_there_is(self) -> None:
+    def test_overcommitment_reserved_exceeds_capacity_returns_message(self) -> None:
         config = KubeletConfiguration(
             kube_reserved={"memory": "1Gi"}, eviction_hard={"memory.available": "100Mi"}
         )
@@ -374,7 +378,7 @@ class TestCapacity:
         )
         assert int(allocatable(amounts(memory="1Gi"), config)["memory"]) == 0
 
-    def test_this_machine(self) -> None:
+    def test_read_capacity_of_real_host_is_plausible(self) -> None:
         capacity = read_capacity()
         assert int(capacity["cpu"]) >= 1
         assert int(capacity["memory"]) > 64 * MIB
@@ -383,7 +387,7 @@ class TestCapacity:
         assert values.shares == shares_of(capacity["cpu"].milli)
         assert values.memory == int(capacity["memory"])
 
-    def test_only_cpu(self) -> None:
+    def test_node_values_only_cpu_sets_only_shares(self) -> None:
         assert node_values(amounts(cpu="1", memory="1Gi"), (), only_cpu=True) == CgroupValues(shares=1024)
 
 
@@ -400,10 +404,10 @@ class TestHugePages:
             (2000, None),
         ],
     )
-    def test_kernels_words(self, size: int, name: str | None) -> None:
+    def test_kernel_size_returns_name_of_page_size(self, size: int, name: str | None) -> None:
         assert huge_pages.kernel_size(size) == name
 
-    def test_machine(self, tmp_path: Path) -> None:
+    def test_read_huge_pages_counts_pages_in_sysfs(self, tmp_path: Path) -> None:
         self._folders(tmp_path, [("hugepages-1048576kB", "0"), ("hugepages-2048kB", "3"), ("other", "1")])
         assert huge_pages.read_page_sizes(tmp_path) == ("2MB", "1GB")
         found = huge_pages.read_huge_pages(tmp_path)
@@ -420,7 +424,7 @@ class TestHugePages:
             (root / name / "nr_hugepages").write_text(f"{pages}\n")
 
     @given(st.dictionaries(st.sampled_from(["hugepages-2Mi", "hugepages-1Gi", "cpu"]), st.integers(0, 2**40)))
-    def test_every_size_gets_a_limit(self, wanted: dict[str, Any]) -> None:
+    def test_page_limits_cover_every_page_size(self, wanted: dict[str, Any]) -> None:
         limits = huge_pages.page_limits({name: Quantity.from_units(n) for name, n in wanted.items()}, SIZES)
         assert set(limits) == set(SIZES)
         assert math.isclose(limits["2MB"], wanted.get("hugepages-2Mi", 0))

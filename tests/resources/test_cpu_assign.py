@@ -24,7 +24,7 @@ OPTIONS = {
 }
 
 
-def test_takes_what_the_reference_takes() -> None:
+def test_take_equals_upstream_assignments() -> None:
     with TABLE.open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert len(rows) > 100
@@ -34,7 +34,7 @@ def test_takes_what_the_reference_takes() -> None:
         assert cpuset.format(taken) == row["taken"], row
 
 
-def test_not_enough() -> None:
+def test_take_not_enough_cpus_raises_allocation_error() -> None:
     with pytest.raises(AllocationError) as err:
         take_packed(machine(), frozenset({1, 2}), 3)
     assert str(err.value) == "not enough cpus available to satisfy request: requested=3, available=2"
@@ -44,7 +44,7 @@ def test_not_enough() -> None:
     assert take(machine(), frozenset(), 0, OPTIONS["across"]) == frozenset()
 
 
-def test_cores_of_different_sizes() -> None:
+def test_take_packed_hybrid_cores_partly_used_core_is_not_free() -> None:
     """Big cores have two threads, small ones one: a core with one thread in use is not a free one."""
     big, small = Cpu(core=0, cache=0, node=0, socket=0), Cpu(core=2, cache=0, node=0, socket=0)
     topology = CpuTopology({0: big, 1: big, 2: small, 3: Cpu(core=3, cache=0, node=0, socket=0)})
@@ -53,14 +53,14 @@ def test_cores_of_different_sizes() -> None:
     assert take_packed(topology, frozenset({0, 1, 3}), 3) == {0, 1, 3}
 
 
-def test_odd_leftovers_end() -> None:
+def test_take_across_nodes_broken_cores_still_takes_requested_count() -> None:
     """Two nodes with a broken core each cannot give three whole ones: it is said or done otherwise."""
     topology = machine(sockets=2, cores=2)
     available = topology.all - {4, 6}
     assert len(take(topology, available, 6, OPTIONS["across whole"])) == 6
 
 
-def test_equal_parts_of_equal_nodes() -> None:
+def test_take_across_nodes_distributes_evenly() -> None:
     """The lowest of several sets of nodes that are as good, also where there are many."""
     topology = machine(sockets=2, nodes=4, cores=1, threads=1)
     taken = take(topology, topology.all - {7}, 4, OPTIONS["across"])
@@ -79,7 +79,9 @@ machines = st.builds(
 
 
 @given(topology=machines, options=st.sampled_from(list(OPTIONS.values())), data=st.data())
-def test_on_any_machine(topology: CpuTopology, options: CpuOptions, data: st.DataObject) -> None:
+def test_take_any_topology_returns_requested_count_of_available(
+    topology: CpuTopology, options: CpuOptions, data: st.DataObject
+) -> None:
     # Some CPUs may be missing, so that cores, nodes and sockets differ in size.
     there = data.draw(st.sets(st.sampled_from(sorted(topology.all)), min_size=1))
     if data.draw(st.booleans()):
@@ -93,7 +95,7 @@ def test_on_any_machine(topology: CpuTopology, options: CpuOptions, data: st.Dat
 
 
 @given(topology=machines, data=st.data())
-def test_cores_stay_whole(topology: CpuTopology, data: st.DataObject) -> None:
+def test_take_from_full_cores_returns_full_cores(topology: CpuTopology, data: st.DataObject) -> None:
     """From whole cores, whole cores are taken, whatever else is wanted."""
     cores = topology.groups("core")
     chosen = data.draw(st.sets(st.sampled_from(sorted(cores)), min_size=1))
@@ -105,7 +107,7 @@ def test_cores_stay_whole(topology: CpuTopology, data: st.DataObject) -> None:
 
 
 @given(topology=machines, data=st.data())
-def test_as_few_nodes_as_possible(topology: CpuTopology, data: st.DataObject) -> None:
+def test_take_fits_one_node_uses_one_node(topology: CpuTopology, data: st.DataObject) -> None:
     """An empty machine gives from one node, when one node has enough."""
     smallest = min(len(cpus) for cpus in topology.groups("node").values())
     count = data.draw(st.integers(1, smallest))

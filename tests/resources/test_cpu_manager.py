@@ -44,7 +44,7 @@ def running(*each: tuple[str, str, str]) -> list[RunningContainer]:
     return [RunningContainer(*one) for one in each]
 
 
-def test_it_provides_hints(bench: Bench) -> None:
+def test_cpu_manager_satisfies_hint_provider(bench: Bench) -> None:
     provider: HintProvider = bench.start()
     pod = pod_of(ask("2"))
     hints = provider.hints(pod, pod.spec.containers[0])["cpu"]
@@ -53,7 +53,7 @@ def test_it_provides_hints(bench: Bench) -> None:
     assert TopologyHint(frozenset({1}), preferred=True) in hints
 
 
-def test_given_kept_and_taken_back(bench: Bench) -> None:
+def test_cpu_manager_allocation_survives_restart_until_forgotten(bench: Bench) -> None:
     cpus = bench.start()
     before = bench.file.read_bytes()
     assert before.startswith(b'{"policyName":"static","defaultCpuSet":"0-15","checksum":')
@@ -78,7 +78,7 @@ def test_given_kept_and_taken_back(bench: Bench) -> None:
     assert bench.file.read_bytes() == before
 
 
-def test_what_is_gone_is_taken_back(bench: Bench) -> None:
+def test_cpu_manager_retain_releases_removed_pods(bench: Bench) -> None:
     cpus = bench.start()
     stays, goes = pod_of(ask("2"), ask("2")), pod_of(ask("2"))
     for pod in (stays, goes):
@@ -93,7 +93,7 @@ def test_what_is_gone_is_taken_back(bench: Bench) -> None:
     assert len(bench.start().shared) == 12
 
 
-def test_a_refused_pod_changes_nothing(bench: Bench) -> None:
+def test_cpu_manager_allocation_fails_leaves_state_unchanged(bench: Bench) -> None:
     registry = CollectorRegistry()
     cpus = bench.start(CpuMetrics(registry))
     before = bench.file.read_bytes()
@@ -105,7 +105,7 @@ def test_a_refused_pod_changes_nothing(bench: Bench) -> None:
     assert registry.get_sample_value("kubelet_cpu_manager_pinning_errors_total") == 1
 
 
-def test_numbers(bench: Bench) -> None:
+def test_cpu_manager_metrics_follow_allocations(bench: Bench) -> None:
     registry = CollectorRegistry()
     cpus = bench.start(CpuMetrics(registry))
     pod = pod_of(ask("4"))
@@ -128,7 +128,7 @@ def test_numbers(bench: Bench) -> None:
 class TestReconcile:
     """Who is told what, and when."""
 
-    def test_only_what_changed(self, bench: Bench) -> None:
+    def test_returns_only_changed_cpusets(self, bench: Bench) -> None:
         cpus = bench.start()
         all_running = running(("web", "c0", "id-web"), ("db", "c0", "id-db"))
         cpus.record_applied(CpusetUpdate("id-web", cpus.cpuset_of("web", "c0")))
@@ -139,7 +139,7 @@ class TestReconcile:
         cpus.record_applied(updates[0])
         assert cpus.reconcile(all_running) == []
 
-    def test_when_the_pool_changes(self, bench: Bench) -> None:
+    def test_shared_pool_changed_updates_shared_containers(self, bench: Bench) -> None:
         cpus = bench.start()
         pod = pod_of(ask("2"))
         shared = running(("web", "c0", "id-web"))
@@ -154,13 +154,13 @@ class TestReconcile:
         cpus.forget(pod.uid)
         assert cpus.reconcile(shared) == []
 
-    def test_a_container_that_was_restarted(self, bench: Bench) -> None:
+    def test_restarted_container_is_updated(self, bench: Bench) -> None:
         cpus = bench.start()
         for update in cpus.reconcile(running(("web", "c0", "first"))):
             cpus.record_applied(update)
         assert cpus.reconcile(running(("web", "c0", "second"))) == [CpusetUpdate("second", "0-15")]
 
-    def test_nothing_to_share(self, bench: Bench) -> None:
+    def test_empty_shared_pool_returns_no_update(self, bench: Bench) -> None:
         """An empty pool cannot be told: what runs stays where it is."""
         bench.config.cpu_manager_policy_options = {"strict-cpu-reservation": "true"}
         cpus = bench.start()
@@ -172,7 +172,7 @@ class TestReconcile:
 class TestOffline:
     """CPUs that go away while the agent runs, or while it does not."""
 
-    def test_while_it_runs(self, bench: Bench) -> None:
+    def test_reconcile_cpu_goes_offline_updates_cpusets(self, bench: Bench) -> None:
         cpus = bench.start()
         pod = pod_of(ask("2"))
         cpus.allocate(pod, pod.spec.containers[0], TopologyHint(frozenset({1}), preferred=True))
@@ -191,7 +191,7 @@ class TestOffline:
         bench.online("0-15")
         assert CpusetUpdate("own", "4,12") in cpus.reconcile(both)
 
-    def test_while_it_does_not(self, bench: Bench) -> None:
+    def test_start_after_cpu_went_offline_raises_policy_error(self, bench: Bench) -> None:
         bench.start()
         bench.online("0-14")
         before = bench.file.read_bytes()
@@ -206,7 +206,7 @@ class TestOffline:
 class TestFiles:
     """The state file of others, and none at all."""
 
-    def test_the_policy_none(self, bench: Bench) -> None:
+    def test_policy_none_writes_upstream_state_and_allocates_nothing(self, bench: Bench) -> None:
         bench.config.cpu_manager_policy = "none"
         cpus = bench.start()
         assert bench.file.read_bytes() == b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
@@ -217,18 +217,18 @@ class TestFiles:
         assert cpus.allocatable == frozenset()
         assert cpus.reconcile(running((pod.uid, "c0", "id"))) == []
 
-    def test_a_change_of_policy(self, bench: Bench) -> None:
+    def test_policy_changed_raises_policy_error(self, bench: Bench) -> None:
         bench.start()
         bench.config.cpu_manager_policy = "none"
         with pytest.raises(PolicyError, match="'static', but 'none' is configured"):
             bench.start()
 
-    def test_no_place_for_it(self, bench: Bench) -> None:
+    def test_state_file_not_writable_raises_policy_error(self, bench: Bench) -> None:
         bench.root.rmdir()
         with pytest.raises(PolicyError, match="must be able to write"):
             bench.start()
 
-    def test_a_disk_that_fails_for_a_while(self, bench: Bench) -> None:
+    def test_state_file_write_fails_is_retried_by_reconcile(self, bench: Bench) -> None:
         cpus = bench.start()
         saved = bench.file.read_bytes()
         bench.file.unlink()

@@ -58,7 +58,9 @@ def near(*nodes: int, preferred: bool = True) -> TopologyHint:
         (ask("2"), {"resources": ask("2")}, 0),
     ],
 )
-def test_who_gets_cpus(resources: dict[str, Any], spec: dict[str, Any], count: int) -> None:
+def test_static_policy_only_guaranteed_integer_requests_get_exclusive_cpus(
+    resources: dict[str, Any], spec: dict[str, Any], count: int
+) -> None:
     pod = pod_of(resources, **spec)
     assert policy().exclusive_count(pod, pod.spec.containers[0]) == count
     state = admit(policy(), CpuState(DUAL.all), pod)
@@ -66,14 +68,14 @@ def test_who_gets_cpus(resources: dict[str, Any], spec: dict[str, Any], count: i
     assert len(state.shared) == 12 - count
 
 
-def test_a_pod_with_a_container_that_has_none() -> None:
+def test_static_policy_fractional_container_in_guaranteed_pod_is_shared() -> None:
     pod = pod_of(ask("2"), ask("1500m"))
     state = admit(policy(), policy().start(None), pod)
     assert state.cpus_of(pod.uid, "c0") == frozenset({2, 8})
     assert state.cpus_of(pod.uid, "c1") is None
 
 
-def test_reserved_ones_are_shared_but_not_given() -> None:
+def test_static_policy_reserved_cpus_are_shared_but_not_allocated() -> None:
     own = policy()
     state = own.start(None)
     assert state.shared == DUAL.all
@@ -85,7 +87,7 @@ def test_reserved_ones_are_shared_but_not_given() -> None:
     assert err.value.reason is None
 
 
-def test_strictly_reserved_ones_are_for_no_pod() -> None:
+def test_static_policy_strict_reservation_excludes_reserved_from_shared() -> None:
     own = policy(strict_reservation=True)
     state = own.start(None)
     assert state.shared == DUAL.all - {0, 6}
@@ -95,13 +97,13 @@ def test_strictly_reserved_ones_are_for_no_pod() -> None:
     assert own.start(full) == full
 
 
-def test_the_same_again() -> None:
+def test_static_policy_allocate_twice_returns_same_state() -> None:
     pod = pod_of(ask("2"))
     state = admit(policy(), CpuState(DUAL.all), pod)
     assert admit(policy(), state, pod) is state
 
 
-def test_from_the_chosen_nodes_first() -> None:
+def test_static_policy_allocates_from_hinted_nodes_first() -> None:
     pod = pod_of(ask("2"))
     assert admit(policy(), CpuState(DUAL.all), pod, near(1)).exclusive == {1, 7}
     pod = pod_of(ask("8"))
@@ -109,7 +111,7 @@ def test_from_the_chosen_nodes_first() -> None:
     assert taken == {1, 3, 5, 7, 9, 11, 2, 8}
 
 
-def test_from_the_chosen_sockets_first() -> None:
+def test_static_policy_by_socket_allocates_from_hinted_socket_first() -> None:
     topology = machine(sockets=2, nodes=2, cores=2)
     pod = pod_of(ask("6"))
     state = CpuState(topology.all).with_assigned("other", "c", frozenset({1, 2, 9, 10}))
@@ -126,13 +128,13 @@ def test_from_the_chosen_sockets_first() -> None:
 class TestWholeCores:
     """The option full-pcpus-only."""
 
-    def test_odd_requests(self) -> None:
+    def test_full_cores_odd_request_raises_smt_alignment_error(self) -> None:
         with pytest.raises(AllocationError) as err:
             admit(policy(full_cores=True), CpuState(DUAL.all), pod_of(ask("3")))
         assert err.value.reason == "SMTAlignmentError"
         assert str(err.value) == "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2"
 
-    def test_siblings_of_reserved_ones(self) -> None:
+    def test_full_cores_siblings_of_reserved_cpus_are_not_available(self) -> None:
         own = policy(reserved="0,1", full_cores=True)
         with pytest.raises(AllocationError) as err:
             admit(own, CpuState(DUAL.all), pod_of(ask("10")))
@@ -144,14 +146,14 @@ class TestWholeCores:
         taken = admit(own, CpuState(DUAL.all), pod_of(ask("8"))).exclusive
         assert DUAL.cores_of(taken) == taken
 
-    def test_a_single_thread_near_by(self) -> None:
+    def test_full_cores_single_free_thread_on_hinted_node_is_not_used(self) -> None:
         """The chosen node has three CPUs left, one of them next to a reserved one."""
         own = policy(reserved="0", full_cores=True)
         state = CpuState(DUAL.all).with_assigned("other", "c", frozenset({4, 10}))
         taken = admit(own, state, pod := pod_of(ask("4")), near(0)).cpus_of(pod.uid, "c0") or frozenset()
         assert taken == {2, 8, 1, 7}
 
-    def test_a_full_machine_keeps_its_pods_over_a_restart(self) -> None:
+    def test_full_cores_full_node_readmits_pod_after_restart(self) -> None:
         pod = pod_of(ask("10"), init=[ask("10")])
         own = policy(full_cores=True)
         state = admit(own, CpuState(DUAL.all), pod)
@@ -161,7 +163,7 @@ class TestWholeCores:
 class TestInitContainers:
     """What ends before others start."""
 
-    def test_their_cpus_are_used_again(self) -> None:
+    def test_init_containers_cpus_are_reused(self) -> None:
         topology = machine(cores=4)
         pod = pod_of(ask("4"), ask("2"), init=[ask("2"), ask("6")])
         state = admit(policy(topology, "0,4"), CpuState(topology.all), pod)
@@ -172,7 +174,7 @@ class TestInitContainers:
         assert not given["c0"] & given["c1"]
         assert policy().peak_exclusive_count(pod) == 6
 
-    def test_sidecars_stay(self) -> None:
+    def test_sidecar_cpus_are_not_reused(self) -> None:
         pod = pod_of(ask("2"), init=[ask("2"), ask("2"), ask("4")])
         pod.spec.init_containers[1].restart_policy = "Always"
         state = admit(policy(), CpuState(DUAL.all), pod)
@@ -188,7 +190,7 @@ class TestInitContainers:
 class TestHints:
     """What the topology manager hears."""
 
-    def test_no_preference(self) -> None:
+    def test_fractional_request_has_no_hints(self) -> None:
         pod = pod_of(ask("1500m"))
         assert policy().hints(CpuState(DUAL.all), pod, pod.spec.containers[0]) == {}
         assert policy().pod_hints(CpuState(DUAL.all), pod) == {}
@@ -203,7 +205,9 @@ class TestHints:
             ("11", "", []),
         ],
     )
-    def test_where_there_is_room(self, count: str, used: str, hints: list[TopologyHint]) -> None:
+    def test_hints_contain_nodes_with_enough_free_cpus(
+        self, count: str, used: str, hints: list[TopologyHint]
+    ) -> None:
         state = CpuState(DUAL.all)
         if used:
             state = state.with_assigned("other", "c", cpuset.parse(used))
@@ -211,27 +215,27 @@ class TestHints:
         assert policy().hints(state, pod, pod.spec.containers[0]) == {"cpu": hints}
         assert policy().pod_hints(state, pod) == {"cpu": hints}
 
-    def test_what_it_has_already(self) -> None:
+    def test_allocated_container_hints_its_nodes(self) -> None:
         pod = pod_of(ask("2"))
         state = CpuState(DUAL.all).with_assigned(pod.uid, "c0", frozenset({1, 7}))
         hints = [near(1), near(0, 1, preferred=False)]
         assert policy().hints(state, pod, pod.spec.containers[0]) == {"cpu": hints}
         assert policy().pod_hints(state, pod) == {"cpu": hints}
 
-    def test_a_request_that_changed(self) -> None:
+    def test_changed_request_returns_empty_hints(self) -> None:
         pod = pod_of(ask("4"))
         state = CpuState(DUAL.all).with_assigned(pod.uid, "c0", frozenset({1, 7}))
         assert policy().hints(state, pod, pod.spec.containers[0]) == {"cpu": []}
         assert policy().pod_hints(state, pod) == {"cpu": []}
 
-    def test_where_its_init_containers_were(self) -> None:
+    def test_init_container_cpus_determine_hints(self) -> None:
         pod = pod_of(ask("2"), init=[ask("2")])
         state = CpuState(DUAL.all).with_assigned(pod.uid, "i0", frozenset({1, 7}))
         hints = [near(1), near(0, 1, preferred=False)]
         assert policy().hints(state, pod, pod.spec.containers[0]) == {"cpu": hints}
         assert policy().pod_hints(state, pod) == {"cpu": hints}
 
-    def test_sockets_are_near_enough(self) -> None:
+    def test_by_socket_prefers_nodes_of_one_socket(self) -> None:
         topology = machine(sockets=2, nodes=2, cores=2)
         pod = pod_of(ask("2"))
         hints = policy(topology, "0", by_socket=True).hints(
@@ -241,7 +245,7 @@ class TestHints:
         preferred = {hint.nodes for hint in hints if hint.preferred}
         assert preferred == {frozenset(n) for n in ({0}, {1}, {2}, {3}, {0, 1}, {2, 3})}
 
-    def test_offline_ones_do_not_count(self) -> None:
+    def test_offline_cpus_are_excluded(self) -> None:
         pod = pod_of(ask("5"))
         own, state = policy(), CpuState(DUAL.all)
         assert own.hints(state, pod, pod.spec.containers[0], frozenset({1, 3})) == {
@@ -266,7 +270,9 @@ class TestReserve:
             ("4", "", "3,9", "3,9"),
         ],
     )
-    def test_choice(self, kube: str, system: str, named: str, kept: str) -> None:
+    def test_reserve_selects_cpus_of_configuration(
+        self, kube: str, system: str, named: str, kept: str
+    ) -> None:
         config = KubeletConfiguration(reserved_system_cpus=named)
         config.kube_reserved = {"cpu": kube}
         config.system_reserved = {"cpu": system} if system else {}
@@ -280,7 +286,7 @@ class TestReserve:
             ("1", "0,12", "names CPUs 12"),
         ],
     )
-    def test_impossible(self, kube: str, named: str, words: str) -> None:
+    def test_reserve_impossible_raises_policy_error(self, kube: str, named: str, words: str) -> None:
         config = KubeletConfiguration(reserved_system_cpus=named)
         config.kube_reserved = {"cpu": kube}
         with pytest.raises(PolicyError, match=words):
@@ -306,13 +312,15 @@ class TestReserve:
         (CpuState(DUAL.all | {12}), {}, "about CPUs 0-12, but pods may have 0-11"),
     ],
 )
-def test_states_that_do_not_fit(state: CpuState, options: dict[str, bool], words: str) -> None:
+def test_static_policy_start_invalid_state_raises_policy_error(
+    state: CpuState, options: dict[str, bool], words: str
+) -> None:
     with pytest.raises(PolicyError, match=words) as err:
         StaticPolicy(DUAL, frozenset({0, 6}), CpuOptions(**options)).start(state)
     assert "drain the node, delete the file" in str(err.value)
 
 
-def test_options() -> None:
+def test_read_options_parses_boolean_options() -> None:
     assert read_options({"full-pcpus-only": "true", "align-by-socket": "0"}) == CpuOptions(full_cores=True)
     every = {
         "distribute-cpus-across-numa": "1",
@@ -326,7 +334,7 @@ def test_options() -> None:
     )
 
 
-def test_sockets_that_share_a_node() -> None:
+def test_check_machine_by_socket_sockets_share_node_raises_policy_error() -> None:
     with pytest.raises(PolicyError, match="2 sockets but only 1 NUMA nodes"):
         check_machine(machine(sockets=2, joined=True), CpuOptions(by_socket=True))
     check_machine(machine(sockets=2), CpuOptions(by_socket=True))
@@ -352,7 +360,9 @@ MACHINES = [
 
 
 @given(data=st.data(), topology=st.sampled_from(MACHINES), options=st.sampled_from(OPTIONS))
-def test_pods_come_and_go(data: st.DataObject, topology: CpuTopology, options: dict[str, bool]) -> None:
+def test_static_policy_any_sequence_preserves_invariants(
+    data: st.DataObject, topology: CpuTopology, options: dict[str, bool]
+) -> None:
     """No CPU is given twice, reserved ones never, none is lost, and in the end all is as it was."""
     own = StaticPolicy(
         topology,

@@ -17,7 +17,7 @@ STATE = CpuState(
 )
 
 
-def test_bytes_of_the_reference() -> None:
+def test_encode_equals_upstream_bytes() -> None:
     assert encode("none", CpuState()) == b'{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
     assert encode("static", STATE) == (
         b'{"policyName":"static","defaultCpuSet":"0,2-3","entries":{'
@@ -25,7 +25,7 @@ def test_bytes_of_the_reference() -> None:
     )
 
 
-def test_back_and_forth(tmp_path: Path) -> None:
+def test_write_state_then_read_state_round_trips(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     assert read_state(file, "static") is None
     write_state(file, "static", STATE)
@@ -34,7 +34,7 @@ def test_back_and_forth(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_write_state_fails_leaves_old_file(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     file.mkdir()
     with pytest.raises(OSError, match="directory"):
@@ -57,7 +57,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (b'{"policyName":"static","defaultCpuSet":"0","podEntries":{"u":{"cpuSet":"1"}}}', "whole pods"),
     ],
 )
-def test_files_that_do_not_fit(tmp_path: Path, content: bytes, words: str) -> None:
+def test_read_state_invalid_file_raises_policy_error(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / FILE_NAME
     file.write_bytes(content)
     with pytest.raises(PolicyError) as err:
@@ -69,13 +69,13 @@ def test_files_that_do_not_fit(tmp_path: Path, content: bytes, words: str) -> No
     assert file.read_bytes() == content
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_read_state_unreadable_file_raises_policy_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="needs to read"):
         read_state(tmp_path, "static")
 
 
 @pytest.mark.parametrize("checksum", [0, 354655845, 2655485041, 1641063351])
-def test_checksums_of_other_kubelets(tmp_path: Path, checksum: int) -> None:
+def test_read_state_accepts_checksums_of_other_kubelet_versions(tmp_path: Path, checksum: int) -> None:
     """None at all (the oldest), the usual one, and those of data that the newest call otherwise."""
     file = tmp_path / FILE_NAME
     document = {"policyName": "none", "defaultCpuSet": "4-6", "entries": {}, "checksum": checksum}
@@ -83,7 +83,7 @@ def test_checksums_of_other_kubelets(tmp_path: Path, checksum: int) -> None:
     assert read_state(file, "none") == CpuState(frozenset({4, 5, 6}))
 
 
-def test_published_checksum_of_containers() -> None:
+def test_encode_checksum_equals_upstream_test_value() -> None:
     state = CpuState(
         frozenset({1, 2, 3}),
         {"pod": {"container1": frozenset({4, 5, 6}), "container2": frozenset({1, 2, 3})}},
@@ -91,7 +91,7 @@ def test_published_checksum_of_containers() -> None:
     assert json.loads(encode("none", state))["checksum"] == 3610638499
 
 
-def test_what_a_container_had_goes_back_unless_its_pod_uses_it() -> None:
+def test_without_releases_cpus_not_used_by_same_pod() -> None:
     one, two = frozenset({1, 2}), frozenset({2, 3})
     state = CpuState(frozenset(range(5))).with_assigned("u", "init", one).with_assigned("u", "main", two)
     assert state.shared == {0, 4}
@@ -108,7 +108,7 @@ sets = st.frozensets(st.integers(0, 300), max_size=20)
 
 @settings(max_examples=30)
 @given(shared=sets, assigned=st.dictionaries(names, st.dictionaries(names, sets, min_size=1), max_size=4))
-def test_any_state_survives(
+def test_encode_any_state_round_trips(
     tmp_path_factory: pytest.TempPathFactory,
     shared: frozenset[int],
     assigned: dict[str, dict[str, frozenset[int]]],

@@ -22,11 +22,11 @@ from tests.resources.cpu_machines import machine, write, write_system
         machine(sockets=2, nodes=2, caches=2, cores=3, threads=1),
     ],
 )
-def test_what_the_kernel_tells(tmp_path: Path, topology: CpuTopology) -> None:
+def test_read_topology_sysfs_layouts_are_decoded(tmp_path: Path, topology: CpuTopology) -> None:
     assert read_topology(write_system(tmp_path, topology)) == topology
 
 
-def test_counts() -> None:
+def test_cpu_topology_counts_nodes_sockets_and_threads() -> None:
     topology = machine(sockets=2, nodes=2, caches=2, cores=3)
     assert len(topology.all) == 48
     assert topology.nodes == {0, 1, 2, 3}
@@ -38,7 +38,7 @@ def test_counts() -> None:
     assert not topology.share_cache([0, 3])
 
 
-def test_cpus_that_are_offline_are_not_there(tmp_path: Path) -> None:
+def test_read_topology_offline_cpus_are_excluded(tmp_path: Path) -> None:
     topology = machine(sockets=2, cores=2)
     offline = frozenset({1, 6})
     found = read_topology(write_system(tmp_path, topology, offline=offline))
@@ -49,7 +49,7 @@ def test_cpus_that_are_offline_are_not_there(tmp_path: Path) -> None:
     assert read_online(tmp_path) == found.all
 
 
-def test_without_numa_each_socket_is_a_node(tmp_path: Path) -> None:
+def test_read_topology_without_numa_uses_socket_as_node(tmp_path: Path) -> None:
     write_system(tmp_path, machine(sockets=2, cores=2))
     for node in (0, 1):
         (tmp_path / f"node/node{node}/cpulist").unlink()
@@ -57,20 +57,20 @@ def test_without_numa_each_socket_is_a_node(tmp_path: Path) -> None:
     assert {cpu.node == cpu.socket for cpu in read_topology(tmp_path).cpus.values()} == {True}
 
 
-def test_nodes_without_cpus_do_not_count(tmp_path: Path) -> None:
+def test_read_topology_nodes_without_cpus_are_ignored(tmp_path: Path) -> None:
     write_system(tmp_path, machine(sockets=2, cores=2))
     write(tmp_path / "node/node2/cpulist", "")
     assert read_topology(tmp_path).nodes == {0, 1}
 
 
-def test_without_caches_the_socket_stands_for_them(tmp_path: Path) -> None:
+def test_read_topology_without_cache_ids_uses_socket_as_cache(tmp_path: Path) -> None:
     write_system(tmp_path, machine(sockets=2, caches=2, cores=2))
     for file in tmp_path.glob("cpu/cpu*/cache/index3/id"):
         file.unlink()
     assert {cpu.cache == cpu.socket for cpu in read_topology(tmp_path).cpus.values()} == {True}
 
 
-def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+def test_read_topology_missing_sysfs_raises_policy_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="cpuManagerPolicy: none"):
         read_topology(tmp_path)
     assert read_online(tmp_path) == frozenset()
@@ -78,7 +78,7 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
     assert read_online(tmp_path) == frozenset()
 
 
-def test_this_machine() -> None:
+def test_read_topology_of_real_host_equals_online_cpus() -> None:
     online = Path("/sys/devices/system/cpu/online")
     if not online.exists():
         pytest.skip("no /sys here")

@@ -20,7 +20,7 @@ __all__ = ["root"]
 pytestmark = [pytest.mark.machine, needs_v1]
 
 
-def test_a_process_is_moved_once(root: str) -> None:
+def test_join_moves_process_in_every_hierarchy(root: str) -> None:
     found = detect_cgroups()
     with subprocess.Popen(["sleep", "300"]) as process:
         try:
@@ -38,7 +38,7 @@ def test_a_process_is_moved_once(root: str) -> None:
     assert not found.path("cpu", f"{root}/none").exists()
 
 
-def test_who_is_nowhere(root: str) -> None:
+def test_root_cgroup_processes_excludes_init_and_kernel_threads(root: str) -> None:
     found = detect_cgroups()
     CgroupFiles(found).make(parse_path(root), CgroupValues())
     with process_in(root) as process:
@@ -54,7 +54,7 @@ def test_who_is_nowhere(root: str) -> None:
     not Path("/proc/2/comm").exists() or Path("/proc/2/comm").read_text() != "kthreadd\n",
     reason="the parent of the kernel's threads is out of sight",
 )
-def test_one_that_cannot_be_moved_is_no_reason_to_leave_the_others(root: str) -> None:
+def test_join_unmovable_process_moves_others_and_raises(root: str) -> None:
     found = detect_cgroups()
     with subprocess.Popen(["sleep", "300"]) as process:
         try:
@@ -67,7 +67,7 @@ def test_one_that_cannot_be_moved_is_no_reason_to_leave_the_others(root: str) ->
             process.kill()
 
 
-async def test_both_are_kept_where_they_shall_be(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keep_daemons_one_cgroup_fails_continues_with_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when there is trouble with one of them."""
     found, asked = detect_cgroups(), list[str]()
 

@@ -26,11 +26,11 @@ FROM_GO = [
 
 
 @pytest.mark.parametrize("text", FROM_GO)
-def test_the_references_files_are_understood(text: str) -> None:
+def test_decode_upstream_checkpoint_succeeds(text: str) -> None:
     decode(text.encode())
 
 
-def test_what_is_in_it() -> None:
+def test_decode_upstream_checkpoint_returns_allocations() -> None:
     table = decode(FROM_GO[3].encode())
     held = table.allocations[DeviceOwner("uid-1", "c", "example.com/gpu")]
     assert held == DeviceAllocation({-1: ("d<&>3",), 0: ("d1", "dé2\n"), 10: ("x",), 2: ()}, b"\x01\x02\xff")
@@ -40,7 +40,7 @@ def test_what_is_in_it() -> None:
     assert decode(FROM_GO[2].encode()).usable("example.com/b") == frozenset()
 
 
-def test_an_empty_file_is_the_references_empty_file() -> None:
+def test_encode_empty_registry_equals_upstream() -> None:
     assert json.loads(encode(DeviceRegistry())) == json.loads(FROM_GO[0])
 
 
@@ -56,7 +56,9 @@ def test_an_empty_file_is_the_references_empty_file() -> None:
         ("\udcff", "not what the device manager writes"),
     ],
 )
-def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path, content: str, problem: str) -> None:
+def test_read_checkpoint_damaged_file_raises_error_with_remedy(
+    tmp_path: Path, content: str, problem: str
+) -> None:
     path = tmp_path / "kubelet_internal_checkpoint"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(PolicyError, match=problem) as caught:
@@ -65,7 +67,7 @@ def test_a_damaged_file_is_named_with_the_remedy(tmp_path: Path, content: str, p
     assert "delete that file" in str(caught.value)
 
 
-def test_no_file_is_no_devices(tmp_path: Path) -> None:
+def test_read_checkpoint_missing_file_returns_empty_registry(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "none").allocations == {}
 
 
@@ -83,7 +85,7 @@ holdings = st.dictionaries(
 
 @settings(max_examples=50)
 @given(held=holdings, offered=st.dictionaries(names, st.sets(names, max_size=3), max_size=3))
-def test_what_is_written_is_read_again(
+def test_encode_any_registry_round_trips(
     held: dict[DeviceOwner, DeviceAllocation], offered: dict[str, set[str]]
 ) -> None:
     table = DeviceRegistry(held)
@@ -94,7 +96,7 @@ def test_what_is_written_is_read_again(
     assert set(found.resources) == set(offered)
 
 
-def test_writing_replaces_the_file_whole(tmp_path: Path) -> None:
+def test_write_checkpoint_replaces_file_atomically(tmp_path: Path) -> None:
     path = tmp_path / "f"
     write_checkpoint(path, b"old")
     write_checkpoint(path, encode(DeviceRegistry()))

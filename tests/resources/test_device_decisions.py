@@ -45,7 +45,7 @@ PLACED = table_of(a=[0], b=[0], c=[1], d=[1], e=[])
         (1, {7}, "", "", "abcde", "a"),
     ],
 )
-def test_choices(
+def test_choose_follows_numa_nodes_and_plugin_preference(
     size: int, near: set[int] | None, left: str, wish: str, asked: str | None, given: str
 ) -> None:
     available = frozenset("abcde") - frozenset(left)
@@ -62,12 +62,12 @@ def test_choices(
         assert question.required <= settled
 
 
-def test_devices_without_a_place_come_last() -> None:
+def test_choose_devices_without_numa_node_come_last() -> None:
     devices = table_of(a=[], b=[0], c=[1])
     assert choose(R, 2, devices, frozenset("abc"), near=frozenset({1})).complete() == {"b", "c"}
 
 
-def test_too_few_devices() -> None:
+def test_choose_too_few_devices_raises_choice_error() -> None:
     with pytest.raises(ChoiceError) as caught:
         choose(R, 3, PLACED, frozenset("ab"))
     text = f"requested number of devices unavailable for {R}. Requested: 3, Available: 2"
@@ -85,7 +85,7 @@ ids = st.frozensets(st.sampled_from("abcdefgh"))
     wish=st.lists(st.sampled_from("abcdefghxyz")),
     size=st.integers(1, 6),
 )
-def test_whatever_the_plugin_wishes(
+def test_choose_any_plugin_preference_returns_available_devices(
     placed: dict[str, frozenset[int]],
     held: frozenset[str],
     left: frozenset[str],
@@ -131,7 +131,9 @@ def test_whatever_the_plugin_wishes(
         (1, None, Resource(PLACED, True), False),
     ],
 )
-def test_who_is_served_already(size: int, held: str | None, resource: Resource | None, problem: Any) -> None:
+def test_is_served_checks_previous_allocation_and_health(
+    size: int, held: str | None, resource: Resource | None, problem: Any
+) -> None:
     holding = DeviceAllocation({-1: tuple(held)}, b"") if held is not None else None
     if isinstance(problem, bool):
         assert is_served(DeviceOwner("u", "c", R), size, holding, resource) is problem
@@ -141,7 +143,7 @@ def test_who_is_served_already(size: int, held: str | None, resource: Resource |
     assert str(caught.value) == problem
 
 
-def test_init_containers_leave_devices_behind() -> None:
+def test_reusable_returns_devices_of_finished_init_containers() -> None:
     pod = pod_of({}, {}, init=[{}, {}, {}])
     pod.spec.init_containers[1].restart_policy = "Always"
     init, sidecar, last = pod.spec.init_containers
@@ -178,11 +180,13 @@ def hints_text(found: list[TopologyHint] | None) -> Any:
         (1, table_of(a=[0, 1], b=[9]), "ab", "", ["0!", "1!", "01"]),
     ],
 )
-def test_hints(size: int, devices: dict[str, Device], available: str, left: str, expected: Any) -> None:
+def test_device_hints_prefer_smallest_numa_node_sets(
+    size: int, devices: dict[str, Device], available: str, left: str, expected: Any
+) -> None:
     assert hints_text(device_hints(size, devices, available, (0, 1), left)) == expected
 
 
-def test_nodes_that_have_no_devices_are_not_combined() -> None:
+def test_device_hints_nodes_without_devices_are_not_combined() -> None:
     devices = table_of(a=[3], b=[30])
     assert hints_text(device_hints(1, devices, "ab", range(36))) == ["3!", "30!", "330"]
 
@@ -194,7 +198,9 @@ def test_nodes_that_have_no_devices_are_not_combined() -> None:
     size=st.integers(1, 4),
     free=ids,
 )
-def test_a_hint_can_be_followed(placed: dict[str, frozenset[int]], size: int, free: frozenset[str]) -> None:
+def test_device_hints_any_hint_is_satisfiable(
+    placed: dict[str, frozenset[int]], size: int, free: frozenset[str]
+) -> None:
     devices = {name: Device(name, nodes=nodes) for name, nodes in placed.items()}
     available = free & devices.keys()
     for hint in device_hints(size, devices, available, range(4)) or ():
@@ -203,7 +209,7 @@ def test_a_hint_can_be_followed(placed: dict[str, frozenset[int]], size: int, fr
         assert all(placed[one] & hint.nodes for one in given)
 
 
-def test_what_a_container_gets() -> None:
+def test_grants_of_merges_allocate_responses() -> None:
     first, second = pb.ContainerAllocateResponse(), pb.ContainerAllocateResponse()
     first.envs["A"], second.envs["A"], second.envs["B"] = "1", "2", "3"
     first.devices.add(host_path="/dev/x", container_path="/dev/y", permissions="rw")
@@ -232,7 +238,7 @@ def test_what_a_container_gets() -> None:
     assert (more.env, more.devices, more.mounts) == (grants.env, grants.devices, grants.mounts)
 
 
-def test_lists_that_lie_are_read_as_far_as_they_make_sense() -> None:
+def test_read_devices_inconsistent_list_skips_invalid_entries() -> None:
     answer = pb.ListAndWatchResponse()
     answer.devices.add(ID="a", health="Healthy")
     answer.devices.add(ID="", health="Healthy")
@@ -242,7 +248,7 @@ def test_lists_that_lie_are_read_as_far_as_they_make_sense() -> None:
 
 
 class TestTable:
-    def test_a_life_of_devices(self) -> None:
+    def test_device_registry_lifecycle_updates_counts_and_allocations(self) -> None:
         table = DeviceRegistry()
         assert not table.knows(R)
         table.set_devices(R, [Device("a"), Device("b", nodes=frozenset({0, 1})), Device("c", healthy=False)])
@@ -269,7 +275,7 @@ class TestTable:
         table.set_devices(R, [Device("a")])
         assert not table.removed
 
-    def test_a_resource_that_is_offered_is_not_forgotten(self) -> None:
+    def test_device_registry_forget_registered_resource_is_ignored(self) -> None:
         table = DeviceRegistry(known=[R])
         table.set_devices(R, [Device("a")])
         table.forget(R)

@@ -14,7 +14,7 @@ from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 from tests.resources.making import pod_of
 
 
-async def test_a_plugin_that_dies_and_comes_back(tmp_path: Path) -> None:
+async def test_device_manager_plugin_restarts_devices_are_available_again(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO, "--pre-start") as plugin:
             await node.offers(2)
@@ -36,7 +36,9 @@ async def test_a_plugin_that_dies_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["Allocate", "GetPreferredAllocation", "PreStartContainer"])
-async def test_a_plugin_that_dies_in_a_call(tmp_path: Path, call: str) -> None:
+async def test_device_manager_plugin_dies_during_call_raises_allocation_error(
+    tmp_path: Path, call: str
+) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO, "--pre-start", "--prefers") as plugin:
             await node.offers(2)
@@ -48,7 +50,7 @@ async def test_a_plugin_that_dies_in_a_call(tmp_path: Path, call: str) -> None:
             await node.offers(2, 0)
 
 
-async def test_a_plugin_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
+async def test_device_manager_plugin_hangs_does_not_block_other_plugins(tmp_path: Path) -> None:
     other = "example.com/other"
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
@@ -80,7 +82,9 @@ async def test_a_plugin_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
         ({"fail": {"Allocate": ["INVALID_ARGUMENT", "the dongle is warm"]}}, "desc = the dongle is warm"),
     ],
 )
-async def test_a_plugin_that_refuses_or_lies(tmp_path: Path, behaviour: dict[str, Any], problem: str) -> None:
+async def test_device_manager_plugin_error_rejects_pod_and_releases_devices(
+    tmp_path: Path, behaviour: dict[str, Any], problem: str
+) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
             await node.offers(2)
@@ -93,7 +97,9 @@ async def test_a_plugin_that_refuses_or_lies(tmp_path: Path, behaviour: dict[str
             assert node.ids(pod) == "d1,d2"
 
 
-async def test_a_plugin_that_is_stuck_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_device_manager_plugin_stopped_allocate_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_plugin, "ALLOCATE_SECONDS", 0.5)
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
@@ -107,7 +113,7 @@ async def test_a_plugin_that_is_stuck_as_a_whole(tmp_path: Path, monkeypatch: py
             await node.offers(2, 0)
 
 
-async def test_a_list_that_ends_is_the_end_of_the_plugin(tmp_path: Path) -> None:
+async def test_device_manager_list_and_watch_ends_marks_devices_unhealthy(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
             await node.offers(2)
@@ -115,7 +121,7 @@ async def test_a_list_that_ends_is_the_end_of_the_plugin(tmp_path: Path) -> None
             await node.offers(2, 0)
 
 
-async def test_a_checkpoint_that_cannot_be_written_refuses_the_pod(
+async def test_device_manager_checkpoint_write_fails_rejects_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
@@ -130,7 +136,7 @@ async def test_a_checkpoint_that_cannot_be_written_refuses_the_pod(
                 await node.admit(pod)
 
 
-async def test_a_damaged_checkpoint_stops_the_agent_from_guessing(tmp_path: Path) -> None:
+async def test_device_manager_damaged_checkpoint_raises_policy_error(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     folder.mkdir()
     (folder / "kubelet_internal_checkpoint").write_text('{"Data":{},"Checksum":1}')

@@ -14,7 +14,7 @@ from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 from tests.resources.making import pod_of
 
 
-async def test_a_container_gets_its_devices_and_what_belongs_to_them(tmp_path: Path) -> None:
+async def test_device_manager_admit_allocates_device_and_grants_run_options(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO, "--pre-start", "--cdi") as plugin:
             await node.offers(2)
@@ -39,7 +39,7 @@ async def test_a_container_gets_its_devices_and_what_belongs_to_them(tmp_path: P
             assert not (await node.manager.grants(plain, plain.spec.containers[0])).devices
 
 
-async def test_there_are_no_more_than_there_are_and_pods_that_end_give_back(tmp_path: Path) -> None:
+async def test_device_manager_admit_no_device_available_raises_until_pod_ends(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO):
             await node.offers(2)
@@ -57,7 +57,7 @@ async def test_there_are_no_more_than_there_are_and_pods_that_end_give_back(tmp_
             assert node.ids(first) == ""
 
 
-async def test_init_containers_hand_their_devices_on(tmp_path: Path) -> None:
+async def test_device_manager_init_container_devices_reused_by_app_container(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO):
             await node.offers(2)
@@ -68,7 +68,7 @@ async def test_init_containers_hand_their_devices_on(tmp_path: Path) -> None:
             assert node.ids(pod, "c1") == "d2"
 
 
-async def test_the_plugins_wish_is_heard_as_far_as_it_makes_sense(tmp_path: Path) -> None:
+async def test_device_manager_preferred_allocation_used_if_device_available(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO, "--device=d3", "--prefers") as plugin:
             await node.offers(3)
@@ -88,7 +88,7 @@ async def test_the_plugins_wish_is_heard_as_far_as_it_makes_sense(tmp_path: Path
             assert str(caught.value) == f"{failed}rpc error: code = Internal desc = lost"
 
 
-async def test_devices_near_to_the_chosen_nodes(tmp_path: Path) -> None:
+async def test_device_manager_hints_follow_device_numa_nodes(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
             await node.offers(2)
@@ -116,7 +116,7 @@ async def test_devices_near_to_the_chosen_nodes(tmp_path: Path) -> None:
             assert node.checkpoint()["PodDeviceEntries"][0]["DeviceIDs"] == {"1": ["d2"]}
 
 
-async def test_a_device_that_is_lost(tmp_path: Path) -> None:
+async def test_device_manager_unhealthy_device_stays_allocated_rejects_admission(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
             await node.offers(2)
@@ -139,7 +139,7 @@ async def test_a_device_that_is_lost(tmp_path: Path) -> None:
             assert node.manager.usable() == {RESOURCE: {"d2": frozenset()}}
 
 
-async def test_allocations_outlive_the_agent(tmp_path: Path) -> None:
+async def test_device_manager_restart_restores_allocations(tmp_path: Path) -> None:
     pod, late, gone = wanting(1), wanting(1), wanting(1)
     some = {"limits": {RESOURCE: "1"}}
     staged = pod_of(some, init=[some])
@@ -175,7 +175,7 @@ async def test_allocations_outlive_the_agent(tmp_path: Path) -> None:
             assert len(plugin.calls("Allocate")) == 5
 
 
-async def test_what_a_pod_is_counted_against(tmp_path: Path) -> None:
+async def test_allocatable_for_counts_healthy_and_own_devices(tmp_path: Path) -> None:
     def counted(pod: Pod) -> dict[str, int]:
         return {name: int(one) for name, one in node.manager.allocatable_for(pod.metadata.uid).items()}
 
@@ -194,7 +194,7 @@ async def test_what_a_pod_is_counted_against(tmp_path: Path) -> None:
             assert (node.ids(other), node.manager.holders) == ("", {pod.metadata.uid})
 
 
-async def test_a_claims_device_is_not_asked_of_a_plugin(tmp_path: Path) -> None:
+async def test_device_manager_resource_mapped_to_claim_not_allocated_by_plugin(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as plugin:
             await node.offers(2)
@@ -209,7 +209,7 @@ async def test_a_claims_device_is_not_asked_of_a_plugin(tmp_path: Path) -> None:
             assert len(plugin.calls("Allocate")) == 1
 
 
-async def test_devices_that_were_never_given_are_given_at_the_start(tmp_path: Path) -> None:
+async def test_device_manager_grants_plugin_registered_after_admission_allocates(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         pod = wanting(1)
         await node.admit(pod)  # nobody knows the resource: not ours

@@ -20,7 +20,7 @@ from tests.device_plugin.process import RESOURCE, plugin_process
 from tests.resources.device_node import TWO, node_in, plugin_in, wanting
 
 
-async def test_who_registers_twice_takes_over(tmp_path: Path) -> None:
+async def test_register_same_resource_twice_new_endpoint_replaces_old(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *TWO) as first:
             await node.offers(2)
@@ -41,7 +41,7 @@ async def test_who_registers_twice_takes_over(tmp_path: Path) -> None:
                 assert node.numbers() == (3, 3)
 
 
-async def test_a_plugin_registers_again_with_the_next_agent(tmp_path: Path) -> None:
+async def test_device_plugin_kubelet_restart_registers_again(tmp_path: Path) -> None:
     with plugin_in(tmp_path, *TWO) as plugin:
         for times in (1, 2):
             async with node_in(tmp_path) as node:
@@ -62,7 +62,9 @@ async def test_a_plugin_registers_again_with_the_next_agent(tmp_path: Path) -> N
         (["--resource=kubernetes.io/x"], 'the ResourceName "kubernetes.io/x" is invalid'),
     ],
 )
-async def test_registrations_that_are_refused(tmp_path: Path, options: list[str], problem: str) -> None:
+async def test_register_invalid_version_or_resource_name_rejected(
+    tmp_path: Path, options: list[str], problem: str
+) -> None:
     async with node_in(tmp_path) as node:
         with plugin_in(tmp_path, *options) as plugin:
             await node.until(plugin.registrations)
@@ -70,7 +72,9 @@ async def test_registrations_that_are_refused(tmp_path: Path, options: list[str]
         assert node.manager.amounts() == ({}, {}, [])
 
 
-async def test_a_registration_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_register_unreachable_endpoint_returns_unknown_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_plugin, "CONNECT_SECONDS", 0.3)
     async with node_in(tmp_path) as node:
         silent = socket.socket(socket.AF_UNIX)
@@ -134,13 +138,13 @@ async def test_register_first_list_fails_resource_has_capacity_zero(tmp_path: Pa
         assert node.numbers() == (0, 0)
 
 
-async def test_whether_plugins_can_register(tmp_path: Path) -> None:
+async def test_registration_problem_server_stopped_returns_message(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         assert node.manager.registration_problem() is None
     assert "no device plugins can register" in (node.manager.registration_problem() or "")
 
 
-async def test_registration_through_the_folder_of_all_plugins(tmp_path: Path) -> None:
+async def test_plugin_registration_device_plugin_socket_registers_and_deregisters(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     registry.mkdir()
     async with node_in(tmp_path) as node, TaskScope() as scope:
@@ -153,7 +157,7 @@ async def test_registration_through_the_folder_of_all_plugins(tmp_path: Path) ->
 
 
 @pytest.mark.looptime
-async def test_a_resource_is_forgotten_five_minutes_after_its_plugin(tmp_path: Path) -> None:
+async def test_device_resource_plugin_gone_removed_after_five_minutes(tmp_path: Path) -> None:
     folder = tmp_path / "device-plugins"
     loop = asyncio.get_running_loop()
     silent = loop.create_future()
@@ -193,7 +197,7 @@ async def test_a_resource_is_forgotten_five_minutes_after_its_plugin(tmp_path: P
         await node.until(lambda: node.checkpoint()["RegisteredDevices"] == {})
 
 
-async def test_the_folder_is_one_that_containers_may_use(
+async def test_device_plugin_directory_labelled_for_containers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared: list[Path] = []

@@ -80,7 +80,7 @@ MADE = {"name": "nic", "resourceClaimTemplateName": "t"}
         ),
     ],
 )
-def test_the_claims_of_a_pod(
+def test_pod_claims_spec_and_status_returns_claims_or_error(
     claims: list[dict[str, Any]], status: dict[str, Any], wanted: list[PodClaim] | str
 ) -> None:
     pod = pod_with(claims, status)
@@ -92,7 +92,7 @@ def test_the_claims_of_a_pod(
         assert pod_claims(pod) == wanted
 
 
-def test_claims_for_extended_resources_can_be_off() -> None:
+def test_pod_claims_extended_disabled_ignores_extended_claim() -> None:
     pod = pod_with([], {"extendedResourceClaimStatus": EXTENDED})
     assert pod_claims(pod, extended=False) == []
 
@@ -122,7 +122,9 @@ def claim(owner: str = "pod-1", reserved: str = "pod-1", drivers: tuple[str, ...
         (claim(drivers=None), True, "ResourceClaim c: not allocated"),
     ],
 )
-def test_who_may_use_a_claim(found: ResourceClaim, made: bool, said: list[str] | str) -> None:
+def test_drivers_of_claim_checks_owner_reservation_and_allocation(
+    found: ResourceClaim, made: bool, said: list[str] | str
+) -> None:
     pod, wanted = pod_with([NAMED]), PodClaim("c", created_for_pod=made)
     if isinstance(said, str):
         with pytest.raises(ClaimError) as caught:
@@ -148,7 +150,7 @@ def test_who_may_use_a_claim(found: ResourceClaim, made: bool, said: list[str] |
         ),
     ],
 )
-def test_the_requests_of_a_container(
+def test_requests_of_container_returns_requests_by_claim(
     used: list[dict[str, str]], amounts: dict[str, str], found: dict[str, list[str]]
 ) -> None:
     status = {
@@ -178,11 +180,13 @@ def test_the_requests_of_a_container(
         ("ab", ["a"], False),
     ],
 )
-def test_the_devices_of_a_request(request_name: str, names: list[str], fits: bool) -> None:
+def test_serves_request_matches_names_and_subrequests(
+    request_name: str, names: list[str], fits: bool
+) -> None:
     assert serves(request_name, names) is fits
 
 
-def test_the_cdi_names_of_a_request() -> None:
+def test_claim_info_cdi_devices_filtered_by_request_and_sorted() -> None:
     record = ClaimInfo("ns", "c", "u")
     record.devices = {
         "z": (PreparedDevice("p", "1", ("a",), ("z/x=1", "z/x=2")), PreparedDevice("p", "2", (), ("z/x=3",))),
@@ -209,7 +213,9 @@ ASKED = [ClaimInfo("ns", name, f"uid-{name}", devices={"d": ()}) for name in ("o
         ({"uid-one": "", "uid-x": ""}, "{} returned result for unknown claim UID uid-x"),
     ],
 )
-def test_answers(answered: dict[str, str], said: str) -> None:
+def test_read_prepared_and_check_unprepared_invalid_response_raises(
+    answered: dict[str, str], said: str
+) -> None:
     prepared, unprepared = pb.NodePrepareResourcesResponse(), pb.NodeUnprepareResourcesResponse()
     for uid, error in answered.items():
         prepared.claims[uid].error = unprepared.claims[uid].error = error
@@ -229,7 +235,7 @@ def test_answers(answered: dict[str, str], said: str) -> None:
     assert str(caught.value) == said.format("NodeUnprepareResources")
 
 
-def test_a_share_of_a_device() -> None:
+def test_read_prepared_returns_share_id() -> None:
     answer = pb.NodePrepareResourcesResponse()
     answer.claims["uid-one"].devices.add(pool_name="p", device_name="d", share_id="")
     answer.claims["uid-one"].devices.add(pool_name="p", device_name="e", share_id="s-1")
@@ -238,7 +244,7 @@ def test_a_share_of_a_device() -> None:
 
 
 @given(st.lists(st.sets(st.sampled_from("abc"))))
-def test_each_driver_is_asked_about_its_claims_and_no_others(drivers: list[set[str]]) -> None:
+def test_by_driver_groups_claims_per_driver(drivers: list[set[str]]) -> None:
     records = [
         ClaimInfo("ns", f"c{number}", str(number), devices=dict.fromkeys(sorted(mine), ()))
         for number, mine in enumerate(drivers)

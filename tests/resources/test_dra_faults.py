@@ -19,7 +19,7 @@ async def node() -> AsyncIterator[Node]:
         yield running
 
 
-async def test_a_dead_driver_does_not_keep_the_claims_of_others(node: Node) -> None:
+async def test_dra_unprepare_dead_driver_releases_claims_of_other_drivers(node: Node) -> None:
     pod = pod_using("mine", "theirs")
     node.claim("mine", pod)
     node.claim("theirs", pod, drivers=(OTHER,))
@@ -54,9 +54,7 @@ async def test_a_dead_driver_does_not_keep_the_claims_of_others(node: Node) -> N
         ({"die": [PREPARE]}, "NodePrepareResources: rpc error: code = Unavailable"),
     ],
 )
-async def test_what_drivers_get_wrong_is_tried_again(
-    node: Node, behaviour: dict[str, Any], said: str
-) -> None:
+async def test_dra_prepare_driver_error_is_retried(node: Node, behaviour: dict[str, Any], said: str) -> None:
     pod = pod_using("one", "two")
     node.claim("one", pod)
     node.claim("two", pod)
@@ -81,7 +79,9 @@ async def test_what_drivers_get_wrong_is_tried_again(
     assert node.count(operations, operation_name="PrepareResources", is_error="true") == 1
 
 
-async def test_a_driver_that_hangs_has_its_time(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dra_prepare_driver_hangs_raises_deadline_exceeded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dra_plugins, "CALL_SECONDS", 0.5)
     pod = pod_using("c")
     node.claim("c", pod)
@@ -91,7 +91,7 @@ async def test_a_driver_that_hangs_has_its_time(node: Node, monkeypatch: pytest.
         assert "code = DeadlineExceeded" in await _problem(node.claims.prepare(pod))
 
 
-async def test_a_driver_that_hangs_holds_up_nobody_else(node: Node) -> None:
+async def test_dra_prepare_driver_hangs_other_drivers_unaffected(node: Node) -> None:
     pod, neighbour = pod_using("c"), pod_using("d", uid="pod-2")
     node.claim("c", pod)
     node.claim("d", neighbour, drivers=(OTHER,))
@@ -114,7 +114,7 @@ async def _problem(work: Any) -> str:
     return str(caught.value)
 
 
-async def test_a_pod_that_is_deleted_while_its_driver_hangs(node: Node) -> None:
+async def test_dra_prepare_cancelled_claim_is_unprepared(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod)
     with driver_of(node) as driver:
@@ -129,7 +129,7 @@ async def test_a_pod_that_is_deleted_while_its_driver_hangs(node: Node) -> None:
         assert node.state() == {}
 
 
-async def test_a_pod_that_fails_the_checks_leaves_no_trace(node: Node) -> None:
+async def test_dra_prepare_claim_check_fails_leaves_no_state(node: Node) -> None:
     pod = pod_using("c", "d")
     node.claim("c", pod)
     with driver_of(node) as driver:
@@ -147,7 +147,7 @@ async def test_a_pod_that_fails_the_checks_leaves_no_trace(node: Node) -> None:
         assert driver.calls(PREPARE) == driver.calls(UNPREPARE) == []
 
 
-async def test_a_claim_that_was_made_anew_waits_for_the_old_one(node: Node) -> None:
+async def test_dra_prepare_recreated_claim_fails_until_old_unprepared(node: Node) -> None:
     old, new = pod_using("c", uid="old"), pod_using("c", uid="new")
     node.claim("c", old)
     with driver_of(node) as driver:
@@ -164,7 +164,7 @@ async def test_a_claim_that_was_made_anew_waits_for_the_old_one(node: Node) -> N
         assert driver.prepared() == ["another"]
 
 
-async def test_claims_of_the_gone_are_given_back_when_their_driver_is_there(node: Node) -> None:
+async def test_dra_orphaned_claims_unprepared_after_driver_registers(node: Node) -> None:
     gone = pod_using("c")
     node.claim("c", gone)
     with driver_of(node) as driver:
@@ -181,7 +181,7 @@ async def test_claims_of_the_gone_are_given_back_when_their_driver_is_there(node
             assert driver.prepared() == []
 
 
-async def test_a_full_disk_keeps_drivers_from_being_asked(node: Node) -> None:
+async def test_dra_prepare_checkpoint_write_fails_driver_not_called(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod)
     with driver_of(node) as driver:

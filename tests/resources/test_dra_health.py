@@ -27,7 +27,7 @@ def answer(*devices: tuple[str, pb.HealthStatus, str, int]) -> pb.NodeWatchResou
     return found
 
 
-def test_a_list() -> None:
+def test_updated_report_merged_and_expired_device_unknown() -> None:
     before = {
         ("pool", "same"): Health("Healthy", "", 30, 100),
         ("pool", "left-out"): Health("Unhealthy", "broken", 30, 100),
@@ -50,7 +50,7 @@ def test_a_list() -> None:
 @pytest.mark.parametrize(
     ("message", "length"), [("", 0), ("a" * 1024, 1024), ("a" * 1025, 1024), ("é" * 600, 1023)]
 )
-def test_long_messages_are_cut(message: str, length: int) -> None:
+def test_shortened_long_message_truncated_to_1024_bytes(message: str, length: int) -> None:
     found = shortened(message)
     assert len(found.encode()) == length
     assert found == message or (found.endswith("...") and message.startswith(found[:-3]))
@@ -73,7 +73,7 @@ class Book:
         return self.book.health_of("d", DEVICE)
 
 
-async def test_words_hold_for_a_while(tmp_path: Path) -> None:
+async def test_device_health_cache_report_expires_after_timeout(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
         found = Book(tmp_path, tasks)
         unknown = ResourceHealth(resource_id="v/c=dev", health="Unknown")
@@ -93,7 +93,7 @@ async def test_words_hold_for_a_while(tmp_path: Path) -> None:
         assert found.health == unknown
 
 
-async def test_only_changes_are_told(tmp_path: Path) -> None:
+async def test_device_health_cache_listener_notified_of_changes_only(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
         found = Book(tmp_path, tasks, messages=False)
         found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
@@ -109,13 +109,13 @@ async def test_only_changes_are_told(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_device_without_a_cdi_name(tmp_path: Path) -> None:
+async def test_device_health_cache_device_without_cdi_id_named_by_pool(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
         health = Book(tmp_path, tasks).book.health_of("d", PreparedDevice("pool", "dev"))
     assert health.resource_id == "d/pool/dev"
 
 
-async def test_what_the_reference_wrote(tmp_path: Path) -> None:
+async def test_device_health_cache_upstream_state_file_read_and_updated(tmp_path: Path) -> None:
     device = {
         "PoolName": "pool",
         "DeviceName": "dev",
@@ -145,13 +145,13 @@ async def test_what_the_reference_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"d": 1}', b"\xff"])
-async def test_a_file_that_cannot_be_read_is_worth_nothing(tmp_path: Path, content: bytes) -> None:
+async def test_device_health_cache_invalid_state_file_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "dra_health_state").write_bytes(content)
     async with TaskScope() as tasks:
         assert Book(tmp_path, tasks).health.health == "Unknown"
 
 
-async def test_a_driver_that_never_stops_talking_does_not_pile_up_writes(
+async def test_device_health_cache_frequent_reports_writes_coalesced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
@@ -176,7 +176,7 @@ async def test_a_driver_that_never_stops_talking_does_not_pile_up_writes(
     assert len(found.told) == 100
 
 
-def test_words_that_hold_for_ever_are_words_that_other_agents_can_read() -> None:
+def test_updated_huge_timeout_capped_to_int64_nanoseconds() -> None:
     found = updated({}, answer(("dev", pb.HEALTHY, "", 2**62)), 100)["pool", "dev"]
     assert found.at(100 + 86400.0) == found
     assert found.validity * 1e9 < 2**63

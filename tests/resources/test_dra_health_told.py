@@ -17,7 +17,7 @@ async def node() -> AsyncIterator[Node]:
         yield running
 
 
-async def test_how_devices_are(node: Node) -> None:
+async def test_dra_health_driver_reports_shown_in_pod_status(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod)
     with driver_of(node, "--health") as driver:
@@ -48,7 +48,7 @@ def _health(node: Node, pod: Pod) -> tuple[str, str | None]:
     return device.health, device.message if isinstance(device.message, str) else None
 
 
-async def test_a_driver_that_tells_nothing_of_health(node: Node) -> None:
+async def test_dra_health_driver_without_health_service_is_unknown(node: Node) -> None:
     pod = pod_using("c", requests=("req-0", "req-1"))
     node.claim("c", pod)
     with driver_of(node, "--devices=2", "--request=req-{}"):
@@ -61,7 +61,7 @@ async def test_a_driver_that_tells_nothing_of_health(node: Node) -> None:
         ]
 
 
-async def test_the_end_of_an_old_plugin_does_not_make_devices_unknown(node: Node) -> None:
+async def test_dra_health_old_plugin_stops_newer_report_stays(node: Node) -> None:
     """During an update two plugins of a driver tell; the new one does not repeat itself."""
     pod = pod_using("c")
     node.claim("c", pod)

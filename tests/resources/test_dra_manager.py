@@ -17,7 +17,7 @@ async def node() -> AsyncIterator[Node]:
         yield running
 
 
-async def test_from_preparing_to_giving_back(node: Node) -> None:
+async def test_dra_manager_prepare_and_unprepare_call_driver_once(node: Node) -> None:
     pod = pod_using("one", "two")
     node.claim("one", pod)
     node.claim("two", pod)
@@ -62,7 +62,7 @@ async def test_from_preparing_to_giving_back(node: Node) -> None:
     assert node.count(operations, operation_name="UnprepareResources", is_error="false") == 2
 
 
-async def test_a_request_gets_its_own_devices(node: Node) -> None:
+async def test_dra_manager_container_request_gets_matching_devices_only(node: Node) -> None:
     pod = pod_using("c", requests=("req-1",))
     node.claim("c", pod)
     with driver_of(node, "--devices=3", "--request=req-{}"):
@@ -71,7 +71,7 @@ async def test_a_request_gets_its_own_devices(node: Node) -> None:
     assert cdi(node, pod) == (f"{DRIVER}/claim=uid-c-dev-1",)
 
 
-async def test_a_claim_of_several_drivers(node: Node) -> None:
+async def test_dra_manager_claim_of_two_drivers_retained_until_both_unprepare(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod, drivers=(DRIVER, OTHER))
     with driver_of(node) as driver, driver_of(node, f"--name={OTHER}", folder="other") as other:
@@ -88,7 +88,7 @@ async def test_a_claim_of_several_drivers(node: Node) -> None:
         assert (driver.prepared(), other.prepared(), node.state()) == ([], [], {})
 
 
-async def test_a_claim_that_pods_share(node: Node) -> None:
+async def test_dra_manager_shared_claim_unprepared_after_last_pod(node: Node) -> None:
     first, second = pod_using("c", uid="pod-1"), pod_using("c", uid="pod-2")
     node.claim("c", first, second)
     with driver_of(node) as driver:
@@ -104,7 +104,7 @@ async def test_a_claim_that_pods_share(node: Node) -> None:
         assert driver.prepared() == []
 
 
-async def test_a_pod_does_not_get_what_is_just_being_taken_away(node: Node) -> None:
+async def test_dra_manager_prepare_waits_for_running_unprepare(node: Node) -> None:
     first, second = pod_using("c", uid="pod-1"), pod_using("c", uid="pod-2")
     node.claim("c", first, second)
     with driver_of(node) as driver:
@@ -124,7 +124,7 @@ async def test_a_pod_does_not_get_what_is_just_being_taken_away(node: Node) -> N
         assert cdi(node, second)
 
 
-async def test_the_next_agent_goes_on(node: Node) -> None:
+async def test_dra_manager_restart_restores_claims_and_unprepares_orphaned(node: Node) -> None:
     pod, gone = pod_using("c"), pod_using("d", uid="gone")
     node.claim("c", pod)
     node.claim("d", gone)

@@ -20,7 +20,7 @@ async def node() -> AsyncIterator[Node]:
         yield running
 
 
-async def test_a_pod_is_woken_when_its_driver_comes(node: Node) -> None:
+async def test_dra_plugins_driver_registers_waiting_pod_is_woken(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod)
     with pytest.raises(ClaimError, match="is not registered"):
@@ -31,7 +31,7 @@ async def test_a_pod_is_woken_when_its_driver_comes(node: Node) -> None:
         await node.claims.prepare(pod)
 
 
-async def test_a_rolling_update(node: Node) -> None:
+async def test_dra_plugins_rolling_update_newest_reachable_plugin_called(node: Node) -> None:
     with driver_of(node) as old:
         await node.registered()
         pod = pod_using("c")
@@ -55,7 +55,7 @@ async def test_a_rolling_update(node: Node) -> None:
             assert new.calls(UNPREPARE)[-1]["by"] == "b"
 
 
-async def test_an_older_version_of_the_protocol(node: Node) -> None:
+async def test_dra_plugins_v1beta1_driver_prepares_and_unprepares(node: Node) -> None:
     pod = pod_using("c")
     node.claim("c", pod)
     with driver_of(node, "--versions=v1beta1.DRAPlugin") as driver:
@@ -75,7 +75,7 @@ async def test_an_older_version_of_the_protocol(node: Node) -> None:
         (("v1alpha3.Node", "1.0.0"), "none of services supported by the plugin"),
     ],
 )
-def test_versions(versions: tuple[str, ...], chosen: str) -> None:
+def test_chosen_service_prefers_v1_and_rejects_unsupported(versions: tuple[str, ...], chosen: str) -> None:
     if chosen.endswith(".DRAPlugin"):
         assert dra_plugins.chosen_service(versions) == chosen
     else:
@@ -92,13 +92,13 @@ def test_versions(versions: tuple[str, ...], chosen: str) -> None:
         Plugin("DRAPlugin", "d", "/" + 200 * "x", ("v1.DRAPlugin",)),
     ],
 )
-async def test_a_plugin_that_can_never_be_asked_is_refused(plugin: Plugin) -> None:
+async def test_dra_plugin_registry_validate_unusable_plugin_rejected(plugin: Plugin) -> None:
     async with TaskScope() as tasks:
         with pytest.raises(RegistrationRefused):
             DraPluginRegistry(tasks).validate(plugin)
 
 
-async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
+async def test_dra_plugin_registry_duplicate_registration_rejected_first_stays(tmp_path: Path) -> None:
     first = Plugin("DRAPlugin", "d", str(tmp_path / "x.sock"), ("v1.DRAPlugin",))
     again = Plugin("DRAPlugin", "d", str(tmp_path / "x.sock"), ("v1.DRAPlugin",))
     told: list[tuple[str, bool]] = []
@@ -117,7 +117,7 @@ async def test_who_registers_twice_stays_registered(tmp_path: Path) -> None:
     assert not any(usable for _, usable in told)
 
 
-async def test_a_lost_connection_is_noticed(node: Node) -> None:
+async def test_dra_plugin_registry_connection_lost_listener_notified(node: Node) -> None:
     told: list[bool] = []
     node.drivers.add_listener(lambda driver, usable: told.append(usable))
     with driver_of(node) as driver:

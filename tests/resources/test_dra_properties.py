@@ -110,7 +110,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60)
 @given(STEPS)
-def test_nothing_is_forgotten(steps: list[tuple[str, str]]) -> None:
+def test_dra_manager_any_operations_every_prepared_claim_checkpointed(steps: list[tuple[str, str]]) -> None:
     # In memory, because every step is written down for good.
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         asyncio.run(_walk(Path(folder), steps))

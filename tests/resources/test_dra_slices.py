@@ -42,7 +42,7 @@ def slices(server: Server, tasks: TaskScope) -> ResourceSliceCleaner:
     return ResourceSliceCleaner(cast(ApiClient, server), "n1", tasks, at_once)
 
 
-async def test_all_go_at_the_start_once_the_node_is_there() -> None:
+async def test_resource_slice_cleaner_start_deletes_all_after_node_registered() -> None:
     server, there = Server(), asyncio.Event()
 
     async def node_there() -> None:
@@ -57,7 +57,7 @@ async def test_all_go_at_the_start_once_the_node_is_there() -> None:
     assert server.asked == [(60, "spec.nodeName=n1")]
 
 
-async def test_those_of_a_driver_that_stays_away_go_after_a_while() -> None:
+async def test_resource_slice_cleaner_driver_gone_deletes_after_30_seconds() -> None:
     server = Server()
     async with TaskScope() as tasks:
         taking = slices(server, tasks)
@@ -77,7 +77,7 @@ async def test_those_of_a_driver_that_stays_away_go_after_a_while() -> None:
     assert len(server.asked) == 3
 
 
-async def test_those_of_a_driver_that_comes_back_stay() -> None:
+async def test_resource_slice_cleaner_driver_returns_slices_stay() -> None:
     server = Server()
     async with TaskScope() as tasks:
         taking = slices(server, tasks)
@@ -89,7 +89,7 @@ async def test_those_of_a_driver_that_comes_back_stay() -> None:
     assert server.asked == []
 
 
-async def test_a_server_that_is_away_is_asked_again() -> None:
+async def test_resource_slice_cleaner_api_server_down_retries_with_backoff() -> None:
     away = [TimedOut("s", "no answer in time") for _ in range(12)]
     server = Server(*away)
     async with TaskScope() as tasks:
@@ -102,7 +102,7 @@ async def test_a_server_that_is_away_is_asked_again() -> None:
     assert max(pauses) <= 600
 
 
-async def test_a_server_without_the_kind_is_asked_once() -> None:
+async def test_resource_slice_cleaner_resource_not_found_is_not_retried() -> None:
     server = Server(NotFound(404, "NotFound", "the server could not find the requested resource"))
     async with TaskScope() as tasks:
         slices(server, tasks).start()
@@ -110,7 +110,7 @@ async def test_a_server_without_the_kind_is_asked_once() -> None:
     assert len(server.asked) == 1
 
 
-async def test_a_driver_that_comes_back_ends_the_trying() -> None:
+async def test_resource_slice_cleaner_driver_returns_retries_stop() -> None:
     server = Server(*[TimedOut("s", "no answer in time") for _ in range(100)])
     async with TaskScope() as tasks:
         taking = slices(server, tasks)

@@ -61,19 +61,19 @@ def written(data: object) -> bytes:
     return json.dumps({"Data": text, "Checksum": zlib.crc32(text.encode())}).encode()
 
 
-def test_no_claims_are_written_as_the_reference_does() -> None:
+def test_dra_checkpoint_encode_no_claims_equals_upstream() -> None:
     assert encode([]) == EMPTY
     assert decode(EMPTY) == []
 
 
-def test_a_claim_of_the_reference() -> None:
+def test_dra_checkpoint_decode_upstream_claim_roundtrips() -> None:
     assert decode(written(DATA)) == [RECORD]
     again = json.loads(encode([RECORD]))
     assert again["Checksum"] == zlib.crc32(again["Data"].encode())
     assert json.loads(again["Data"]) == DATA
 
 
-def test_lists_that_go_never_set() -> None:
+def test_dra_checkpoint_decode_null_lists_are_empty() -> None:
     claim = {"ClaimUID": "u", "ClaimName": "c", "Namespace": "n", "PodUIDs": None, "DriverState": None}
     assert decode(written({**DATA, "ClaimInfoStateList": [claim]})) == [ClaimInfo("n", "c", "u")]
     assert decode(written({**DATA, "ClaimInfoStateList": None})) == []
@@ -99,7 +99,7 @@ RECORDS = st.builds(
 
 
 @given(st.lists(RECORDS, max_size=4, unique_by=lambda one: one.key))
-def test_what_is_written_is_read(records: list[ClaimInfo]) -> None:
+def test_dra_checkpoint_encode_decode_roundtrips(records: list[ClaimInfo]) -> None:
     content = encode(records)
     assert decode(content) == sorted(records, key=lambda one: one.key)
     assert encode(reversed(records)) == content
@@ -120,7 +120,9 @@ def test_what_is_written_is_read(records: list[ClaimInfo]) -> None:
         (b'{"policyName":"none","Checksum":1}', "not what a kubelet writes"),
     ],
 )
-def test_a_file_that_is_not_sound_is_refused_with_a_remedy(tmp_path: Path, content: bytes, said: str) -> None:
+def test_read_state_corrupt_file_error_names_file_and_remedy(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     path = tmp_path / "dra_manager_state"
     path.write_bytes(content)
     with pytest.raises(PolicyError) as caught:
@@ -132,13 +134,13 @@ def test_a_file_that_is_not_sound_is_refused_with_a_remedy(tmp_path: Path, conte
     assert "\n" not in text
 
 
-def test_a_place_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_read_state_unwritable_path_raises_policy_error(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "dra_manager_state", tmp_path):
         with pytest.raises(PolicyError, match="must be kept there"):
             read_state(path)
 
 
-def test_the_file(tmp_path: Path) -> None:
+def test_read_state_missing_file_created_and_written_state_read_back(tmp_path: Path) -> None:
     path = tmp_path / "dra_manager_state"
     assert read_state(path) == []
     assert path.read_bytes() == EMPTY

@@ -11,18 +11,18 @@ _FEW_OR_MANY = st.sets(_SETS) | st.sets(_SETS, min_size=40)
 
 
 @given(_FEW_OR_MANY, _FEW_OR_MANY, st.sampled_from([0, 1, 5, 40]))
-def test_as_if_each_pair_were_tried(some: set[int], others: set[int], shift: int) -> None:
+def test_intersections_equals_pairwise_intersection(some: set[int], others: set[int], shift: int) -> None:
     some, others = {one << shift for one in some}, {one << shift for one in others}
     assert intersections(some, others) == {one & other for one in some for other in others}
 
 
-def test_empty_sets_meet_in_the_empty_set() -> None:
+def test_intersections_empty_node_set_returns_empty_node_set() -> None:
     assert intersections({0}, {0}) == {0}
     assert intersections({0}, set()) == intersections(set(), set()) == set()
 
 
 @given(st.sets(_SETS, max_size=12), st.sets(_SETS, max_size=12))
-def test_gaps_between_numbers_do_not_matter(some: set[int], others: set[int]) -> None:
+def test_intersections_sparse_node_numbers_returns_same_sets(some: set[int], others: set[int]) -> None:
     def spread(one: int) -> int:
         return sum(1 << 7 * bit for bit in range(6) if one >> bit & 1)
 
@@ -34,7 +34,7 @@ def test_gaps_between_numbers_do_not_matter(some: set[int], others: set[int]) ->
     )
 
 
-def test_all_sets_of_sixteen_nodes_meet_in_a_moment() -> None:
+def test_intersections_all_sets_of_16_nodes_completes_quickly() -> None:
     """Four billion pairs: by trying them this test would not end."""
     all_of_them = range(1, 2**16)
     found = intersections(all_of_them, {one for one in all_of_them if one % 3})

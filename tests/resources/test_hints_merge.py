@@ -24,7 +24,7 @@ CASES = [json.loads(line) for line in (GOLDEN / "topology-merge.jsonl").read_tex
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
-def test_merging_equals_the_reference() -> None:
+def test_merge_recorded_cases_equals_upstream() -> None:
     for case in CASES:
         nodes = frozenset(range(len(case["distances"])))
         distances = {one: dict(enumerate(row)) for one, row in enumerate(case["distances"])}
@@ -40,7 +40,7 @@ def test_merging_equals_the_reference() -> None:
                 assert admits(policy, found) is admitted
 
 
-def test_the_recording_tells_policies_and_options_apart() -> None:
+def test_merge_recording_covers_policies_and_options() -> None:
     told = {tuple(case["expected"][name][0] for name in case["expected"]) for case in CASES}
     assert any(one[0] != one[1] for one in told), "distances never matter"
     assert any(case["expected"]["restricted"][1] != case["expected"]["single-numa-node"][1] for case in CASES)
@@ -60,7 +60,9 @@ def test_the_recording_tells_policies_and_options_apart() -> None:
         ("single-numa-node", [{"cpu": None}], hint("any!")),
     ],
 )
-def test_the_published_examples(policy: Policy, providers: list[Hints], expected: TopologyHint) -> None:
+def test_merge_documented_examples_match(
+    policy: Policy, providers: list[Hints], expected: TopologyHint
+) -> None:
     assert merge(policy, NumaTopology(frozenset({0, 1})), providers) == expected
 
 
@@ -73,7 +75,7 @@ _PROVIDERS = st.lists(st.dictionaries(st.sampled_from("abc"), _some_hints(3), ma
 
 
 @given(_PROVIDERS, st.sampled_from(POLICIES))
-def test_no_order_matters(providers: list[Hints], policy: Policy) -> None:
+def test_merge_result_independent_of_order(providers: list[Hints], policy: Policy) -> None:
     machine = NumaTopology(frozenset(range(3)))
     turned: list[Hints] = [
         {name: None if some is None else some[::-1] for name, some in reversed(hints.items())}
@@ -83,7 +85,7 @@ def test_no_order_matters(providers: list[Hints], policy: Policy) -> None:
 
 
 @given(_PROVIDERS)
-def test_a_preferred_result_is_what_every_resource_prefers(providers: list[Hints]) -> None:
+def test_merge_preferred_result_preferred_by_every_resource(providers: list[Hints]) -> None:
     merged = merge("restricted", NumaTopology(frozenset(range(3))), providers)
     named = [some for hints in providers for some in hints.values() if some is not None]
     agreeing = [
@@ -94,13 +96,13 @@ def test_a_preferred_result_is_what_every_resource_prefers(providers: list[Hints
         assert all(agreeing)
 
 
-def test_eight_nodes_and_five_resources_take_no_combinations() -> None:
+def test_merge_eight_nodes_five_resources_completes_quickly() -> None:
     every: list[TopologyHint] | None = [TopologyHint(nodes, len(nodes) == 2) for nodes in node_sets(range(8))]
     merged = merge("best-effort", NumaTopology(frozenset(range(8))), [dict.fromkeys("abcde", every)])
     assert merged == hint("0.1!")
 
 
-def test_sixteen_nodes_on_which_nobody_agrees() -> None:
+def test_merge_sixteen_nodes_no_agreement_completes_quickly() -> None:
     """As many as `max-allowable-numa-nodes` may allow; the agent must not stand still for an hour."""
     machine = NumaTopology(frozenset(range(16)))
     some: list[TopologyHint] | None = [
@@ -112,7 +114,7 @@ def test_sixteen_nodes_on_which_nobody_agrees() -> None:
     assert merge("best-effort", machine, [{"a": some}, {"b": high}]) == hint("3")
 
 
-def test_sets_of_nodes_come_small_first() -> None:
+def test_node_sets_ordered_by_size() -> None:
     sets = list(node_sets([4, 0, 2]))
     assert [sorted(each) for each in sets] == [[0], [2], [4], [0, 2], [0, 4], [2, 4], [0, 2, 4]]
     assert sorted(sets, key=breadth) == sets

@@ -56,7 +56,9 @@ def told(*containers: dict[str, Any], unified: bool = False, **spec: Any) -> dic
         ),
     ],
 )
-def test_of_containers(container: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_resources_in_force_container_resources_equals_upstream(
+    container: dict[str, Any], expected: dict[str, Any]
+) -> None:
     assert told(container) == expected
     if expected["limits"]["memory"] == NO_LIMIT:
         bounded = {name: amount for name, amount in expected["limits"].items() if name != "memory"}

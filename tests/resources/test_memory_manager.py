@@ -68,7 +68,7 @@ def parsed(recorded: dict[str, str]) -> Hints:
     return {name: hints(text) for name, text in recorded.items()}
 
 
-def test_memory_is_given_out_as_by_the_reference(file: Path) -> None:
+def test_memory_manager_recorded_scenarios_equals_upstream(file: Path) -> None:
     for scenario in SCENARIOS:
         file.unlink(missing_ok=True)
         manager = static(file, scenario["machine"])
@@ -126,7 +126,7 @@ _STEP = st.tuples(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(_STEP, max_size=8))
-def test_memory_is_nobodys_twice_and_comes_back_whole(steps: list[Any]) -> None:
+def test_memory_manager_any_operations_never_overcommits_and_frees_all(steps: list[Any]) -> None:
     sizes = [(10, 2), (12, 2), (8, 0)]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "memory_manager_state"
@@ -187,7 +187,7 @@ def check_account(state: MemoryState) -> None:
     ],
     ids=["burstable", "best effort", "resources of the whole pod"],
 )
-def test_only_guaranteed_pods_have_nodes_of_their_own(file: Path, pod: Pod) -> None:
+def test_memory_manager_not_guaranteed_pod_allocates_nothing(file: Path, pod: Pod) -> None:
     manager = static(file, [(8, 0), (8, 0)])
     (container,) = pod.spec.containers
     assert manager.hints(pod, container) == manager.pod_hints(pod) == {}
@@ -196,7 +196,7 @@ def test_only_guaranteed_pods_have_nodes_of_their_own(file: Path, pod: Pod) -> N
     assert manager.memory_nodes(pod.uid, "c0") == frozenset()
 
 
-def test_the_policy_none_gives_out_nothing(file: Path) -> None:
+def test_memory_manager_policy_none_allocates_nothing(file: Path) -> None:
     manager = MemoryManager("None", file)
     pod = pod_from("u", [], [("c", 2, 0, False)])
     assert manager.hints(pod, pod.spec.containers[0]) == {}
@@ -206,7 +206,7 @@ def test_the_policy_none_gives_out_nothing(file: Path) -> None:
     assert manager.allocatable() == ()
 
 
-def test_a_request_may_span_nodes_which_then_serve_only_such(file: Path) -> None:
+def test_memory_manager_multi_node_allocation_groups_nodes(file: Path) -> None:
     manager = static(file, [(10, 0), (10, 0)])
     big, small = pod_from("big", [], [("c", 12, 0, False)]), pod_from("small", [], [("c", 2, 0, False)])
     assert manager.hints(big, big.spec.containers[0]) == {"memory": hints("0.1!")}
@@ -220,7 +220,7 @@ def test_a_request_may_span_nodes_which_then_serve_only_such(file: Path) -> None
     assert manager.hints(small, small.spec.containers[0]) == {"memory": hints("0! 1! 0.1")}
 
 
-def test_an_init_containers_memory_is_used_again_and_given_back(file: Path) -> None:
+def test_memory_manager_init_container_memory_reused_and_released(file: Path) -> None:
     manager = static(file, [(11, 0)])
     pod = pod_from("u", [("i", 8, 0, False), ("s", 1, 0, True)], [("c", 5, 0, False)])
     for container in (*pod.spec.init_containers, *pod.spec.containers):
@@ -237,7 +237,7 @@ def test_an_init_containers_memory_is_used_again_and_given_back(file: Path) -> N
     assert again.memory_nodes("u", "s") == again.memory_nodes("u", "c") == {0}
 
 
-def test_a_container_wants_again_what_it_has(file: Path) -> None:
+def test_memory_manager_restart_hints_allocated_nodes(file: Path) -> None:
     manager = static(file, [(8, 2), (8, 2)])
     pod = pod_from("u", [], [("c", 2, 1, False)])
     manager.allocate(pod, pod.spec.containers[0], hint("1!"))
@@ -250,7 +250,7 @@ def test_a_container_wants_again_what_it_has(file: Path) -> None:
     ]
 
 
-def test_huge_pages_that_the_machine_does_not_have(file: Path) -> None:
+def test_memory_manager_missing_huge_pages_raises_allocation_error(file: Path) -> None:
     manager = static(file, [(8, 0)])
     wanted = {"cpu": "1", "memory": "1Gi", "hugepages-2Mi": "2Mi"}
     pod = pod_of({"limits": wanted}, {"limits": wanted | {"hugepages-2Mi": "0"}})
@@ -261,7 +261,7 @@ def test_huge_pages_that_the_machine_does_not_have(file: Path) -> None:
     assert [block.type for block in manager.blocks(pod.uid, "c1")] == ["memory"]
 
 
-def test_a_full_disk_loses_nothing_while_the_agent_lives(file: Path) -> None:
+def test_memory_manager_state_write_fails_allocation_retained_and_retried(file: Path) -> None:
     manager = static(file, [(8, 0)])
     one, other = (pod_from(uid, [], [("c", 4, 0, False)]) for uid in ("one", "other"))
     file.parent.rename(moved := file.parent.with_name(f"{file.parent.name}-moved"))

@@ -22,9 +22,7 @@ RESERVED = [MemoryReservation(numa_node=0, limits={"memory": "1Gi"})]
 
 
 @pytest.mark.parametrize(("policy", "content"), [("Static", STATIC), ("None", NONE)])
-def test_what_the_reference_wrote_is_read_and_written_alike(
-    tmp_path: Path, policy: str, content: bytes
-) -> None:
+def test_memory_state_upstream_file_roundtrips(tmp_path: Path, policy: str, content: bytes) -> None:
     file = tmp_path / "memory_manager_state"
     file.write_bytes(content)
     state = read_state(file, policy)
@@ -49,7 +47,9 @@ def test_what_the_reference_wrote_is_read_and_written_alike(
         ),
     ],
 )
-def test_a_file_that_cannot_be_trusted_stops_the_agent(tmp_path: Path, content: bytes, why: str) -> None:
+def test_memory_manager_untrusted_state_file_raises_policy_error(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     file = tmp_path / "memory_manager_state"
     file.write_bytes(content)
     with pytest.raises(PolicyError) as raised:
@@ -61,13 +61,13 @@ def test_a_file_that_cannot_be_trusted_stops_the_agent(tmp_path: Path, content: 
     assert file.read_bytes() == content, "what was found stays for whoever looks into it"
 
 
-def test_a_file_without_checksum_is_an_old_one(tmp_path: Path) -> None:
+def test_read_state_checksum_zero_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "memory_manager_state"
     file.write_bytes(msgspec.json.encode(msgspec.json.decode(STATIC) | {"checksum": 0}))
     assert read_state(file, "Static") is not None
 
 
-def test_the_policy_none_leaves_its_name(tmp_path: Path) -> None:
+def test_memory_manager_policy_none_writes_policy_name(tmp_path: Path) -> None:
     file = tmp_path / "memory_manager_state"
     MemoryManager("None", file)
     assert file.read_bytes() == NONE
@@ -99,7 +99,7 @@ def test_the_policy_none_leaves_its_name(tmp_path: Path) -> None:
         ([(0, {"memory": "1100m"})], {"memory": "1100m"}, "whole number of bytes"),
     ],
 )
-def test_reservations_must_add_up(
+def test_reserved_by_node_checks_sum_and_node_capacity(
     reservations: list[tuple[int, dict[str, str]]], kept: dict[str, str], why: str | None
 ) -> None:
     given = [MemoryReservation(numa_node=node, limits=limits) for node, limits in reservations]
@@ -111,7 +111,7 @@ def test_reservations_must_add_up(
             reserved_by_node(nodes, given, amounts(**kept))
 
 
-def test_nodes_are_read_from_a_tree(tmp_path: Path) -> None:
+def test_read_memory_nodes_sysfs_tree_returns_nodes(tmp_path: Path) -> None:
     for number, distance in ((0, "10 21\n"), (2, "21 10\n")):
         node = tmp_path / f"sys/devices/system/node/node{number}"
         pages = node / "hugepages/hugepages-2048kB"
@@ -129,13 +129,13 @@ def test_nodes_are_read_from_a_tree(tmp_path: Path) -> None:
     ]
 
 
-def test_a_kernel_without_numa_is_one_node(tmp_path: Path) -> None:
+def test_read_memory_nodes_no_numa_returns_single_node(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal:        1048576 kB\n")
     assert read_memory_nodes(tmp_path) == [MemoryNode(0, GIB)]
 
 
-def test_this_machine_can_be_read() -> None:
+def test_read_memory_nodes_test_host_returns_memory() -> None:
     nodes = read_memory_nodes()
     assert nodes
     assert sum(node.memory for node in nodes) > 0

@@ -53,7 +53,7 @@ Told = list[tuple[str, str, str]]
         ({"kube_reserved": {"ephemeral-storage": "1Gi"}}, {}),
     ],
 )
-def test_what_is_reserved(config: dict[str, Any], kept: dict[str, str]) -> None:
+def test_reserved_amounts_config_returns_sum(config: dict[str, Any], kept: dict[str, str]) -> None:
     settings = KubeletConfiguration(**{"eviction_hard": {}, **config})
     found = reserved_amounts(amounts(cpu="8", memory="16Gi"), settings)
     assert {name: str(amount) for name, amount in found.items()} == kept
@@ -65,7 +65,7 @@ mebibytes = st.integers(0, 4096).map(lambda number: f"{number}Mi")
 @given(
     kube=mebibytes, system=mebibytes, eviction=st.one_of(mebibytes, st.sampled_from(["5%", "12.5%", "0%"]))
 )
-def test_what_is_not_reserved_can_be_allocated(kube: str, system: str, eviction: str) -> None:
+def test_allocatable_plus_reserved_equals_capacity(kube: str, system: str, eviction: str) -> None:
     capacity = amounts(cpu="8", memory="8Gi")
     config = KubeletConfiguration(
         kube_reserved={"memory": kube},
@@ -101,7 +101,7 @@ async def eater(parent: str, mebibytes: int) -> AsyncIterator[None]:
 
 
 @pytest.mark.looptime
-async def test_pods_that_use_too_much_are_left_in_peace_for_a_while() -> None:
+async def test_node_allocatable_enforcer_limit_busy_retried_every_60_seconds() -> None:
     """The kernel takes their caches from them with each try."""
     loop, tried, told = asyncio.get_running_loop(), list[float](), list[str]()
 
@@ -134,7 +134,7 @@ class TestV1:
 
         return PodCgroups(settings, gates or FeatureGates(), detect_cgroups(), CAPACITY, record=record)
 
-    async def test_a_limit_that_pods_are_in_the_way_of_is_told_once(
+    async def test_update_qos_node_limit_below_usage_records_event_once(
         self, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(node_cgroups, "RETRY_SECONDS", 0.0)
@@ -160,7 +160,7 @@ class TestV1:
         assert told[0][2].startswith(f"Failed to update Node Allocatable Limits {root}/kubepods: cannot set ")
         assert told[1][2] == "Updated Node Allocatable limit across pods"
 
-    async def test_memory_that_lower_classes_cannot_have(
+    async def test_update_qos_qos_reserved_limits_memory_of_lower_classes(
         self, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """`qosReserved`, as pods come and go, and where more is in use already."""
@@ -192,7 +192,7 @@ class TestV1:
         await cgroups.update_qos([greedy, best_effort])
         assert limits()[1] == 8 * MI
 
-    async def test_whether_a_pod_has_its_cgroup(self, root: str) -> None:
+    async def test_exists_pod_cgroup_missing_in_one_hierarchy_is_false(self, root: str) -> None:
         cgroups, pod = self.pods(root, []), pod_of({"limits": {"cpu": "1", "memory": "1Gi"}})
         await cgroups.setup()
         assert not cgroups.exists(pod)

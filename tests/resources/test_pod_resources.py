@@ -133,14 +133,14 @@ BUSY = {
 }
 
 
-async def test_list_and_get(tmp_path: Path) -> None:
+async def test_pod_resources_list_and_get_return_allocations(tmp_path: Path) -> None:
     async with client_in(tmp_path) as client:
         assert await client.call("List", pb.ListPodResourcesResponse) == {"pod_resources": [BUSY]}
         request = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="default")
         assert await client.call("Get", pb.GetPodResourcesResponse, request) == {"pod_resources": BUSY}
 
 
-async def test_a_pod_that_is_not_here(tmp_path: Path) -> None:
+async def test_pod_resources_get_unknown_pod_returns_not_found_error(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     async with client_in(tmp_path, PodResourcesMetrics(registry)) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -153,7 +153,7 @@ async def test_a_pod_that_is_not_here(tmp_path: Path) -> None:
         assert registry.get_sample_value(f"{prefix}{name}", version) == 1, name
 
 
-async def test_allocatable(tmp_path: Path) -> None:
+async def test_pod_resources_get_allocatable_returns_node_resources(tmp_path: Path) -> None:
     async with client_in(tmp_path) as client:
         assert await client.call("GetAllocatableResources", pb.AllocatableResourcesResponse) == {
             "devices": [
@@ -165,7 +165,7 @@ async def test_allocatable(tmp_path: Path) -> None:
         }
 
 
-async def test_the_version_before_tells_of_devices_only(tmp_path: Path) -> None:
+async def test_pod_resources_v1alpha1_list_returns_devices_only(tmp_path: Path) -> None:
     async with client_in(tmp_path) as client:
         answer = await client.call("List", pb.ListPodResourcesResponse, version="v1alpha1")
         [pod] = answer["pod_resources"]
@@ -177,7 +177,7 @@ async def test_the_version_before_tells_of_devices_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.looptime
-async def test_the_rate_is_limited() -> None:
+async def test_pod_resources_rate_limit_exceeded_returns_resource_exhausted() -> None:
     registry = CollectorRegistry()
     asked = methods(Facts(), PodResourcesMetrics(registry))
 

@@ -16,7 +16,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_messages(name: str) -> None:
+def test_proto_messages_field_numbers_equal_upstream(name: str) -> None:
     facts, file = read_table(DATA / name), TABLES[name]
     package = f"{file.package}."
     assert {message.full_name for message in file.message_types_by_name.values()} == set(facts.messages)
@@ -30,7 +30,7 @@ def test_messages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_services(name: str) -> None:
+def test_proto_services_methods_equal_upstream(name: str) -> None:
     facts, file = read_table(DATA / name), TABLES[name]
     assert {
         service.full_name: {
@@ -41,12 +41,12 @@ def test_services(name: str) -> None:
     } == facts.services
 
 
-def test_health_has_the_protocols_numbers() -> None:
+def test_proto_health_status_values_equal_upstream() -> None:
     facts = read_table(DATA / "dra-health.txt")
     values = dra_health_pb2.DESCRIPTOR.enum_types_by_name["HealthStatus"].values
     assert {value.name: value.number for value in values} == facts.enums["v1alpha1.HealthStatus"]
 
 
-def test_a_share_may_be_absent() -> None:
+def test_proto_share_id_unset_is_absent() -> None:
     assert not dra_pb2.Device().HasField("share_id")
     assert not pod_resources_pb2.ClaimResource().HasField("share_id")

@@ -82,24 +82,24 @@ FULL = amounts(cpu="1", memory="1Gi")
         ("BestEffort", pod(container(), resources=resources())),
     ],
 )
-def test_class(wanted: str, subject: Pod) -> None:
+def test_qos_class_container_and_pod_resources_returns_class(wanted: str, subject: Pod) -> None:
     assert qos_class(subject) == wanted
 
 
-def test_class_ignores_ephemeral_containers_and_the_whole_pod_when_told() -> None:
+def test_qos_class_pod_level_disabled_ignores_pod_and_ephemeral_resources() -> None:
     subject = pod(container(), resources=resources(FULL, FULL))
     subject.spec.ephemeral_containers = [container("debug", FULL, FULL)]
     assert qos_class(subject, pod_level=False) == "BestEffort"
 
 
-def test_class_of_the_status_stays() -> None:
+def test_qos_class_set_in_status_takes_precedence() -> None:
     subject = pod(container(requests=FULL, limits=FULL))
     subject.status = PodStatus(qos_class="Burstable")
     assert qos_class(subject) == "Burstable"
     assert compute_qos_class(subject) == "Guaranteed"
 
 
-def test_requests_add_up_over_the_pods_life() -> None:
+def test_pod_requests_init_and_sidecar_containers_returns_maximum() -> None:
     subject = pod(
         container("a", amounts(cpu="100m", memory="100Mi")),
         container("b", amounts(cpu="200m")),
@@ -116,7 +116,7 @@ def test_requests_add_up_over_the_pods_life() -> None:
     assert texts(pod_requests(subject, overhead=False)) == {"cpu": "450m", "memory": "310Mi"}
 
 
-def test_overhead_alone_is_a_request_but_no_limit() -> None:
+def test_pod_limits_overhead_without_limits_is_empty() -> None:
     subject = pod(container(), overhead=amounts(cpu="10m", memory="1Mi"))
     assert texts(pod_requests(subject)) == {"cpu": "10m", "memory": "1Mi"}
     assert pod_limits(subject) == {}
@@ -124,7 +124,7 @@ def test_overhead_alone_is_a_request_but_no_limit() -> None:
     assert texts(pod_limits(subject)) == {"cpu": "1010m", "memory": "0"}
 
 
-def test_values_of_the_whole_pod_replace_sums() -> None:
+def test_pod_requests_pod_level_resources_replace_container_sum() -> None:
     subject = pod(
         container("a", FULL, FULL),
         resources=resources(
@@ -138,7 +138,7 @@ def test_values_of_the_whole_pod_replace_sums() -> None:
     assert not has_pod_level_resources(pod(container(), resources=resources(amounts(ephemeral_storage="1"))))
 
 
-def test_sums_leave_the_pod_alone() -> None:
+def test_pod_requests_and_limits_leave_pod_unchanged() -> None:
     subject = pod(container(requests=FULL, limits=FULL), overhead=FULL, resources=resources(FULL, FULL))
     pod_requests(subject)
     pod_limits(subject)
@@ -167,11 +167,11 @@ def test_sums_leave_the_pod_alone() -> None:
         ),
     ],
 )
-def test_oom_score(wanted: int, subject: Pod) -> None:
+def test_oom_score_adj_qos_class_and_memory_request_returns_score(wanted: int, subject: Pod) -> None:
     assert oom_score_adj(subject, subject.spec.containers[0], 10 * GIB) == wanted
 
 
-def test_oom_score_of_sidecars_is_no_higher_than_that_of_the_served() -> None:
+def test_oom_score_adj_sidecar_not_above_app_containers() -> None:
     sidecar = container("proxy", amounts(memory="100Mi"), sidecar=True)
     served = container("a", amounts(memory="2Gi")), container("b", amounts(memory="3Gi"))
     subject = pod(*served, init=(sidecar,))
@@ -179,7 +179,7 @@ def test_oom_score_of_sidecars_is_no_higher_than_that_of_the_served() -> None:
     assert oom_score_adj(subject, served[0], 10 * GIB) == 800
 
 
-def test_oom_score_of_node_critical_pods() -> None:
+def test_oom_score_adj_node_critical_static_pod_is_minus_997() -> None:
     subject = pod(container(requests=amounts(cpu="1")), priority_class_name="system-node-critical")
     assert oom_score_adj(subject, subject.spec.containers[0], 10 * GIB) == 999
     subject.metadata = ObjectMeta(annotations={"kubernetes.io/config.source": "file"})
@@ -187,7 +187,7 @@ def test_oom_score_of_node_critical_pods() -> None:
 
 
 @given(st.integers(0, 1 << 45), st.integers(0, 1 << 45))
-def test_oom_score_of_burstable_is_between_the_other_classes(request: int, capacity: int) -> None:
+def test_oom_score_adj_burstable_between_3_and_999(request: int, capacity: int) -> None:
     subject = pod(container(requests={"cpu": Quantity.from_units(1), "memory": Quantity.from_units(request)}))
     assert 3 <= oom_score_adj(subject, subject.spec.containers[0], capacity) <= 999
 
@@ -196,7 +196,7 @@ def test_oom_score_of_burstable_is_between_the_other_classes(request: int, capac
     ("milli", "shares"),
     [(0, 2), (1, 2), (2, 2), (3, 3), (100, 102), (250, 256), (1000, 1024), (10**9, 262144)],
 )
-def test_shares(milli: int, shares: int) -> None:
+def test_shares_of_milli_cpu_returns_shares(milli: int, shares: int) -> None:
     assert shares_of(milli) == shares
 
 
@@ -210,26 +210,26 @@ def test_shares(milli: int, shares: int) -> None:
         (1500, 10_000, 15_000),
     ],
 )
-def test_quota(milli: int, period: int, quota: int) -> None:
+def test_quota_of_milli_cpu_returns_quota(milli: int, period: int, quota: int) -> None:
     assert quota_of(milli, period) == quota
 
 
 @given(st.integers(0, 1 << 40))
-def test_shares_stay_within_the_kernels_bounds_and_come_back(milli: int) -> None:
+def test_shares_of_within_kernel_bounds_and_roundtrips(milli: int) -> None:
     shares = shares_of(milli)
     assert MIN_SHARES <= shares <= MAX_SHARES
     assert shares_of(milli_cpu_of_shares(shares)) == shares
 
 
 @given(st.integers(1, 1 << 40), st.integers(1_000, 1_000_000))
-def test_quotas_are_at_least_the_kernels_least_and_come_back(milli: int, period: int) -> None:
+def test_quota_of_at_least_kernel_minimum_and_roundtrips(milli: int, period: int) -> None:
     quota = quota_of(milli, period)
     assert quota >= MIN_QUOTA
     if quota > MIN_QUOTA and period >= 1000:
         assert milli_cpu_of_quota(quota, period) <= milli < milli_cpu_of_quota(quota, period) + 2
 
 
-def test_unbounded_quota_is_no_limit() -> None:
+def test_milli_cpu_of_quota_unlimited_is_zero() -> None:
     assert milli_cpu_of_quota(-1, 100_000) == 0
     assert milli_cpu_of_quota(50_000, 100_000) == 500
     assert milli_cpu_of_shares(1) == 0

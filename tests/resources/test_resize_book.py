@@ -50,15 +50,15 @@ B = PodResources({"main": ResourceRequirements()})
 
 
 class TestFormat:
-    def test_as_the_reference_writes_it(self) -> None:
+    def test_encode_equals_upstream(self) -> None:
         assert json.loads(encode({"b": B, "a": A}))["data"] == GOLDEN
 
-    def test_a_checksum_of_the_reference(self) -> None:
+    def test_decode_upstream_checksum_accepted(self) -> None:
         # Made with k8s.io/kubernetes/pkg/kubelet/checkpointmanager/checksum of v1.36.
         content = b'{"data":"{\\"entries\\":{\\"a\\":{}}}","checksum":1989264566}'
         assert decode(content) == {"a": PodResources()}
 
-    def test_resources_of_whole_pods(self) -> None:
+    def test_encode_pod_level_resources_written(self) -> None:
         whole = PodResources({}, requirements(cpu="1"))
         assert '"PodLevelResources":{"requests":{"cpu":"1"}}' in json.loads(encode({"a": whole}))["data"]
 
@@ -82,7 +82,7 @@ class TestFormat:
             max_size=4,
         )
     )
-    def test_what_is_written_is_read(self, entries: dict[str, PodResources]) -> None:
+    def test_encode_decode_roundtrips(self, entries: dict[str, PodResources]) -> None:
         assert decode(encode(entries)) == entries
 
     @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ class TestFormat:
             (b"\xff\xfe", "not what an agent writes"),
         ],
     )
-    def test_a_damaged_file_names_itself_and_the_remedy(
+    def test_open_allocation_state_damaged_file_error_names_path_and_remedy(
         self, tmp_path: Path, content: bytes, problem: str
     ) -> None:
         (tmp_path / ACTUATED).write_bytes(content)
@@ -109,13 +109,13 @@ class TestFormat:
 
 
 class TestBook:
-    def test_nothing_there(self, tmp_path: Path) -> None:
+    def test_open_allocation_state_missing_file_is_empty_and_writes_nothing(self, tmp_path: Path) -> None:
         books = open_allocation_state(tmp_path)
         assert books.allocated.get("a") is None
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.looptime
-    async def test_pods_that_come_together_are_written_once(
+    async def test_write_behind_many_puts_written_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written = []
@@ -137,7 +137,7 @@ class TestBook:
         assert written == [ALLOCATED]
 
     @pytest.mark.looptime
-    async def test_what_is_new_is_written_at_the_end(self, tmp_path: Path) -> None:
+    async def test_write_behind_cancelled_writes_pending_changes(self, tmp_path: Path) -> None:
         books = open_allocation_state(tmp_path)
         task = asyncio.create_task(books.write_behind())
         await asyncio.sleep(0)
@@ -148,14 +148,14 @@ class TestBook:
         assert open_allocation_state(tmp_path).actuated.get("a") == A
         assert (tmp_path / ACTUATED).stat().st_mode & 0o777 == 0o600
 
-    def test_for_good_means_on_the_disk(self, tmp_path: Path) -> None:
+    def test_put_durable_returns_after_write_to_disk(self, tmp_path: Path) -> None:
         book = open_allocation_state(tmp_path).allocated
         book.put("b", B)
         book.put_durable("a", A)
         again = open_allocation_state(tmp_path).allocated
         assert (again.get("a"), again.get("b")) == (A, B)
 
-    def test_what_cannot_be_written_was_not_promised(
+    def test_put_durable_write_fails_restores_previous_entry(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         book = open_allocation_state(tmp_path).allocated
@@ -173,7 +173,9 @@ class TestBook:
         book.close()  # says so, and goes on
 
     @pytest.mark.looptime
-    async def test_a_full_disk_is_tried_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_write_behind_disk_full_is_retried(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         room = False
 
         def maybe(file: Path, content: bytes, mode: int) -> None:
@@ -192,7 +194,7 @@ class TestBook:
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
         task.cancel()
 
-    def test_an_old_version_never_replaces_a_newer_one(self, tmp_path: Path) -> None:
+    def test_save_old_version_does_not_replace_newer(self, tmp_path: Path) -> None:
         book = ResourceCheckpoint(tmp_path / ALLOCATED)
         book.put("a", B)
         old = book._version()
@@ -200,7 +202,7 @@ class TestBook:
         book._save(*old)
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
 
-    def test_gone_pods_go_from_the_file_with_the_next_change(self, tmp_path: Path) -> None:
+    def test_retain_removed_pods_absent_from_next_write(self, tmp_path: Path) -> None:
         book = open_allocation_state(tmp_path).allocated
         book.put_durable("a", A)
         book.put_durable("b", B)

@@ -46,7 +46,7 @@ class TestV2:
         machine = Cgroups(CgroupMode.V2, tmp_path, dict.fromkeys(("cpu", "memory"), tmp_path), {})
         return PodCgroup(CgroupDriver(machine), ("pods", "one"), CgroupValues(**values), unified=True)
 
-    async def test_bounds_come_and_grow(self, tmp_path: Path, folder: Path) -> None:
+    async def test_pod_cgroup_set_applies_desired_limits(self, tmp_path: Path, folder: Path) -> None:
         group = self.group(tmp_path, shares=1024, quota=50_000, memory=64 * MI)
         now = group.now()
         assert (now.memory, now.quota, weight_of_shares(now.shares)) == (NO_BOUND, -1, 10)
@@ -59,7 +59,7 @@ class TestV2:
         assert group.now() == group.desired(group.now()) == wanted
         assert group.memory_usage() == 4096
 
-    def test_what_the_pod_does_not_say_stays(self, tmp_path: Path, folder: Path) -> None:
+    def test_pod_cgroup_desired_unspecified_limits_unchanged(self, tmp_path: Path, folder: Path) -> None:
         (folder / "cpu.max").write_text("20000 100000\n")
         (folder / "memory.max").write_text(f"{MI}\n")
         group = self.group(tmp_path, shares=2)
@@ -67,12 +67,12 @@ class TestV2:
         assert group.desired(now) == PodLimits(MI, 20_000, 2)
         assert group.memory_limit is None
 
-    def test_a_change_below_the_kernels_grain_is_none(self, tmp_path: Path, folder: Path) -> None:
+    def test_pod_cgroup_desired_same_cpu_weight_is_no_change(self, tmp_path: Path, folder: Path) -> None:
         (folder / "cpu.weight").write_text(f"{weight_of_shares(102)}\n")
         group = self.group(tmp_path, shares=103)
         assert group.desired(group.now()) == group.now()
 
-    def test_a_cgroup_that_is_gone(self, tmp_path: Path) -> None:
+    def test_pod_cgroup_now_missing_cgroup_raises_oserror(self, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
             self.group(tmp_path).now()
 
@@ -104,7 +104,7 @@ on_this_machine = pytest.mark.skipif(
 
 @pytest.mark.machine
 @on_this_machine
-async def test_on_this_machine(cgroups: PodCgroups) -> None:
+async def test_pod_cgroup_on_host_resize_applied_and_read_back(cgroups: PodCgroups) -> None:
     pod = pod_of(SMALL)
     await cgroups.ensure(pod)
     group = cgroups.group(pod)
@@ -129,7 +129,7 @@ async def test_on_this_machine(cgroups: PodCgroups) -> None:
 
 @pytest.mark.machine
 @on_this_machine
-async def test_a_pod_without_limits_has_none_on_this_machine(cgroups: PodCgroups) -> None:
+async def test_pod_cgroup_on_host_pod_without_limits_is_unlimited(cgroups: PodCgroups) -> None:
     pod = pod_of({"requests": {"cpu": "100m"}})
     await cgroups.ensure(pod)
     group = cgroups.group(pod)

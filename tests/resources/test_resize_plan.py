@@ -61,13 +61,13 @@ def needs(document: dict[str, Any]) -> ResourceRequirements:
 
 
 class TestViews:
-    def test_the_very_pod_when_nothing_differs(self) -> None:
+    def test_with_resources_equal_returns_same_pod(self) -> None:
         wished = pod(SMALL, beside=SMALL)
         assert with_resources(wished, resources_of(wished, ALL), ALL) is wished
         equal = pod({"requests": {"cpu": "0.1", "memory": "32Mi"}, "limits": SMALL["limits"]}, beside=SMALL)
         assert with_resources(equal, resources_of(wished, ALL), ALL) is equal
 
-    def test_what_was_promised_and_nothing_else_of_the_old_pod(self) -> None:
+    def test_with_resources_different_replaces_resources_only(self) -> None:
         before, after = pod(SMALL, beside=SMALL, pod_level=SMALL), pod(MORE, beside=MORE, pod_level=MORE)
         after.metadata.labels["new"] = "label"
         seen = with_resources(after, resources_of(before, ALL), ALL)
@@ -77,13 +77,13 @@ class TestViews:
         assert seen.metadata.labels == {"new": "label"}
         assert after.spec.containers[0].resources == needs(MORE)  # others hold that object
 
-    def test_what_the_gates_leave_out(self) -> None:
+    def test_with_resources_scope_disabled_ignores_pod_level_and_init(self) -> None:
         before, after = pod(SMALL, init=SMALL, pod_level=SMALL), pod(SMALL, init=MORE, pod_level=MORE)
         none = Scope(pod_level=False, init=False)
         assert resources_of(before, none).containers.keys() == {"main"}
         assert with_resources(after, resources_of(before, none), none) is after
 
-    def test_limits_of_the_whole_pod_bound_its_containers(self) -> None:
+    def test_effective_resources_pod_level_limits_bound_containers(self) -> None:
         whole = {"limits": {"cpu": "1", "memory": "256Mi"}}
         made = pod({"limits": {"cpu": "200m"}}, pod_level=whole)
         main = made.spec.containers[0]
@@ -91,7 +91,7 @@ class TestViews:
         assert effective_resources(main, made, Scope(pod_level=False)) is main.resources
         assert sizes_of(main.resources, made.spec.resources) == ContainerSizes(256 * MI, 0, 200, 0)
 
-    def test_what_a_pod_still_has_is_not_free(self) -> None:
+    def test_with_larger_requests_takes_larger_of_allocated_and_actuated(self) -> None:
         promised, had = pod(SMALL, beside=MORE), pod(MORE, beside=SMALL)
         counted = with_larger_requests(promised, resources_of(had, ALL), ALL)
         assert [
@@ -103,14 +103,14 @@ class TestViews:
         assert with_larger_requests(promised, resources_of(promised, ALL), ALL) is promised
 
     @given(st.tuples(*(st.integers(0, 2**20) for _ in range(4))))
-    def test_sizes_there_and_back(self, numbers: tuple[int, int, int, int]) -> None:
+    def test_with_sizes_roundtrips(self, numbers: tuple[int, int, int, int]) -> None:
         sizes = ContainerSizes(*numbers)
         container = pod({"limits": {"ephemeral-storage": "1Gi"}}).spec.containers[0]
         sized = with_sizes(container, sizes)
         assert sizes_of(sized.resources, None) == sizes
         assert str(sized.resources.limits["ephemeral-storage"]) == "1Gi"
 
-    def test_a_request_of_nothing_is_not_the_limit(self) -> None:
+    def test_with_sizes_zero_request_not_replaced_by_limit(self) -> None:
         own = needs({"requests": {"cpu": "0"}, "limits": {"cpu": "100m"}})
         container = pod({"requests": {"cpu": "0"}, "limits": {"cpu": "100m"}}).spec.containers[0]
         assert with_sizes(container, sizes_of(own, None)).resources == own
@@ -132,7 +132,7 @@ class TestPlan:
             (pod(SMALL, init=MORE), pod(SMALL, init=SMALL), {"init"}, {"init"}, set()),
         ],
     )
-    def test_containers(
+    def test_plan_resize_changed_containers_resized_or_restarted(
         self, wished: Pod, has: Pod, running: set[str], resized: set[str], restarted: set[str]
     ) -> None:
         plan = plan_resize(wished, running, resources_of(has, ALL), ALL)
@@ -140,14 +140,14 @@ class TestPlan:
         assert {name for name, one in plan.containers.items() if one.restart} == restarted
         assert bool(plan) == bool(resized)
 
-    def test_what_nobody_knows_is_set_anew_and_never_restarted(self) -> None:
+    def test_plan_resize_unknown_actuated_resources_set_without_restart(self) -> None:
         plan = plan_resize(pod(MORE, policy=RESTART), {"main"}, None, ALL)
         assert plan.containers["main"].current is None
         assert not plan.containers["main"].restart
         assert order_resizes([*plan.containers.values()], "memory") == []
         assert order_resizes([*plan.containers.values()], "cpu") == [*plan.containers.values()]
 
-    def test_the_whole_pod(self) -> None:
+    def test_plan_resize_pod_level_change_resizes_containers(self) -> None:
         before, after = pod({}, pod_level=SMALL), pod({}, pod_level=MORE)
         plan = plan_resize(after, {"main"}, resources_of(before, ALL), ALL)
         assert plan.pod_level
@@ -155,7 +155,7 @@ class TestPlan:
         assert plan_resize(before, {"main"}, resources_of(before, ALL), ALL) == NO_RESIZE
         assert not plan_resize(after, {"main"}, resources_of(before, Scope(False)), Scope(False))
 
-    def test_the_round_of_memory_leaves_the_cpus(self) -> None:
+    def test_container_resize_after_memory_leaves_cpu_unchanged(self) -> None:
         plan = plan_resize(pod(MORE), {"main"}, resources_of(pod(SMALL), ALL), ALL)
         one = plan.containers["main"]
         assert one.after("memory") == ContainerSizes(128 * MI, 64 * MI, 200, 100)
@@ -169,14 +169,16 @@ limits = st.builds(PodLimits, st.integers(1, 9), st.integers(-1, 9), st.integers
 
 class TestOrder:
     @given(resizes)
-    def test_who_shrinks_comes_before_who_grows(self, many: list[ContainerResize]) -> None:
+    def test_order_resizes_decreases_before_increases(self, many: list[ContainerResize]) -> None:
         for resource in ("memory", "cpu"):
             order = [one.change(resource) > 0 for one in order_resizes(many, resource)]
             assert order == sorted(order)
             assert len(order) == sum(bool(one.change(resource)) for one in many)
 
     @given(limits, limits)
-    def test_a_pod_grows_before_and_shrinks_after(self, now: PodLimits, new: PodLimits) -> None:
+    def test_pod_steps_increases_before_containers_decreases_after(
+        self, now: PodLimits, new: PodLimits
+    ) -> None:
         known, wanted = (
             {**limits._asdict(), "quota": math.inf if limits.quota < 0 else limits.quota}
             for limits in (now, new)
@@ -188,17 +190,17 @@ class TestOrder:
             differing = {part for part in known if (part == "memory") == (resource == "memory")}
             assert {*before, *after} == {part for part in differing if wanted[part] != known[part]}
 
-    def test_a_request_is_never_above_its_limit(self) -> None:
+    def test_pod_steps_cpu_request_never_above_limit(self) -> None:
         small, large = PodLimits(1, 10, 10), PodLimits(1, 20, 20)
         assert pod_steps(small, large, "cpu") == (["quota", "shares"], [])
         assert pod_steps(large, small, "cpu") == ([], ["shares", "quota"])
 
-    def test_a_first_bound_comes_after_the_containers(self) -> None:
+    def test_pod_steps_first_quota_set_after_containers(self) -> None:
         # The kernel takes no quota of a pod that is below that of one of its containers.
         assert pod_steps(PodLimits(1, -1, 10), PodLimits(1, 20, 10), "cpu") == ([], ["quota"])
 
     @given(st.integers(1, 10_000))
-    def test_weights_there_and_back(self, weight: int) -> None:
+    def test_weight_of_shares_roundtrips(self, weight: int) -> None:
         assert weight_of_shares(shares_of_weight(weight)) == weight
 
 
@@ -227,7 +229,7 @@ MAIN = 'attempting to set container "main" memory limit ({}) below current usage
         (50, 99, 60, [shrinking(50)], {"main": 55}, f"[{POD.format(50, 60)}, {MAIN.format(50, 55)}]"),
     ],
 )
-def test_memory_in_use(
+def test_shrink_problem_limit_below_usage_returns_message(
     limit: int | None,
     now: int,
     usage: int | None,
@@ -239,5 +241,5 @@ def test_memory_in_use(
     assert shrink_problem(limit, now, usage, resizes, usages) == expected
 
 
-def test_a_pod_that_was_never_seen_has_no_differences_but_its_own() -> None:
+def test_plan_resize_container_without_resources_returns_no_resize() -> None:
     assert plan_resize(pod({}), {"main"}, PodResources({"main": ResourceRequirements()}), ALL) == NO_RESIZE

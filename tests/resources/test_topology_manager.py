@@ -72,7 +72,7 @@ def topology(policy: Policy, *providers: HintProvider, scope: Scope = "container
         ("single-numa-node", "0.1!", "0.1!", None),
     ],
 )
-async def test_each_policy_admits_what_it_promises(
+async def test_topology_manager_policy_decides_admission_and_hint(
     policy: Policy, one: str, other: str, chosen: str | None
 ) -> None:
     first, second = Recording(one), Recording(other)
@@ -84,7 +84,7 @@ async def test_each_policy_admits_what_it_promises(
         assert first.given == second.given == [("i0", hint(chosen)), ("c0", hint(chosen))]
 
 
-async def test_the_scope_decides_who_is_asked_about() -> None:
+async def test_topology_manager_scope_selects_pod_or_container_hints() -> None:
     each, whole, nobody = Recording("1!"), Recording("1!"), Recording("1!")
     pod = pod_of(GUARANTEED, GUARANTEED)
     assert await topology("restricted", each).admit(pod) is None
@@ -111,7 +111,7 @@ async def test_the_scope_decides_who_is_asked_about() -> None:
     ],
 )
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
-async def test_a_failed_allocation_refuses_the_pod(
+async def test_topology_manager_allocation_error_rejects_pod(
     policy: Policy, error: AllocationError, expected: TopologyRejection
 ) -> None:
     failing = Recording("0!", error)
@@ -119,7 +119,7 @@ async def test_a_failed_allocation_refuses_the_pod(
     assert [name for name, _ in failing.given] == ["c0"]
 
 
-async def test_memory_goes_where_the_device_is(tmp_path: Path) -> None:
+async def test_topology_manager_device_hint_aligns_memory(tmp_path: Path) -> None:
     reserved = [MemoryReservation(numa_node=0, limits={"memory": "1Gi"})]
     memory = MemoryManager("Static", tmp_path / "state", machine(8, 8), reserved, amounts(memory="1Gi"))
     manager = topology("single-numa-node", Recording("1!"), memory)
@@ -132,7 +132,7 @@ async def test_memory_goes_where_the_device_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
-def test_a_machine_with_too_many_nodes_needs_to_be_allowed(policy: Policy) -> None:
+def test_topology_manager_too_many_numa_nodes_raises_unless_allowed(policy: Policy) -> None:
     many = machine(*[4] * 9)
     with pytest.raises(PolicyError, match=r"9 NUMA nodes.*max-allowable-numa-nodes"):
         TopologyManager(policy, "container", {}, many, ())
@@ -140,7 +140,7 @@ def test_a_machine_with_too_many_nodes_needs_to_be_allowed(policy: Policy) -> No
     assert not TopologyManager("none", "container", {}, many, ()).aligns
 
 
-async def test_close_nodes_are_preferred_on_demand() -> None:
+async def test_topology_manager_prefer_closest_numa_nodes_selects_closest() -> None:
     rows = [[10, 30, 12], [30, 10, 30], [12, 30, 10]]
     nodes = [MemoryNode(i, 1, {}, dict(enumerate(row))) for i, row in enumerate(rows)]
     pod = pod_of(GUARANTEED)
@@ -162,7 +162,7 @@ class Slow(Recording):
 
 
 @pytest.mark.looptime
-async def test_nobody_is_asked_while_another_pod_is_being_served() -> None:
+async def test_topology_manager_concurrent_admit_is_serialized() -> None:
     slow = Slow("0!")
     manager = topology("best-effort", slow)
     one, other = pod_of(GUARANTEED), pod_of(GUARANTEED)
@@ -179,6 +179,6 @@ async def test_nobody_is_asked_while_another_pod_is_being_served() -> None:
     assert refused.message == "Allocate failed due to the plugin is gone, which is unexpected"
 
 
-def test_distances_must_be_known_to_prefer_by_them() -> None:
+def test_topology_manager_prefer_closest_without_distances_raises() -> None:
     with pytest.raises(PolicyError, match=r"prefer-closest-numa-nodes.*distance"):
         TopologyManager("restricted", "pod", {"prefer-closest-numa-nodes": "true"}, machine(4, 4), ())

@@ -189,11 +189,11 @@ PROBED_SIDE.spec.init_containers[0].startup_probe = (
         (PROBED_SIDE, seen(PROBED_SIDE, ("side", "running")), ""),
     ],
 )
-def test_situations(of: Pod, picture: ObservedPod, expected: str) -> None:
+def test_decide_observed_states_returns_actions(of: Pod, picture: ObservedPod, expected: str) -> None:
     assert summary(decide(of, picture)) == expected
 
 
-def test_probes_and_requests_kill() -> None:
+def test_decide_failed_probe_or_restart_request_kills_container() -> None:
     of = pod("a")
     picture = seen(of, ("a", "running"))
     running = picture.containers[0].id
@@ -209,7 +209,7 @@ def test_probes_and_requests_kill() -> None:
     assert summary(decide(never, picture, None, frozenset({running}))) == "kill:a start:a"
 
 
-def test_a_changed_definition_restarts_whatever_the_policy() -> None:
+def test_decide_changed_container_hash_restarts_regardless_of_policy() -> None:
     of = pod("a", policy="Never")
     picture = seen(of, ("a", "running"))
     of.spec.containers[0].image = "busybox:2"
@@ -218,7 +218,7 @@ def test_a_changed_definition_restarts_whatever_the_policy() -> None:
     assert actions.kill[0].message == "Container a definition changed, will be restarted"
 
 
-def test_a_sidecars_startup_probe_holds_back_the_rest() -> None:
+def test_decide_sidecar_startup_probe_pending_delays_app_containers() -> None:
     picture = seen(PROBED_SIDE, ("side", "running"))
     side = picture.containers[0].id
     assert summary(decide(PROBED_SIDE, picture, ProbeResults(startup={side: True}))) == "start:main"
@@ -226,7 +226,7 @@ def test_a_sidecars_startup_probe_holds_back_the_rest() -> None:
 
 
 @pytest.mark.parametrize(("operator", "again"), [("In", True), ("NotIn", False)])
-def test_restart_rules_by_exit_code(operator: str, again: bool) -> None:
+def test_decide_restart_rule_exit_code_match_restarts(operator: str, again: bool) -> None:
     of = pod("a", policy="Never")
     rule = {"action": "Restart", "exitCodes": {"operator": operator, "values": [42]}}
     document = {"spec": {"containers": [{"name": "a", "image": "busybox", "restartPolicyRules": [rule]}]}}
@@ -319,7 +319,7 @@ turns = st.lists(st.sampled_from([None, 0, 1]), max_size=4)
     st.integers(1, 2),
     st.data(),
 )
-def test_deciding_again_and_again_converges(
+def test_decide_applied_repeatedly_converges(
     policy: str, initial: list[str], count: int, data: st.DataObject
 ) -> None:
     init = tuple(f"i{index}" for index in range(len(initial)))

@@ -70,7 +70,7 @@ def logs(tmp_path: Path) -> Path:
         ("unknown", None, 3, []),
     ],
 )
-async def test_the_next_number(
+async def test_start_container_never_ran_reuses_attempt_number(
     tmp_path: Path,
     logs: Path,
     phase: ContainerPhase,
@@ -85,13 +85,13 @@ async def test_the_next_number(
     assert sorted(path.name for path in logs.iterdir()) == [f"{number}.log" for number in range(attempt)]
 
 
-async def test_a_log_with_words_in_it_stays(tmp_path: Path, logs: Path) -> None:
+async def test_start_container_never_ran_nonempty_log_stays(tmp_path: Path, logs: Path) -> None:
     (logs / "2.log").write_text("words")
     await start_again(tmp_path, Runtime(NEVER_RAN), "created")
     assert (logs / "2.log").read_text() == "words"
 
 
-async def test_a_start_that_is_not_over_keeps_its_log(tmp_path: Path, logs: Path) -> None:
+async def test_start_container_removal_of_old_fails_log_stays(tmp_path: Path, logs: Path) -> None:
     """The earlier agent's start may still succeed, and write there."""
 
     class Starting(Runtime):

@@ -38,11 +38,11 @@ FROM_CLUSTER = PodDNS(("10.96.0.10",), (*CLUSTER_SEARCHES, "example.com"), ("ndo
         ("Nonsense", False, FROM_CLUSTER),
     ],
 )
-def test_policies(policy: str, host_network: bool, wanted: PodDNS) -> None:
+def test_pod_dns_policy_returns_servers_and_searches(policy: str, host_network: bool, wanted: PodDNS) -> None:
     assert pod_dns(make_pod(dns_policy=policy, host_network=host_network), CLUSTER, HOST) == wanted
 
 
-def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
+def test_pod_dns_no_cluster_dns_falls_back_to_host_with_warning() -> None:
     dns = pod_dns(make_pod(), RuntimeNodeOptions(), HOST)
     assert (dns.servers, dns.searches) == (FROM_HOST.servers, FROM_HOST.searches)
     (warning,) = dns.warnings
@@ -54,7 +54,7 @@ def test_without_cluster_dns_the_hosts_is_used_and_said() -> None:
     assert warning.message.startswith('pod: "web_shop(u-1)". kubelet does not have ClusterDNS IP configured')
 
 
-def test_without_a_cluster_domain_only_the_server_is_the_clusters() -> None:
+def test_pod_dns_no_cluster_domain_uses_host_searches() -> None:
     dns = pod_dns(make_pod(), RuntimeNodeOptions(cluster_dns=("10.96.0.10",)), HOST)
     assert dns == PodDNS(("10.96.0.10",), ("example.com",), ("ndots:5",))
 
@@ -63,7 +63,7 @@ def test_without_a_cluster_domain_only_the_server_is_the_clusters() -> None:
     ("host_ips", "servers"),
     [((), ("127.0.0.1",)), (("192.0.2.2", "2001:db8::2"), ("127.0.0.1", "::1")), (("::1",), ("::1",))],
 )
-def test_an_empty_setting_keeps_pods_off_the_hosts_dns(
+def test_pod_dns_resolv_conf_disabled_uses_loopback(
     host_ips: tuple[str, ...], servers: tuple[str, ...]
 ) -> None:
     dns = pod_dns(make_pod(dns_policy="Default"), RuntimeNodeOptions(host_ips=host_ips), None)
@@ -72,7 +72,7 @@ def test_an_empty_setting_keeps_pods_off_the_hosts_dns(
     assert cluster == PodDNS(("10.96.0.10",), CLUSTER_SEARCHES, ("ndots:5",))
 
 
-def test_the_pods_own_wishes_come_on_top() -> None:
+def test_pod_dns_dns_config_extends_policy() -> None:
     wish = PodDNSConfig(
         nameservers=["1.1.1.1", "10.96.0.10"],
         searches=["own.example", "cluster.local"],
@@ -84,7 +84,7 @@ def test_the_pods_own_wishes_come_on_top() -> None:
     assert alone == PodDNS(("1.1.1.1", "10.96.0.10"), ("own.example", "cluster.local"), ("ndots:2", "edns0"))
 
 
-def test_servers_beyond_three_are_left_out() -> None:
+def test_pod_dns_more_than_three_servers_truncated_with_warning() -> None:
     dns = pod_dns(
         make_pod(dns_policy="None", dns_config=PodDNSConfig(nameservers=[f"10.0.0.{n}" for n in range(5)])),
         CLUSTER,
@@ -109,7 +109,7 @@ def test_servers_beyond_three_are_left_out() -> None:
         (["x" * 253] * 2, 1),
     ],
 )
-def test_searches_beyond_the_limits_are_left_out(searches: list[str], kept: int) -> None:
+def test_pod_dns_search_limits_exceeded_truncated_with_warning(searches: list[str], kept: int) -> None:
     dns = pod_dns(make_pod(dns_policy="None", dns_config=PodDNSConfig(searches=searches)), CLUSTER, "")
     assert len(dns.searches) == kept
     if len(dns.searches) < len(set(searches)):
@@ -124,9 +124,7 @@ def test_searches_beyond_the_limits_are_left_out(searches: list[str], kept: int)
     st.lists(st.text("ab.", min_size=1, max_size=300), max_size=50),
     st.lists(st.sampled_from(["10.0.0.1", "10.0.0.2", "10.0.0.3", "::1"]), max_size=6),
 )
-def test_limits_always_hold_and_nothing_is_left_out_in_silence(
-    searches: list[str], servers: list[str]
-) -> None:
+def test_pod_dns_any_config_limits_hold_and_truncation_warns(searches: list[str], servers: list[str]) -> None:
     wish = PodDNSConfig(searches=searches, nameservers=servers)
     dns = pod_dns(make_pod(dns_policy="None", dns_config=wish), CLUSTER, "")
     assert len(dns.servers) <= 3
@@ -149,11 +147,11 @@ def test_limits_always_hold_and_nothing_is_left_out_in_silence(
         ("nameserverx 1.1.1.1\ndomain x\n", PodDNS()),
     ],
 )
-def test_reading_resolv_conf(text: str, wanted: PodDNS) -> None:
+def test_parse_resolv_conf_returns_servers_searches_and_options(text: str, wanted: PodDNS) -> None:
     assert parse_resolv_conf(text) == wanted
 
 
-def test_a_server_line_without_a_server_is_an_error() -> None:
+def test_pod_dns_nameserver_line_without_address_raises() -> None:
     with pytest.raises(ContainerConfigError, match="nameserver"):
         pod_dns(make_pod(), CLUSTER, "nameserver\n")
 
@@ -217,7 +215,7 @@ async def test_sandbox_without_cluster_dns_records_event_on_pod_and_node(
     assert all("pod:" not in message for _, _, message in on_node)
 
 
-def test_journal_event_not_kept_reaches_listeners_only() -> None:
+def test_pod_history_event_not_recorded_reaches_listeners_only() -> None:
     journal, heard = PodHistory(), []
     journal.add_listener(lambda pod, event: heard.append((pod.uid, event.reason)))
     pod = make_pod()

@@ -55,7 +55,7 @@ def variable(name: str, **source: Any) -> EnvVar:
     return EnvVar(name=name, value_from=EnvVarSource(**source))
 
 
-def test_variables_refer_to_those_above_and_to_services() -> None:
+def test_container_env_references_earlier_variables_and_services() -> None:
     env = env_of(
         EnvVar(name="LATE", value="$(B)"),
         EnvVar(name="A", value="a"),
@@ -72,7 +72,7 @@ def test_variables_refer_to_those_above_and_to_services() -> None:
     ]
 
 
-def test_env_wins_over_env_from_and_later_sources_over_earlier() -> None:
+def test_container_env_env_overrides_env_from_sources() -> None:
     env = env_of(
         EnvVar(name="A", value="own"),
         env_from=[
@@ -92,7 +92,7 @@ def test_env_wins_over_env_from_and_later_sources_over_earlier() -> None:
     ]
 
 
-def test_each_object_is_asked_for_once() -> None:
+def test_container_env_repeated_object_fetched_once() -> None:
     asked: list[str] = []
 
     def counting(name: str) -> Mapping[str, str]:
@@ -124,7 +124,7 @@ def test_each_object_is_asked_for_once() -> None:
         ({}, ""),
     ],
 )
-def test_values_from_elsewhere(source: dict[str, Any], value: str | None) -> None:
+def test_container_env_value_from_sources_resolved(source: dict[str, Any], value: str | None) -> None:
     assert env_of(variable("X", **source)).get("X") == value
 
 
@@ -137,7 +137,7 @@ def test_values_from_elsewhere(source: dict[str, Any], value: str | None) -> Non
         (("192.0.2.2", "2001:db8::2"), (), True, ("192.0.2.2", "192.0.2.2,2001:db8::2")),
     ],
 )
-def test_addresses(
+def test_container_env_pod_ip_fields_ordered_by_host_ip_family(
     host: tuple[str, ...], ips: tuple[str, ...], host_network: bool, values: tuple[str, str]
 ) -> None:
     """In the host's network the runtime tells none: the host's are the pod's."""
@@ -171,12 +171,12 @@ def test_addresses(
         ({"secret_key_ref": KeySelector(name="absent", key="x")}, 'secret "absent" not found'),
     ],
 )
-def test_values_that_are_missing(source: dict[str, Any], message: str) -> None:
+def test_container_env_missing_value_raises_config_error(source: dict[str, Any], message: str) -> None:
     with pytest.raises(ContainerConfigError, match=message):
         env_of(variable("X", **source))
 
 
-def test_other_failures_of_a_look_up_are_not_optional() -> None:
+def test_container_env_optional_lookup_failure_raises() -> None:
     def broken(name: str) -> Mapping[str, str]:
         raise ContainerConfigError("the API server does not answer")
 
@@ -186,13 +186,13 @@ def test_other_failures_of_a_look_up_are_not_optional() -> None:
         )
 
 
-def test_a_node_without_an_api_server_says_so() -> None:
+def test_container_env_no_api_server_error_names_secret() -> None:
     container = make_container(env_from=[EnvFromSource(secret_ref=NamedRef(name="keys"))])
     with pytest.raises(ContainerConfigError, match="secret keys: this node has no API server"):
         container_env(make_pod(container), container, RunContainerOptions(node=RuntimeNodeOptions()))
 
 
-def test_services_must_be_known_except_for_static_pods() -> None:
+def test_container_env_services_unknown_raises_except_for_static_pods() -> None:
     container = make_container()
     with pytest.raises(ContainerConfigError, match="services have not yet been read"):
         container_env(make_pod(container), container, facts(service_env=None))
@@ -200,7 +200,7 @@ def test_services_must_be_known_except_for_static_pods() -> None:
     assert container_env(static, container, facts(service_env=None)) == {}
 
 
-def test_an_environment_that_grows_without_end_is_refused() -> None:
+def test_container_env_expansion_above_limit_raises() -> None:
     doubling = [EnvVar(name="V0", value="x" * 1000)]
     doubling += [EnvVar(name=f"V{n + 1}", value=f"$(V{n})$(V{n})") for n in range(60)]
     with pytest.raises(ContainerConfigError, match="more than"):
@@ -230,7 +230,7 @@ def in_file(key: str, volume: str = "v", optional: bool | None = None) -> EnvVar
     return variable("X", file_key_ref=ref)
 
 
-def test_values_in_files() -> None:
+def test_container_env_file_key_ref_returns_value() -> None:
     assert env_of(in_file("K"), **file_facts("K='v'\n")) == {"X": "v"}
     assert env_of(in_file("ABSENT", optional=True), **file_facts("K='v'\n")) == {}
     assert env_of(in_file("K"), **file_facts("K='v'\n", EnvFiles=False)) == {"X": ""}
@@ -245,7 +245,7 @@ def test_values_in_files() -> None:
         (in_file("K", volume="other"), "", 'cannot find the volume "other"'),
     ],
 )
-def test_values_that_are_not_in_files(wish: EnvVar, text: str | None, message: str) -> None:
+def test_container_env_file_key_ref_missing_raises(wish: EnvVar, text: str | None, message: str) -> None:
     with pytest.raises(ContainerConfigError, match=message):
         env_of(wish, **file_facts(text))
 
@@ -265,7 +265,7 @@ def test_values_that_are_not_in_files(wish: EnvVar, text: str | None, message: s
         ("K='v' # it's fine\n", "v"),
     ],
 )
-def test_env_files(text: str, value: str) -> None:
+def test_parse_env_file_valid_text_returns_value(text: str, value: str) -> None:
     assert in_env_file(text, "K") == value
 
 
@@ -282,13 +282,13 @@ def test_env_files(text: str, value: str) -> None:
         ('K="v"', 1),
     ],
 )
-def test_env_files_that_are_refused(text: str, line: int) -> None:
+def test_parse_env_file_invalid_line_raises_with_line_number(text: str, line: int) -> None:
     with pytest.raises(ValueError, match=f"^line {line} of"):
         in_env_file(text, "K")
 
 
 @given(st.text(alphabet="K='# \n\r\tv\x0b"))
-def test_env_files_give_a_value_or_a_reason(text: str) -> None:
+def test_parse_env_file_any_text_returns_value_or_raises(text: str) -> None:
     value = ""
     with suppress(ValueError):
         value = in_env_file(text, "K")
@@ -296,7 +296,7 @@ def test_env_files_give_a_value_or_a_reason(text: str) -> None:
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="'\r", exclude_categories=["Cs"])))
-def test_env_files_keep_values(value: str) -> None:
+def test_parse_env_file_quoted_value_preserved(value: str) -> None:
     assert in_env_file(f"J='{value}'\nK='{value}'\n", "K") == value
 
 
@@ -318,7 +318,7 @@ HEADLESS = ClusterService("shop", "headless", "None", (ServicePort(1),))
 ELSEWHERE = ClusterService("other", "web", "10.96.0.9", (ServicePort(1),))
 
 
-def test_variables_of_services() -> None:
+def test_service_env_links_enabled_returns_namespace_services() -> None:
     env = service_env((MY_DB, KUBERNETES, HEADLESS, ELSEWHERE), "shop", links=True)
     assert env == service_env((KUBERNETES,), "shop", links=False) | {
         "MY_DB_SERVICE_HOST": "fd00::7",
@@ -336,13 +336,13 @@ def test_variables_of_services() -> None:
     }
 
 
-def test_without_links_only_the_api_server_is_there() -> None:
+def test_service_env_links_disabled_returns_api_server_only() -> None:
     env = service_env((MY_DB, KUBERNETES), "shop", links=False)
     assert env["KUBERNETES_SERVICE_HOST"] == "10.96.0.1"
     assert all(name.startswith("KUBERNETES_") for name in env)
 
 
-def test_a_service_of_the_namespace_hides_the_api_server_of_the_same_name() -> None:
+def test_service_env_namespace_service_overrides_api_server_of_same_name() -> None:
     own = ClusterService("shop", "kubernetes", "10.96.5.5", (ServicePort(1),))
     for services in ((own, KUBERNETES), (KUBERNETES, own)):
         assert service_env(services, "shop", links=True)["KUBERNETES_SERVICE_HOST"] == "10.96.5.5"

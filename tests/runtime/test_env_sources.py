@@ -74,7 +74,9 @@ def key(name: str, key: str = "k", kind: str = "configMap", **more: Any) -> dict
 @pytest.mark.parametrize(
     ("stem", "name", "recorded"), [item for item in recordings() if item.values[0] == "given-env"]
 )
-async def test_the_recorded_environment(stem: str, name: str, recorded: list[dict[str, Any]]) -> None:
+async def test_gather_env_sources_recorded_pod_env_equals_upstream(
+    stem: str, name: str, recorded: list[dict[str, Any]]
+) -> None:
     found: dict[str, ConfigMap | Secret | ObjectError] = {}
     for document in given(stem):
         if document["kind"] == "ConfigMap":
@@ -107,7 +109,7 @@ async def test_the_recorded_environment(stem: str, name: str, recorded: list[dic
     assert unordered_env(ours) == unordered_env(request["config"])
 
 
-async def test_a_container_without_such_variables_asks_for_nothing() -> None:
+async def test_gather_env_sources_no_references_fetches_nothing() -> None:
     objects = Objects()
     plain = env({"name": "A", "value": "1"}, envFrom=[{"prefix": "x"}])
     await gather_env_sources(objects, make_pod(), plain, {})
@@ -177,20 +179,22 @@ class Started:
         ),
     ],
 )
-async def test_what_is_missing_is_told(tmp_path: Path, container: Container, message: str) -> None:
+async def test_start_container_missing_env_source_records_event_and_error(
+    tmp_path: Path, container: Container, message: str
+) -> None:
     late = ObjectError("failed to sync configmap cache: timed out waiting for the condition")
     objects = Objects(settings=ConfigMap(data={"k": "v"}), keys=Secret(data={"k": b"v"}), late=late)
     failure = await Started(tmp_path, objects, {}).failure(container)
     assert (failure.message, failure.retry_after) == (message, None)
 
 
-async def test_services_that_are_not_known_yet_are_waited_for(tmp_path: Path) -> None:
+async def test_start_container_services_unknown_retried_after_one_second(tmp_path: Path) -> None:
     failure = await Started(tmp_path, Objects(), None).failure(env())
     assert failure.message == "services have not yet been read at least once, cannot construct envvars"
     assert failure.retry_after == 1.0
 
 
-async def test_a_node_without_an_api_server(tmp_path: Path) -> None:
+async def test_start_container_no_api_server_error_names_config_map(tmp_path: Path) -> None:
     failure = await Started(tmp_path, None, {}).failure(env(key("settings")))
     assert failure.message == "couldn't get configMap shop/settings: this node has no API server to ask"
 
@@ -200,7 +204,7 @@ def in_file(volume: str, path: str, key: str = "K") -> dict[str, Any]:
     return {"name": f"V_{key}", "valueFrom": {"fileKeyRef": ref}}
 
 
-async def test_files_in_volumes(tmp_path: Path) -> None:
+async def test_gather_env_sources_file_in_volume_returns_values(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app/one.env").write_bytes(b"K='v'\nL='\xff'\n")
     container = env(in_file("v", "app/one.env"), in_file("v", "app/one.env", "L"))
@@ -219,7 +223,9 @@ async def test_files_in_volumes(tmp_path: Path) -> None:
         (in_file("v", "f", "NONE"), 'environment variable key "NONE" not found in file "f"'),
     ],
 )
-async def test_files_that_cannot_be_had(tmp_path: Path, wish: dict[str, Any], message: str) -> None:
+async def test_start_container_unusable_env_file_raises_config_error(
+    tmp_path: Path, wish: dict[str, Any], message: str
+) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "f").write_text("K='v'\n")
@@ -246,7 +252,7 @@ async def test_gather_env_sources_file_of_spaces_takes_linear_time(tmp_path: Pat
     assert time.process_time() - began < 5
 
 
-async def test_gather_env_sources_files_parsed_once_off_the_loop(
+async def test_gather_env_sources_files_parsed_once_off_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that a container start parses each file once, in another thread, and bounds their sum."""
@@ -270,7 +276,7 @@ async def test_gather_env_sources_files_parsed_once_off_the_loop(
         sources.file_value("v", "c", "K")
 
 
-async def test_gather_env_sources_files_of_many_containers_parsed_one_at_a_time(
+async def test_gather_env_sources_many_containers_files_parsed_sequentially(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that the parsers of many containers do not compete with the event loop for the interpreter."""

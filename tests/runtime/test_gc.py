@@ -92,17 +92,17 @@ class TestContainers:
             ),
         ],
     )
-    def test_of_an_existing_pod(
+    def test_plan_gc_existing_pod_removes_old_dead_containers(
         self, containers: list[ObservedContainer], policy: dict[str, Any], expected: list[str]
     ) -> None:
         assert ids(plan(pod_of("u", containers), **policy)) == expected
 
-    def test_all_of_a_deleted_pod(self) -> None:
+    def test_plan_gc_deleted_pod_removes_all_dead_containers(self) -> None:
         containers = [dead("a", 1), dead("b", 2, "created"), dead("c", 3, "unknown"), dead("d", 4, "running")]
         assert sorted(ids(plan(pod_of("u", containers), "u"))) == ["a@1", "b@2", "c@3"]
         assert ids(plan(pod_of("u", [dead("a", 999)]), "u", min_age=Duration.from_seconds(60))) == []
 
-    def test_too_many_on_the_node(self) -> None:
+    def test_plan_gc_node_limit_exceeded_removes_evenly_per_container(self) -> None:
         """A container that crashes often does not crowd out the others."""
         pods = pod_of("one", [dead("a", at, key=f"a{at}") for at in range(100, 110)])
         pods |= pod_of("two", [dead("b", 1, key="b1"), dead("b", 2, key="b2")])
@@ -116,12 +116,12 @@ class TestContainers:
 
 
 class TestSandboxes:
-    def test_the_newest_of_an_existing_pod_stays(self) -> None:
+    def test_plan_gc_existing_pod_newest_sandbox_stays(self) -> None:
         pods = pod_of("u", [], [box("new", 3), box("old", 2), box("oldest", 1)])
         assert plan(pods).sandboxes == ("oldest", "old")
         assert plan(pods, "u").sandboxes == ("oldest", "old", "new")
 
-    def test_what_is_in_use_stays(self) -> None:
+    def test_plan_gc_sandbox_in_use_stays(self) -> None:
         containers = [dead("a", 1, sandbox="old"), dead("a", 2, sandbox="new"), dead("b", 1, sandbox="other")]
         pods = pod_of("u", containers, [box("new", 3), box("old", 2), box("other", 1), box("ready", 0, True)])
         found = plan(pods)
@@ -169,7 +169,7 @@ policies = st.builds(
 
 class TestProperties:
     @given(nodes(), policies, st.sets(st.sampled_from("uvw")))
-    def test_what_holds_of_every_plan(
+    def test_plan_gc_any_state_invariants_hold(
         self, pods: dict[str, ObservedPod], policy: GcPolicy, gone: set[str]
     ) -> None:
         found = plan_gc(pods, policy, now=NOW, is_collectable=gone.__contains__)
@@ -194,7 +194,7 @@ class TestProperties:
                     assert len(counted) <= policy.max_per_container
 
     @given(nodes(), policies, st.sets(st.sampled_from("uvw")))
-    def test_doing_it_leaves_nothing_to_do(
+    def test_plan_gc_applied_leaves_empty_plan(
         self, pods: dict[str, ObservedPod], policy: GcPolicy, gone: set[str]
     ) -> None:
         found = plan_gc(pods, policy, now=NOW, is_collectable=gone.__contains__)
@@ -210,12 +210,12 @@ class TestProperties:
         assert plan_gc(after, policy, now=NOW, is_collectable=gone.__contains__) == GcPlan()
 
 
-def test_log_folders_are_known_by_their_names() -> None:
+def test_plan_log_dirs_selects_directories_of_deleted_pods() -> None:
     names = ["ns_gone_u1", "ns_here_u2", "lost+found", "u1", "_x_u1", "a_b_c_u1", "ns__u1"]
     assert plan_log_dirs(names, lambda uid: uid == "u1") == ["ns_gone_u1"]
 
 
-async def test_remove_container_logs_deleted_off_the_event_loop(
+async def test_remove_container_logs_deleted_off_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that files and directories that a pod put beside its log neither hold up pods nor stay."""
@@ -340,7 +340,7 @@ async def node(
 
 @pytest.mark.machine
 class TestCollecting:
-    async def test_dead_containers_and_their_logs(self, node: Node) -> None:
+    async def test_collect_dead_containers_removes_logs_and_links(self, node: Node) -> None:
         sandbox = await node.sandbox()
         folder = node.log_dir(sandbox[1].metadata.uid) / "main"
         made = [await node.container(sandbox, attempt) for attempt in range(3)]
@@ -354,7 +354,7 @@ class TestCollecting:
         await node.collect()
         assert await node.containers() == {made[2], running}
 
-    async def test_a_deleted_pod(self, node: Node) -> None:
+    async def test_collect_deleted_pod_removes_containers_sandbox_and_logs(self, node: Node) -> None:
         sandbox, other = await node.sandbox(), await node.sandbox()
         uid = sandbox[1].metadata.uid
         await node.container(sandbox, 0)
@@ -371,7 +371,7 @@ class TestCollecting:
         assert node.log_dir(other[1].metadata.uid).is_dir()
         assert node.linked() == {kept}
 
-    async def test_when_the_disk_is_full(self, node: Node) -> None:
+    async def test_collect_evict_all_removes_containers_of_removable_pod(self, node: Node) -> None:
         sandbox = await node.sandbox()
         uid = sandbox[1].metadata.uid
         container = await node.container(sandbox, 0)
@@ -383,7 +383,7 @@ class TestCollecting:
         assert await node.sandboxes() == set()
         assert node.log_dir(uid).is_dir(), "its pod still exists"
 
-    async def test_old_sandboxes(self, node: Node) -> None:
+    async def test_collect_old_sandboxes_newest_stays(self, node: Node) -> None:
         first = await node.sandbox()
         uid = first[1].metadata.uid
         await node.cri.runtime.stop_pod_sandbox(first[0])
@@ -392,7 +392,7 @@ class TestCollecting:
         await node.collect()
         assert await node.sandboxes() == {second[0]}
 
-    async def test_a_container_that_cannot_be_removed_keeps_its_sandbox(
+    async def test_collect_container_removal_fails_sandbox_stays(
         self, node: Node, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sandbox = await node.sandbox()
@@ -410,7 +410,9 @@ class TestCollecting:
         await node.collect(lambda uid: True)
         assert await node.containers() == await node.sandboxes() == set()
 
-    async def test_links_to_nowhere(self, node: Node, tmp_path: Path) -> None:
+    async def test_collect_dangling_log_links_removed_except_running_and_foreign(
+        self, node: Node, tmp_path: Path
+    ) -> None:
         sandbox = await node.sandbox()
         uid = sandbox[1].metadata.uid
         running = await node.container(sandbox, 0, "sleep", "600")
@@ -428,14 +430,16 @@ class TestCollecting:
         assert {foreign.name, "plain.log"} <= left
         assert {name for name in (running, ended) if any(name in link for link in left)} == {running}
 
-    async def test_removing_twice_is_fine(self, node: Node) -> None:
+    async def test_remove_container_twice_succeeds(self, node: Node) -> None:
         sandbox = await node.sandbox()
         container = await node.container(sandbox, 0)
         await node.collector().remove_container(container)
         await node.collector().remove_container(container)
         assert await node.containers() == set()
 
-    async def test_no_file_outside_is_deleted(self, node: Node, tmp_path: Path) -> None:
+    async def test_remove_container_logs_path_outside_log_dir_not_deleted(
+        self, node: Node, tmp_path: Path
+    ) -> None:
         precious = tmp_path / "0.log"
         precious.touch()
         logs = node.collector()._logs
@@ -444,11 +448,13 @@ class TestCollecting:
             logs.remove_container_logs(path)
         assert precious.exists()
 
-    async def test_without_folders(self, node: Node, tmp_path: Path) -> None:
+    async def test_collect_missing_directories_succeeds(self, node: Node, tmp_path: Path) -> None:
         collector = GarbageCollector(node.cri, tmp_path / "none", None)
         await collector.collect(is_deleted=lambda uid: False, all_sources_ready=True)
 
-    async def test_a_runtime_that_is_gone(self, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_collect_runtime_unavailable_raises_cri_error(
+        self, node: Node, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async def nobody(*_: object) -> None:
             raise NotFound("ListContainers", "Unavailable", "gone")
 

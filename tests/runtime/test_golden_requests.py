@@ -123,7 +123,9 @@ def container_facts(
 
 
 @pytest.mark.parametrize(("stem", "name", "recorded"), recordings())
-def test_requests_are_the_recorded_ones(stem: str, name: str, recorded: list[dict[str, Any]]) -> None:
+def test_cri_requests_recorded_pods_equal_upstream(
+    stem: str, name: str, recorded: list[dict[str, Any]]
+) -> None:
     pod, document = given_pod(stem, name)
     by_name = {c.name: c for c in (*pod.spec.containers, *pod.spec.init_containers)}
     compared = []
@@ -144,7 +146,7 @@ def test_requests_are_the_recorded_ones(stem: str, name: str, recorded: list[dic
     assert compared[0] == "RunPodSandbox"
 
 
-def test_variables_keep_their_order() -> None:
+def test_container_env_recorded_pod_order_preserved() -> None:
     pod, document = given_pod("given-env", "env")
     (container,) = pod.spec.containers
     env = container_env(pod, container, container_facts("given-env", pod, document, container))

@@ -23,7 +23,9 @@ DOMAIN = "cluster.local"
         ({"hostname_override": "n" * 62 + ".example"}, ("n" * 62, "")),
     ],
 )
-def test_names(fields: dict[str, str], wanted: tuple[str, str]) -> None:
+def test_pod_hostname_spec_fields_return_hostname_and_domain(
+    fields: dict[str, str], wanted: tuple[str, str]
+) -> None:
     assert pod_hostname(make_pod(**fields), DOMAIN) == wanted
 
 
@@ -37,16 +39,16 @@ def test_names(fields: dict[str, str], wanted: tuple[str, str]) -> None:
         ({"name": "-" * 70}, "was invalid"),
     ],
 )
-def test_names_that_are_refused(fields: dict[str, str], message: str) -> None:
+def test_pod_hostname_invalid_name_raises(fields: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidHostname, match=message):
         pod_hostname(make_pod(**fields), DOMAIN)
 
 
-def test_the_override_can_be_gated() -> None:
+def test_pod_hostname_override_gate_disabled_ignored() -> None:
     assert pod_hostname(make_pod(hostname_override="other"), DOMAIN, override=False) == ("web", "")
 
 
-def test_the_kernel_gets_the_full_name_if_asked() -> None:
+def test_kernel_hostname_set_hostname_as_fqdn_returns_fqdn() -> None:
     pod = make_pod(subdomain="sub")
     assert kernel_hostname(pod, DOMAIN) == "web"
     pod.spec.set_hostname_as_fqdn = True
@@ -55,7 +57,7 @@ def test_the_kernel_gets_the_full_name_if_asked() -> None:
     assert kernel_hostname(pod, DOMAIN) == "web"
 
 
-def test_a_full_name_is_not_cut() -> None:
+def test_kernel_hostname_fqdn_over_64_characters_raises() -> None:
     pod = make_pod(name="n" * 37, subdomain="sub", set_hostname_as_fqdn=True)
     assert len(kernel_hostname(pod, DOMAIN)) == 64
     pod.metadata.name += "n"
@@ -64,7 +66,7 @@ def test_a_full_name_is_not_cut() -> None:
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True))
-def test_every_pod_name_gives_a_host_name(name: str) -> None:
+def test_pod_hostname_any_pod_name_returns_valid_hostname(name: str) -> None:
     hostname, _ = pod_hostname(make_pod(name=name), DOMAIN)
     assert 0 < len(hostname) <= 63
     assert name.startswith(hostname)
@@ -107,11 +109,11 @@ ALIASES = [HostAlias(ip="1.2.3.4", hostnames=["a", "b"]), HostAlias(ip="fd00::4"
         ),
     ],
 )
-def test_hosts_file(fields: dict[str, object], ips: list[str], wanted: str) -> None:
+def test_hosts_file_pod_fields_return_content(fields: dict[str, object], ips: list[str], wanted: str) -> None:
     assert hosts_file(make_pod(**fields), ips, DOMAIN, "127.0.0.1 localhost vm\n") == wanted
 
 
-def test_when_there_is_a_hosts_file() -> None:
+def test_should_mount_hosts_file_requires_ip_or_host_network() -> None:
     assert should_mount_hosts_file(make_pod(), ["10.0.0.1"])
     assert should_mount_hosts_file(make_pod(host_network=True), [])
     assert not should_mount_hosts_file(make_pod(), [])

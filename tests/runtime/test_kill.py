@@ -117,7 +117,7 @@ async def test_pod_sidecars_stop_when_grace_period_is_over() -> None:
     ("reason", "deletion", "expected"),
     [("LivenessProbe", None, 5), ("StartupProbe", None, 7), ("", None, 30), ("LivenessProbe", 12, 12)],
 )
-async def test_container_grace_period_of_probe(
+async def test_container_probe_failed_uses_grace_period_of_probe(
     reason: KillReason, deletion: int | None, expected: int
 ) -> None:
     runtime = StoppingRuntime()

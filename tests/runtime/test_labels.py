@@ -36,7 +36,7 @@ IDENTITY = {
 }
 
 
-def test_sandboxes_carry_the_pods_labels_and_its_identity() -> None:
+def test_sandbox_labels_include_pod_labels_and_identity() -> None:
     pod = make_pod(labels={"app": "x", "io.kubernetes.pod.name": "liar"}, annotations={"note": "kept"})
     assert sandbox_labels(pod) == IDENTITY | {"app": "x"}
     assert sandbox_annotations(pod) == {"note": "kept"}
@@ -47,7 +47,7 @@ def test_sandboxes_carry_the_pods_labels_and_its_identity() -> None:
     assert info.annotations == {"note": "kept"}
 
 
-def test_containers_carry_all_that_is_needed_to_stop_them() -> None:
+def test_container_annotations_store_all_fields_for_stop() -> None:
     handler = LifecycleHandler(exec=ExecAction(command=["sh", "-c", "echo <bye>"]))
     container = make_container(
         termination_message_path="/dev/termination-log",
@@ -92,7 +92,7 @@ def test_containers_carry_all_that_is_needed_to_stop_them() -> None:
     )
 
 
-def test_unset_things_are_not_written() -> None:
+def test_container_annotations_unset_fields_omitted() -> None:
     container = make_container()
     assert container_annotations(make_pod(container), container, 0).keys() == {
         "io.kubernetes.container.hash",
@@ -124,7 +124,9 @@ def test_unset_things_are_not_written() -> None:
         (LifecycleHandler(sleep=SleepAction(seconds=0)), '{"sleep":{"seconds":0}}'),
     ],
 )
-def test_handlers_are_written_as_the_reference_does(handler: LifecycleHandler, text: str) -> None:
+def test_container_annotations_pre_stop_handler_equals_upstream_json(
+    handler: LifecycleHandler, text: str
+) -> None:
     container = make_container(lifecycle=Lifecycle(pre_stop=handler))
     annotations = container_annotations(make_pod(container), container, 0)
     assert annotations[PRE_STOP] == text
@@ -150,12 +152,14 @@ def test_handlers_are_written_as_the_reference_does(handler: LifecycleHandler, t
         ({"io.kubernetes.pod.terminationGracePeriod": ""}, {"pod_grace": None}),
     ],
 )
-def test_broken_annotations_are_as_if_absent(annotations: dict[str, str], wanted: dict[str, object]) -> None:
+def test_parse_container_invalid_annotation_ignored(
+    annotations: dict[str, str], wanted: dict[str, object]
+) -> None:
     info = parse_container(IDENTITY, annotations)
     assert {name: getattr(info, name) for name in wanted} == wanted
 
 
-def test_foreign_things_are_known_as_such() -> None:
+def test_parse_container_foreign_labels_not_managed() -> None:
     assert not parse_sandbox({}, {}).is_managed
     assert not parse_sandbox({"app": "x"}, {}).is_managed
     assert not parse_container({}, {}).is_managed
@@ -173,7 +177,7 @@ def test_foreign_things_are_known_as_such() -> None:
         host_ip=st.sampled_from(["", "127.0.0.1", "::1"]),
     )
 )
-def test_ports_come_back(port: ContainerPort) -> None:
+def test_container_annotations_ports_roundtrip(port: ContainerPort) -> None:
     container = make_container(ports=[port])
     annotations = container_annotations(make_pod(container), container, 0)
     assert parse_container({}, annotations).ports == (port,)
@@ -184,6 +188,8 @@ def test_ports_come_back(port: ContainerPort) -> None:
     st.dictionaries(st.text(), st.text()),
     st.dictionaries(st.sampled_from([HASH, PORTS, PRE_STOP, RESTART_COUNT]), st.text()),
 )
-def test_reading_never_fails(labels: dict[str, str], annotations: dict[str, str]) -> None:
+def test_parse_container_and_sandbox_any_labels_never_raise(
+    labels: dict[str, str], annotations: dict[str, str]
+) -> None:
     parse_container(labels, annotations)
     parse_sandbox(labels, annotations)

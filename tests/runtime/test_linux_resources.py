@@ -67,7 +67,7 @@ def made(
         ({"cpu": "1000"}, {"cpu": "1000"}, 262144, 100_000_000, 0),
     ],
 )
-def test_cpu_and_memory(
+def test_container_resources_cpu_and_memory_converted(
     requests: dict[str, str], limits: dict[str, str], shares: int, quota: int, memory: int
 ) -> None:
     message = made(requests, limits)
@@ -77,7 +77,7 @@ def test_cpu_and_memory(
     assert not message.unified
 
 
-def test_quotas_can_be_off_or_have_another_period() -> None:
+def test_container_resources_quota_option_and_period_applied() -> None:
     off = made(limits={"cpu": "1"}, cpu_quota=False)
     assert (off.cpu_quota, off.cpu_period) == (0, 0)
     own = made(limits={"cpu": "1"}, cpu_period=10_000)
@@ -86,7 +86,7 @@ def test_quotas_can_be_off_or_have_another_period() -> None:
     assert (gated.cpu_quota, gated.cpu_period) == (100_000, 100_000)
 
 
-def test_containers_with_cpus_of_their_own_have_no_quota() -> None:
+def test_container_resources_exclusive_cpus_have_no_quota() -> None:
     grant = {"cpuset": CpusetAssignment("2-3", "0", exclusive=True)}
     message = made(limits={"cpu": "2"}, facts=grant)
     assert (message.cpu_quota, message.cpu_period) == (-1, 100_000)
@@ -95,7 +95,7 @@ def test_containers_with_cpus_of_their_own_have_no_quota() -> None:
     assert old.cpu_quota == 200_000
 
 
-def test_limits_of_the_whole_pod_bound_containers_without() -> None:
+def test_container_resources_pod_level_limits_bound_unlimited_containers() -> None:
     pod = {"resources": ResourceRequirements(limits=amounts(cpu="2", memory="1Gi"))}
     message = made(limits={"cpu": "1"}, pod=pod)
     assert (message.cpu_quota, message.memory_limit_in_bytes) == (100_000, GIB)
@@ -117,7 +117,7 @@ def test_limits_of_the_whole_pod_bound_containers_without() -> None:
         ("LimitedSwap", {"memory": "1Gi"}, {}, {"priority": 2_000_000_000}, "0"),
     ],
 )
-def test_swap_on_cgroup_v2(
+def test_container_resources_swap_behavior_cgroup_v2_sets_swap_max(
     behavior: str, requests: dict[str, str], limits: dict[str, str], pod: dict[str, Any], swap: str
 ) -> None:
     message = made(
@@ -133,7 +133,7 @@ def test_swap_on_cgroup_v2(
     assert message.memory_swap_limit_in_bytes == 0
 
 
-def test_swap_on_cgroup_v1_is_off() -> None:
+def test_container_resources_swap_cgroup_v1_disabled() -> None:
     message = made(
         {"memory": "1Gi"},
         {"memory": "2Gi"},
@@ -145,7 +145,7 @@ def test_swap_on_cgroup_v1_is_off() -> None:
     assert not message.unified
 
 
-def test_one_kill_for_all_processes() -> None:
+def test_container_resources_group_oom_kill_sets_memory_oom_group() -> None:
     assert dict(made(cgroup_v2=True, single_process_oom_kill=False).unified) == {"memory.oom.group": "1"}
     assert not made(cgroup_v2=True).unified
     assert not made(single_process_oom_kill=False).unified
@@ -190,19 +190,19 @@ MEMORY_QOS: dict[str, Any] = {
         ({"memory": "9Gi"}, {}, "None", {"memory.min": "0", "memory.low": "0"}),
     ],
 )
-def test_memory_qos(
+def test_container_resources_memory_qos_sets_min_low_high(
     requests: dict[str, str], limits: dict[str, str], policy: str, wanted: dict[str, str]
 ) -> None:
     message = made(requests, limits, memory_reservation_policy=policy, **MEMORY_QOS)
     assert dict(message.unified) == wanted
 
 
-def test_memory_qos_needs_its_gate_and_cgroup_v2() -> None:
+def test_container_resources_memory_qos_requires_gate_and_cgroup_v2() -> None:
     assert not made({"memory": "1Gi"}, cgroup_v2=True).unified
     assert not made({"memory": "1Gi"}, gates=gates(MemoryQoS=True)).unified
 
 
-def test_huge_pages_that_are_not_asked_for_are_forbidden() -> None:
+def test_container_resources_unrequested_huge_pages_limited_to_zero() -> None:
     container = make_container(
         resources=ResourceRequirements(limits={"hugepages-2Mi": Quantity.parse("4Mi")})
     )
@@ -237,16 +237,16 @@ def test_huge_pages_that_are_not_asked_for_are_forbidden() -> None:
         ("memory", None),
     ],
 )
-def test_huge_page_sizes(name: str, size: str | None) -> None:
+def test_huge_page_size_resource_name_returns_size(name: str, size: str | None) -> None:
     assert huge_page_size(name) == size
 
 
 @given(st.text(max_size=10))
-def test_any_resource_name_has_a_size_or_none(suffix: str) -> None:
+def test_huge_page_size_any_suffix_never_raises(suffix: str) -> None:
     huge_page_size(f"hugepages-{suffix}")
 
 
-def test_sandboxes_have_the_sum_without_the_overhead() -> None:
+def test_sandbox_resources_excludes_overhead() -> None:
     container = container_of({"cpu": "100m"}, {"cpu": "500m", "memory": "64Mi"})
     pod = make_pod(container, container_of({}, {"cpu": "500m"}), overhead=amounts(cpu="250m", memory="1Mi"))
     message = sandbox_resources(pod, RunSandboxOptions(node=RuntimeNodeOptions()))

@@ -20,7 +20,7 @@ POD = Pod(
 USERS = Pod(spec=PodSpec(containers=[Container(name="main")], host_users=False))
 
 
-def test_sandboxes() -> None:
+def test_start_metrics_sandbox_starts_and_errors_counted() -> None:
     registry = CollectorRegistry()
     metrics = StartMetrics(registry)
     for pod, error in ((POD, None), (USERS, OSError), (POD, OSError), (USERS, asyncio.CancelledError)):
@@ -36,7 +36,7 @@ def test_sandboxes() -> None:
     assert registry.get_sample_value("kubelet_started_user_namespaced_pods_errors_total") == 1
 
 
-def test_containers() -> None:
+def test_start_metrics_container_starts_counted_by_type() -> None:
     registry = CollectorRegistry()
     metrics = StartMetrics(registry)
     kinds = {"main": "container", "first": "init_container", "look": "ephemeral_container"}
@@ -50,7 +50,7 @@ def test_containers() -> None:
 
 
 @pytest.mark.looptime
-async def test_sleeps_that_are_cut_short() -> None:
+async def test_hook_runner_sleep_cancelled_counts_early_termination() -> None:
     registry = CollectorRegistry()
     nobody: Any = None  # a sleep asks nobody for anything
     hooks = HookRunner(nobody, nobody, nobody, StartMetrics(registry))

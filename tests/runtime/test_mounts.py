@@ -36,7 +36,7 @@ def wish(name: str = "data", path: str = "/data", **fields: Any) -> VolumeMount:
     return VolumeMount(name=name, mount_path=path, **fields)
 
 
-def test_volumes_come_in_the_order_of_the_spec() -> None:
+def test_container_mounts_volumes_in_spec_order() -> None:
     assert mounts(
         wish("config", "etc/app"),
         wish(read_only=True, mount_propagation="None"),
@@ -54,7 +54,7 @@ def test_volumes_come_in_the_order_of_the_spec() -> None:
     ]
 
 
-def test_granted_mounts_and_own_files() -> None:
+def test_container_mounts_device_mounts_and_kubelet_files_added() -> None:
     made = mounts(
         wish(),
         device_options=DeviceRunOptions(mounts=(HostMount("/dev/x", "/x", read_only=True),)),
@@ -79,14 +79,14 @@ def test_granted_mounts_and_own_files() -> None:
         ("/etc/hosts", {}, ("10.0.0.1",), False),
     ],
 )
-def test_the_hosts_file_is_mounted_unless_covered_or_too_early(
+def test_container_mounts_hosts_file_omitted_if_covered_or_no_ip(
     path: str, pod: dict[str, Any], ips: tuple[str, ...], there: bool
 ) -> None:
     made = mounts(wish(path=path), pod=pod, pod_ips=ips, hosts_file="/pods/etc-hosts")
     assert any(mount.host_path == "/pods/etc-hosts" for mount in made) == there
 
 
-def test_sub_paths_must_have_been_prepared() -> None:
+def test_container_mounts_sub_path_not_prepared_raises() -> None:
     wishes = wish(), wish(sub_path="a/b"), wish(sub_path_expr="$(NAME)/deep")
     made = mounts(*wishes, sub_paths={1: "/safe/1", 2: "/safe/2"})
     assert [mount.host_path for mount in made] == ["/pods/data", "/safe/1", "/safe/2"]
@@ -96,20 +96,20 @@ def test_sub_paths_must_have_been_prepared() -> None:
         mounts(*wishes, sub_paths={1: "/safe/1"})
 
 
-def test_images_as_volumes() -> None:
+def test_container_mounts_image_volume_mounted_read_only() -> None:
     image = cri.ImageSpec(image="sha256:1", user_specified_image="example.com/data:1")
     (mount,) = mounts(wish("artifact", "/a", sub_path="x"), image_volumes={"artifact": image})
     assert mount == cri.Mount(container_path="/a", image=image, image_sub_path="x", readonly=True)
 
 
-def test_a_missing_volume() -> None:
+def test_container_mounts_missing_volume_raises() -> None:
     with pytest.raises(
         ContainerConfigError, match='cannot find volume "absent" to mount into container "main"'
     ):
         mounts(wish("absent"))
 
 
-def test_unknown_propagation() -> None:
+def test_container_mounts_unknown_propagation_raises() -> None:
     with pytest.raises(ContainerConfigError, match='invalid MountPropagation mode: "Sideways"'):
         mounts(wish(mount_propagation="Sideways"))
 
@@ -124,7 +124,9 @@ def test_unknown_propagation() -> None:
         ({"recursive_read_only": "Enabled", "read_only": True, "mount_propagation": "None"}, True, True),
     ],
 )
-def test_recursive_read_only(fields: dict[str, Any], supported: bool, wanted: bool) -> None:
+def test_container_mounts_recursive_read_only_mode_applied(
+    fields: dict[str, Any], supported: bool, wanted: bool
+) -> None:
     (mount,) = mounts(wish(**fields), recursive_read_only=supported)
     assert mount.recursive_read_only == wanted
 
@@ -141,12 +143,14 @@ def test_recursive_read_only(fields: dict[str, Any], supported: bool, wanted: bo
         ({"recursive_read_only": "Perhaps", "read_only": True}, '"Perhaps" is not known'),
     ],
 )
-def test_recursive_read_only_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_container_mounts_recursive_read_only_unsupported_raises(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ContainerConfigError, match=message):
         mounts(wish(**fields))
 
 
-def test_mounts_of_user_namespaces_belong_to_its_users() -> None:
+def test_container_mounts_user_namespace_sets_id_mappings() -> None:
     ids = IdMappings((IdRange(0, 1000, 10),), (IdRange(0, 2000, 10),))
     made = mounts(wish(), pod={"host_users": False}, hosts_file="/pods/etc-hosts", id_mappings=ids)
     assert len(made) == 2
@@ -166,7 +170,7 @@ def test_mounts_of_user_namespaces_belong_to_its_users() -> None:
         ({"sub_path_expr": "$(NAME)/$$(NAME)/..x"}, "n/$(NAME)/..x"),
     ],
 )
-def test_sub_path(fields: dict[str, str], path: str) -> None:
+def test_sub_path_expression_expanded(fields: dict[str, str], path: str) -> None:
     assert sub_path(wish(**fields), {"NAME": "n"}) == path
 
 
@@ -182,13 +186,13 @@ def test_sub_path(fields: dict[str, str], path: str) -> None:
         ({"sub_path_expr": "$(B)/$(A)/$(EMPTY)"}, "missing value for A, B, EMPTY"),
     ],
 )
-def test_sub_paths_that_are_refused(fields: dict[str, str], message: str) -> None:
+def test_sub_path_invalid_path_raises(fields: dict[str, str], message: str) -> None:
     with pytest.raises(ContainerConfigError, match=message):
         sub_path(wish(**fields), {"UP": "../x", "ROOT": "/", "EMPTY": "", "RAW": "/\udcff"})
 
 
 @given(st.text(alphabet="a./$()N"), st.text(alphabet="a./", max_size=6))
-def test_no_sub_path_leads_out_of_the_volume(expression: str, value: str) -> None:
+def test_sub_path_any_expression_stays_in_volume(expression: str, value: str) -> None:
     try:
         path = sub_path(wish(sub_path_expr=expression), {"N": value})
     except ContainerConfigError:
@@ -197,7 +201,7 @@ def test_no_sub_path_leads_out_of_the_volume(expression: str, value: str) -> Non
     assert ".." not in path.split("/")
 
 
-def test_devices() -> None:
+def test_container_devices_plugin_devices_and_block_volumes_returned() -> None:
     container = make_container(volume_devices=[VolumeDevice(name="disk", device_path="/dev/xvda")])
     facts = RunContainerOptions(
         node=RuntimeNodeOptions(),
@@ -217,7 +221,7 @@ def test_devices() -> None:
         (VolumeDevice(name="absent", device_path="/dev/x"), 'cannot find volume "absent" to pass into'),
     ],
 )
-def test_devices_that_are_refused(device: VolumeDevice, message: str) -> None:
+def test_container_devices_invalid_device_raises(device: VolumeDevice, message: str) -> None:
     container = make_container(volume_devices=[device])
     with pytest.raises(ContainerConfigError, match=message):
         container_devices(container, RunContainerOptions(node=RuntimeNodeOptions()))

@@ -17,7 +17,7 @@ ID = "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("root", ["/var/log/pods", "/var/log/pods/"])
-def test_log_folders(root: str) -> None:
+def test_pod_log_dir_path_and_uid_roundtrip(root: str) -> None:
     folder = pod_log_dir(root, "shop", "web", "u-1")
     assert folder == "/var/log/pods/shop_web_u-1"
     assert pod_uid_of_log_dir(folder.rpartition("/")[2]) == "u-1"
@@ -25,19 +25,19 @@ def test_log_folders(root: str) -> None:
     assert container_log_path("main", 3) == "main/3.log"
 
 
-def test_links() -> None:
+def test_legacy_log_link_container_id_roundtrips() -> None:
     link = legacy_log_link("web", "shop", "main", ID)
     assert link == f"web_shop_main-{ID}.log"
     assert container_id_of_link(link) == ID
 
 
 @pytest.mark.parametrize("name", ["", "x.log", "a-b.log", f"a-{ID}", f"a-{ID}.log.1", "README"])
-def test_foreign_files_among_the_links(name: str) -> None:
+def test_container_id_of_link_foreign_file_returns_none(name: str) -> None:
     assert container_id_of_link(name) is None
 
 
 @given(st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", fullmatch=True), st.integers(1, 63))
-def test_links_fit_the_file_system_and_keep_a_part_of_the_id(pod: str, length: int) -> None:
+def test_legacy_log_link_any_pod_name_fits_255_characters(pod: str, length: int) -> None:
     link = legacy_log_link(pod, "n" * length, "c", ID)
     assert len(link) <= 255
     assert link.endswith(".log")
@@ -57,11 +57,11 @@ def test_links_fit_the_file_system_and_keep_a_part_of_the_id(pod: str, length: i
         (["x.log", "-1.log", "1.txt", "99999999999999999999.log", "٣.log"], 0),
     ],
 )
-def test_attempts_by_log_files(files: list[str], attempts: int) -> None:
+def test_attempts_in_logs_file_names_return_count(files: list[str], attempts: int) -> None:
     assert attempts_in_logs(files) == attempts
 
 
-def test_fields_for_events() -> None:
+def test_field_of_container_returns_event_field_path() -> None:
     pod = make_pod(
         make_container("main"),
         init_containers=[make_container("first")],

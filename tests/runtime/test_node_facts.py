@@ -33,7 +33,7 @@ def facts(
 
 
 @pytest.mark.parametrize("ignore", [False, True])
-def test_allocatable(tmp_path: Path, ignore: bool) -> None:
+def test_gather_node_options_allocatable_equals_node_status(tmp_path: Path, ignore: bool) -> None:
     amounts = node_capacity(CONFIG, tmp_path)
     node = facts(tmp_path, ignore_eviction=ignore)
     assert node.allocatable == allocatable(amounts, CONFIG, ignore_eviction=ignore)
@@ -41,7 +41,7 @@ def test_allocatable(tmp_path: Path, ignore: bool) -> None:
     assert "pid" not in node.allocatable
 
 
-def test_what_the_system_leaves(tmp_path: Path) -> None:
+def test_gather_node_options_unreserved_memory_includes_eviction_threshold(tmp_path: Path) -> None:
     """The ceiling of memory for containers without a limit has room for what eviction keeps free."""
     node = facts(tmp_path)
     assert node.unreserved_memory == node.memory_capacity - (64 << 20)
@@ -52,7 +52,7 @@ def test_what_the_system_leaves(tmp_path: Path) -> None:
     ("said", "cgroup_v2", "single"),
     [(None, False, True), (None, True, False), (True, True, True), (False, True, False)],
 )
-def test_whether_all_of_a_container_is_killed(
+def test_gather_node_options_oom_kill_default_depends_on_cgroup_version(
     tmp_path: Path, said: bool | None, cgroup_v2: bool, single: bool
 ) -> None:
     """By default all its processes are, where the kernel can do that."""
@@ -61,7 +61,7 @@ def test_whether_all_of_a_container_is_killed(
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_whether_files_of_containers_need_a_label(tmp_path: Path, there: bool) -> None:
+def test_gather_node_options_selinux_detected_by_selinuxfs(tmp_path: Path, there: bool) -> None:
     """Where there is SELinux, containers could read none of their volumes without one."""
     if there:
         (tmp_path / "enforce").write_text("1")

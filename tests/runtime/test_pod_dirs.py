@@ -85,7 +85,7 @@ def test_write_hosts_other_file_type_is_replaced(dirs: PodDirs, tmp_path: Path, 
     assert precious.read_text() == "precious"
 
 
-def test_remove_deep_tree_of_a_volume_is_removed() -> None:
+def test_remove_deep_volume_tree_is_removed() -> None:
     """Verify that no depth of directories in a volume keeps a pod's directory from being removed."""
     with deep_directory() as root:
         dirs = PodDirs(root)

@@ -51,7 +51,9 @@ async def mounted(root: Path, mode: str, handler: str, node: RuntimeNodeOptions)
 
 
 @pytest.mark.parametrize(("handler", "recursive"), [("", True), ("kata", False), ("unheard-of", False)])
-async def test_if_possible(tmp_path: Path, handler: str, recursive: bool) -> None:
+async def test_recursive_read_only_if_possible_depends_on_runtime_handler(
+    tmp_path: Path, handler: str, recursive: bool
+) -> None:
     node = RuntimeNodeOptions(
         pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
     )
@@ -59,7 +61,7 @@ async def test_if_possible(tmp_path: Path, handler: str, recursive: bool) -> Non
     assert (made.readonly, made.recursive_read_only) == (True, recursive)
 
 
-async def test_where_it_has_to_be(tmp_path: Path) -> None:
+async def test_recursive_read_only_enabled_unsupported_handler_raises(tmp_path: Path) -> None:
     node = RuntimeNodeOptions(
         pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
     )
@@ -68,5 +70,5 @@ async def test_where_it_has_to_be(tmp_path: Path) -> None:
         await mounted(tmp_path, "Enabled", "kata", node)
 
 
-def test_a_runtime_that_does_not_tell_its_handlers_can_do_it_with_none() -> None:
+def test_recursive_handlers_none_reported_returns_empty_set() -> None:
     assert recursive_handlers(pb.StatusResponse()) == frozenset()

@@ -42,7 +42,7 @@ def links(tmp_path: Path) -> Path:
     return directory
 
 
-async def test_link_goes_before_the_container_and_log_stays(links: Path) -> None:
+async def test_container_remover_link_removed_first_log_stays(links: Path) -> None:
     removed: list[str] = []
     await remover(links, removed).remove(POD, EXITED)
     assert removed == ["c1"]
@@ -50,7 +50,7 @@ async def test_link_goes_before_the_container_and_log_stays(links: Path) -> None
     assert (links.parent / "pods/0.log").exists()
 
 
-async def test_container_is_removed_again_after_a_failure(links: Path) -> None:
+async def test_container_remover_failed_removal_is_retried(links: Path) -> None:
     removed: list[str] = []
     with pytest.raises(CriError, match="stuck"):
         await remover(links, removed, CriError("RemoveContainer", "Unknown", "stuck")).remove(POD, EXITED)
@@ -58,7 +58,7 @@ async def test_container_is_removed_again_after_a_failure(links: Path) -> None:
     assert removed == ["c1"]
 
 
-async def test_container_is_removed_when_its_link_cannot_be(links: Path) -> None:
+async def test_container_remover_link_removal_fails_container_removed(links: Path) -> None:
     link_in(links).unlink()
     link_in(links).mkdir()
     removed: list[str] = []
@@ -66,7 +66,7 @@ async def test_container_is_removed_when_its_link_cannot_be(links: Path) -> None
     assert removed == ["c1"]
 
 
-async def test_container_that_is_gone_and_node_without_links() -> None:
+async def test_container_remover_container_gone_or_no_links_succeeds() -> None:
     removed: list[str] = []
     await remover(None, removed, NotFound("RemoveContainer", "NotFound", "gone")).remove(POD, EXITED)
     await remover(None, removed).remove(POD, EXITED)

@@ -27,7 +27,7 @@ def container(container_fields: dict[str, Any], **facts: Any) -> cri.ContainerCo
     return make_container_config(make_pod(subject), subject, RunContainerOptions(**{"node": NODE} | facts))
 
 
-def test_sandbox_identity() -> None:
+def test_make_sandbox_config_sets_metadata_and_log_directory() -> None:
     message = sandbox()
     assert message.metadata == cri.PodSandboxMetadata(name="web", namespace="shop", uid="u-1", attempt=2)
     assert message.log_directory == "/var/log/pods/shop_web_u-1"
@@ -35,13 +35,13 @@ def test_sandbox_identity() -> None:
     assert message.hostname == "web"
 
 
-def test_sandboxes_on_the_hosts_network_have_no_name_of_their_own() -> None:
+def test_make_sandbox_config_host_network_has_no_hostname() -> None:
     assert sandbox(host_network=True, hostname="Not_Good").hostname == ""
     with pytest.raises(InvalidHostname):
         sandbox(hostname="Not_Good")
 
 
-def test_ports_are_sent_once() -> None:
+def test_make_sandbox_config_duplicate_ports_sent_once() -> None:
     ports = [
         ContainerPort(container_port=80),
         ContainerPort(container_port=80),
@@ -68,7 +68,7 @@ def test_ports_are_sent_once() -> None:
     ]
 
 
-def test_kernel_parameters_are_written_with_dots() -> None:
+def test_make_sandbox_config_sysctl_names_use_dots() -> None:
     sysctls = [
         Sysctl(name="net/ipv4/conf/eth0.1/rp_filter", value="1"),
         Sysctl(name="kernel.shm_rmid_forced", value="0"),
@@ -80,7 +80,7 @@ def test_kernel_parameters_are_written_with_dots() -> None:
     }
 
 
-def test_commands_see_the_environment() -> None:
+def test_make_container_config_command_expands_environment() -> None:
     message = container(
         {
             "command": ["$(SHELL)", "-c", "$$(SHELL) $(GPU) $(ABSENT)"],
@@ -121,33 +121,35 @@ def test_commands_see_the_environment() -> None:
         ("SIGNONSENSE", True, cri.RUNTIME_DEFAULT),
     ],
 )
-def test_stop_signal(name: str | None, gate: bool, signal: int) -> None:
+def test_make_container_config_stop_signal_mapped_if_gate_enabled(
+    name: str | None, gate: bool, signal: int
+) -> None:
     node = RuntimeNodeOptions(gates=FeatureGates().with_overrides({"ContainerStopSignals": gate}))
     assert container({"lifecycle": Lifecycle(stop_signal=name)}, node=node).stop_signal == signal
 
 
-def test_arguments_that_fill_the_memory_are_refused() -> None:
+def test_make_container_config_expanded_arguments_above_limit_raise() -> None:
     with pytest.raises(ContainerConfigError, match="more than"):
         container({"args": ["$(V)"] * 100_000}, service_env={"V": "x" * 1_000_000})
 
 
-def test_root_is_refused_before_anything_else() -> None:
+def test_make_container_config_run_as_non_root_root_image_rejected() -> None:
     with pytest.raises(RootNotAllowed, match="image will run as root"):
         container({"security_context": SecurityContext(run_as_non_root=True)})
 
 
-def test_bytes_of_secrets_reach_the_runtime() -> None:
+def test_make_container_config_binary_env_value_sent_as_bytes() -> None:
     message = container({}, service_env={"RAW": "\udcff\x01"})
     assert message.envs[0].value == b"\xff\x01"
 
 
 @pytest.mark.parametrize("field", ["working_dir", "image"])
-def test_text_that_is_none_is_refused(field: str) -> None:
+def test_make_container_config_invalid_unicode_field_raises(field: str) -> None:
     with pytest.raises(ContainerConfigError, match="cannot be sent"):
         container({field: "\ud800"})
 
 
-def test_bytes_in_arguments_are_refused() -> None:
+def test_make_config_non_utf8_argument_env_or_annotation_raises() -> None:
     with pytest.raises(ContainerConfigError, match="cannot be sent"):
         container({"args": ["$(RAW)"]}, service_env={"RAW": "\udcff"})
     with pytest.raises(ContainerConfigError, match="cannot be sent"):
@@ -156,7 +158,7 @@ def test_bytes_in_arguments_are_refused() -> None:
         sandbox(annotations={"a": "\ud800"})
 
 
-def test_requests_are_the_same_each_time_and_leave_the_pod_alone() -> None:
+def test_make_config_deterministic_and_leaves_pod_unchanged() -> None:
     subject = make_container(env=[EnvVar(name="A", value="$(B)")], ports=[ContainerPort(container_port=1)])
     pod = make_pod(subject, labels={"a": "b"})
     before = repr(pod)

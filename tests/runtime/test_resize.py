@@ -72,16 +72,16 @@ def decided(wanted: Pod, has: Pod, **verdicts: Any) -> Actions:
 
 
 class TestDecision:
-    def test_nothing_to_do(self) -> None:
+    def test_decide_equal_resources_is_idle(self) -> None:
         assert decided(pod(needs(1, 1)), pod(needs(1, 1))).idle
 
-    def test_in_place(self) -> None:
+    def test_decide_resize_in_place_container_not_restarted(self) -> None:
         actions = decided(pod(needs(2, 2), needs(1, 1)), pod(needs(1, 1), needs(1, 1)))
         assert not actions.idle
         assert actions.resize.containers.keys() == {"c0-id"}
         assert (actions.kill, actions.start, actions.resize.pod) == ([], [], False)
 
-    def test_by_a_restart(self) -> None:
+    def test_decide_resize_policy_restart_kills_and_starts(self) -> None:
         actions = decided(pod(needs(2, 2), policy="RestartContainer"), pod(needs(1, 1)))
         (kill,) = actions.kill
         assert (kill.message, kill.reason) == ("Container c0 resize requires restart", "Resize")
@@ -89,14 +89,14 @@ class TestDecision:
         assert actions.resize.containers == {}
         assert actions.resize.pod
 
-    def test_a_sidecar(self) -> None:
+    def test_decide_sidecar_resized_or_restarted(self) -> None:
         wanted, has = pod(needs(1, 1), sidecar=needs(2, 2)), pod(needs(1, 1), sidecar=needs(1, 1))
         assert decided(wanted, has).resize.containers.keys() == {"beside-id"}
         wanted = pod(needs(1, 1), sidecar=needs(2, 2), policy="RestartContainer")
         actions = decided(wanted, has)
         assert [kill.container.name for kill in actions.kill] == actions.start_init == ["beside"]
 
-    def test_who_is_stopped_anyway_is_not_resized(self) -> None:
+    def test_decide_container_killed_is_not_resized(self) -> None:
         actions = decided(pod(needs(2, 2)), pod(needs(1, 1)), liveness={"c0-id": False})
         assert actions.start == ["c0"]
         assert not actions.resize
@@ -107,13 +107,13 @@ STALE = ResizePlan(pod=True)
 
 
 class TestThePodsCgroupForContainersThatDoNotRun:
-    def test_one_that_crashed(self) -> None:
+    def test_decide_crashed_container_pod_cgroup_resized(self) -> None:
         crashed = ObservedContainer(id="c0-id", name="c0", phase="exited", exit_code=137)
         observed = ObservedPod(uid="u", sandboxes=(READY,), containers=(crashed,))
         actions = decide(pod(needs(2, 2)), observed, resizes=STALE)
         assert (actions.resize.pod, actions.start) == (True, ["c0"])
 
-    def test_one_that_waits_for_an_init_container(self) -> None:
+    def test_decide_container_waiting_for_init_pod_cgroup_resized(self) -> None:
         wanted = pod(needs(2, 2))
         first = Container(name="first", image="i")
         wanted.spec.init_containers.append(first)
@@ -122,12 +122,12 @@ class TestThePodsCgroupForContainersThatDoNotRun:
         actions = decide(wanted, observed, resizes=STALE)
         assert (actions.resize.pod, actions.start, actions.idle) == (True, [], False)
 
-    def test_all_of_a_pod_that_lost_its_sandbox(self) -> None:
+    def test_decide_sandbox_lost_pod_cgroup_resized(self) -> None:
         lost = msgspec.structs.replace(READY, ready=False)
         actions = decide(pod(needs(2, 2)), ObservedPod(uid="u", sandboxes=(lost,)), resizes=STALE)
         assert (actions.create_sandbox, actions.resize.pod) == (True, True)
 
-    def test_nobody_of_a_pod_that_ends(self) -> None:
+    def test_decide_pod_finished_pod_cgroup_not_resized(self) -> None:
         done = pod(needs(2, 2))
         done.spec.restart_policy = "Never"
         ended = ObservedContainer(id="c0-id", name="c0", phase="exited")
@@ -231,7 +231,7 @@ BOTH_SMALL, BOTH_LARGE = pod(needs(1000, 1), needs(1000, 1)), pod(needs(2000, 2)
 
 
 class TestOrder:
-    async def test_growing(self) -> None:
+    async def test_resizer_increase_sets_pod_before_containers(self) -> None:
         machine = Machine(SMALL, LARGE)
         await machine.apply(BOTH_LARGE, BOTH_SMALL)
         assert machine.done == [
@@ -239,7 +239,7 @@ class TestOrder:
             "pod quota", "pod shares", "c0-id 2Mi 2000m", "c1-id 2Mi 2000m",
         ]  # fmt: skip
 
-    async def test_shrinking(self) -> None:
+    async def test_resizer_decrease_sets_containers_before_pod(self) -> None:
         machine = Machine(LARGE, SMALL, usages={"c0": 1, "c1": 1})
         await machine.apply(BOTH_SMALL, BOTH_LARGE)
         assert machine.done == [
@@ -247,32 +247,32 @@ class TestOrder:
             "c0-id 1Mi 1000m", "c1-id 1Mi 1000m", "pod shares", "pod quota",
         ]  # fmt: skip
 
-    async def test_one_gives_to_the_other(self) -> None:
+    async def test_resizer_decreases_one_container_before_increasing_other(self) -> None:
         machine = Machine(SMALL, SMALL, usages={"c0": 1, "c1": 1})
         await machine.apply(pod(needs(2000, 2), needs(1000, 1)), pod(needs(1000, 1), needs(2000, 2)))
         assert machine.done == [
             "c1-id 1Mi 2000m", "c0-id 2Mi 1000m", "c1-id 1Mi 1000m", "c0-id 2Mi 2000m",
         ]  # fmt: skip
 
-    async def test_cpus_alone_leave_memory_alone(self) -> None:
+    async def test_resizer_cpu_only_leaves_memory_unchanged(self) -> None:
         machine = Machine(SMALL, SMALL._replace(quota=40), usage=10 * MI)
         await machine.apply(pod(needs(2000, 1)), pod(needs(1000, 1)))
         assert machine.done == ["pod quota", "c0-id 1Mi 2000m"]
 
-    async def test_what_nobody_knows_is_set_once_the_pod_has_room(self) -> None:
+    async def test_resizer_unknown_sizes_set_after_pod_limits(self) -> None:
         machine = Machine(SMALL, LARGE)
         unknown = plan_resize(pod(needs(2000, 2)), {"c0"}, PodResources(), ALL)
         actions = decide(pod(needs(2000, 2)), seen(pod(needs(2000, 2))), resizes=unknown)
         await machine.apply(pod(needs(2000, 2)), pod(needs(2000, 2)), actions=actions.resize)
         assert machine.done == ["pod memory", "pod quota", "pod shares", "c0-id 2Mi 2000m"]
 
-    async def test_the_whole_pod(self) -> None:
+    async def test_resizer_pod_level_resize_sets_pod_cgroup(self) -> None:
         machine = Machine(SMALL, LARGE)
         await machine.apply(BOTH_LARGE, BOTH_LARGE, actions=Resize(pod_level=True))
         assert machine.done == ["pod memory", "pod quota", "pod shares"]
         assert machine.noted == [("whole", "memory"), ("whole", "cpu")]
 
-    async def test_without_a_sandbox_nobody_is_told(self) -> None:
+    async def test_resizer_no_sandbox_runtime_not_called(self) -> None:
         machine = Machine(SMALL, LARGE, runtime_says="yes")
         await machine.apply(BOTH_LARGE, BOTH_LARGE, actions=Resize(pod=True), sandbox_id="")
         assert machine.done == ["pod memory", "pod quota", "pod shares"]
@@ -280,18 +280,18 @@ class TestOrder:
 
 
 class TestRuntimesThatWantToKnow:
-    async def test_they_are_told_before_each_change(self) -> None:
+    async def test_resizer_runtime_notified_before_each_change(self) -> None:
         machine = Machine(SMALL, LARGE, runtime_says="yes")
         await machine.apply(BOTH_LARGE, BOTH_SMALL)
         assert machine.told == [(4 * MI, 20, 20), (4 * MI, 40, 20), (4 * MI, 40, 40)]
 
     @pytest.mark.parametrize("answer", ["", "not implemented yet"])
-    async def test_most_do_not(self, answer: str) -> None:
+    async def test_resizer_update_sandbox_unimplemented_continues(self, answer: str) -> None:
         machine = Machine(SMALL, LARGE, runtime_says=answer)
         await machine.apply(BOTH_LARGE, BOTH_SMALL)
         assert "pod shares" in machine.done
 
-    async def test_a_refusal_stops_everything(self) -> None:
+    async def test_resizer_runtime_rejects_nothing_changed(self) -> None:
         machine = Machine(SMALL, LARGE, runtime_says="the guest is full")
         with pytest.raises(
             ResizeError,
@@ -300,13 +300,13 @@ class TestRuntimesThatWantToKnow:
             await machine.apply(BOTH_LARGE, BOTH_SMALL)
         assert machine.done == []
 
-    async def test_what_could_not_be_set_is_taken_back(self) -> None:
+    async def test_resizer_cgroup_write_fails_runtime_update_reverted(self) -> None:
         machine = Machine(SMALL, LARGE, runtime_says="yes", cgroup_is_stuck=True)
         with pytest.raises(ResizeError, match="Device or resource busy"):
             await machine.apply(BOTH_LARGE, BOTH_SMALL)
         assert machine.told == [(4 * MI, 20, 20), (2 * MI, 20, 20)]
 
-    def test_what_the_runtime_needs_for_itself_is_not_the_containers(self) -> None:
+    def test_without_overhead_subtracts_pod_overhead(self) -> None:
         light = pod(needs(1, 1))
         heavy = from_document(
             Pod, {**to_document(light), "spec": {"overhead": {"cpu": "250m", "memory": "1Mi"}}}
@@ -323,20 +323,22 @@ class TestRuntimesThatWantToKnow:
 
 
 class TestFailures:
-    async def test_memory_in_use_by_a_whole_pod(self) -> None:
+    async def test_resizer_pod_memory_usage_above_limit_raises(self) -> None:
         machine = Machine(LARGE, SMALL, usage=3 * MI)
         with pytest.raises(ResizeError, match="attempting to set pod memory limit"):
             await machine.apply(BOTH_SMALL, BOTH_SMALL, actions=Resize(pod_level=True))
         assert (machine.done, machine.noted) == ([], [])
 
     @pytest.mark.parametrize(("usage", "usages"), [(3 * MI, {"c0": 1, "c1": 1}), (1, {"c0": MI, "c1": 1})])
-    async def test_memory_in_use_stops_everything(self, usage: int, usages: dict[str, int]) -> None:
+    async def test_resizer_memory_usage_above_limit_changes_nothing(
+        self, usage: int, usages: dict[str, int]
+    ) -> None:
         machine = Machine(LARGE, SMALL, usage, usages)
         with pytest.raises(ResizeError, match="cannot decrease memory limits"):
             await machine.apply(BOTH_SMALL, BOTH_LARGE)
         assert (machine.done, machine.noted) == ([], [])
 
-    async def test_what_was_done_is_known(self) -> None:
+    async def test_resizer_runtime_error_completed_changes_recorded(self) -> None:
         machine = Machine(SMALL, LARGE, refuses="c1")
         with pytest.raises(ResizeError, match="rpc error: code = Unknown desc = not today"):
             await machine.apply(BOTH_LARGE, BOTH_SMALL)
@@ -345,7 +347,7 @@ class TestFailures:
 
 
 class TestObserved:
-    def test_a_runtime_that_tells(self) -> None:
+    def test_observed_container_runtime_resources_converted(self) -> None:
         linux = pb.LinuxContainerResources(
             cpu_shares=102, cpu_quota=20_000, cpu_period=100_000, memory_limit_in_bytes=64 * MI
         )
@@ -363,5 +365,5 @@ class TestObserved:
             ),
         ],
     )
-    def test_a_runtime_that_says_nothing(self, status: pb.ContainerStatus) -> None:
+    def test_observed_container_no_resources_returns_none(self, status: pb.ContainerStatus) -> None:
         assert observed_container(status).resources is None

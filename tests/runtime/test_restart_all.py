@@ -87,7 +87,9 @@ def ids(waves: Any) -> list[set[str]]:
     ],
 )
 @pytest.mark.parametrize("on", ["first", "main"])
-def test_rules(rules: list[dict[str, Any]], code: int, again: bool, everybody: bool, on: str) -> None:
+def test_restart_rules_first_match_decides(
+    rules: list[dict[str, Any]], code: int, again: bool, everybody: bool, on: str
+) -> None:
     of = pod(*rules, on=on)
     (container,) = [c for c in (*of.spec.init_containers, *of.spec.containers) if c.name == on]
     assert restarts_after_exit(of, container, code) == again
@@ -124,7 +126,9 @@ def test_rules(rules: list[dict[str, Any]], code: int, again: bool, everybody: b
         ("main", [("other", "unknown", 0), ("first", "exited", 0)], [{"other0"}, {"first0"}]),
     ],
 )
-def test_the_reasons_go_last(on: str, traces: list[Trace], expected: list[set[str]]) -> None:
+def test_reset_waves_causing_containers_removed_last(
+    on: str, traces: list[Trace], expected: list[set[str]]
+) -> None:
     of, observed = pod(ALL_ON_3, on=on), seen(*traces)
     assert ids(reset_waves(of, observed)) == expected
     for sandbox in (READY, DEAD):
@@ -134,14 +138,14 @@ def test_the_reasons_go_last(on: str, traces: list[Trace], expected: list[set[st
         assert actions == Actions(reset=actions.reset)
 
 
-def test_then_the_pod_begins_in_its_sandbox_as_on_its_first_day() -> None:
+def test_decide_after_reset_starts_init_in_same_sandbox() -> None:
     of = pod(ALL_ON_3)
     actions = decide(of, seen(("debug", "running", 0)))
     assert (actions.sandbox_id, actions.create_sandbox, actions.kill_pod) == ("box", False, False)
     assert (actions.start_ephemeral, actions.start_init, actions.start) == ([], ["first"], [])
 
 
-def test_also_in_a_new_sandbox_if_the_old_one_has_died() -> None:
+def test_decide_after_reset_dead_sandbox_creates_new_sandbox() -> None:
     # What somebody looks through does not count as the pod's own end.
     actions = decide(pod(ALL_ON_3), seen(("debug", "exited", 0), sandbox=DEAD))
     assert (actions.create_sandbox, actions.start_init) == (True, ["first"])
@@ -160,7 +164,7 @@ def test_also_in_a_new_sandbox_if_the_old_one_has_died() -> None:
         ([("other", "exited", 3)], set()),
     ],
 )
-def test_what_asks_for_it(traces: list[Trace], reasons: set[str]) -> None:
+def test_restart_all_causes_only_last_exit_counts(traces: list[Trace], reasons: set[str]) -> None:
     assert {container.id for container in restart_all_causes(pod(ALL_ON_3), seen(*traces))} == reasons
 
 
@@ -176,7 +180,7 @@ TRACES = st.lists(
 
 
 @given(st.sampled_from(["first", "near", "main"]), TRACES, st.integers(0, 8))
-def test_who_comes_in_the_middle_knows_why_it_began(on: str, traces: list[Trace], done: int) -> None:
+def test_reset_waves_interrupted_cause_remains_until_reset(on: str, traces: list[Trace], done: int) -> None:
     of, observed = pod(ALL_ON_3, on=on), seen((on, "exited", 3), *traces)
     order = [container for wave in reset_waves(of, observed) for container in wave]
     mine = {name for name, *_ in traces if name != "debug"} | {on}

@@ -15,5 +15,5 @@ from pykubelet.kuberuntime.options import supports_cdi
         ("somebody's", "0.1", True),
     ],
 )
-def test_cdi(name: str, version: str, knows: bool) -> None:
+def test_supports_cdi_runtime_version_returns_support(name: str, version: str, knows: bool) -> None:
     assert supports_cdi(name, version) is knows

@@ -46,7 +46,7 @@ def sandbox(whole: PodSecurityContext | None = None, **fields: Any) -> cri.Linux
     return sandbox_security(pod, RunSandboxOptions(node=RuntimeNodeOptions(), **facts))
 
 
-def test_the_containers_wish_comes_before_the_pods() -> None:
+def test_effective_security_container_context_overrides_pod() -> None:
     whole = PodSecurityContext(
         run_as_user=1, run_as_group=2, run_as_non_root=True, se_linux_options=SELinuxOptions(level="s0")
     )
@@ -68,14 +68,16 @@ def test_the_containers_wish_comes_before_the_pods() -> None:
         ({"image": NAMED, "own": SecurityContext(run_as_user=0)}, 0, ""),
     ],
 )
-def test_users(fields: dict[str, Any], uid: int | None, name: str) -> None:
+def test_container_security_user_from_spec_or_image(
+    fields: dict[str, Any], uid: int | None, name: str
+) -> None:
     message = security(**fields)
     assert message.HasField("run_as_user") == (uid is not None)
     assert message.run_as_user.value == (uid or 0)
     assert message.run_as_username == name
 
 
-def test_groups_are_in_the_references_order() -> None:
+def test_container_security_supplemental_groups_in_upstream_order() -> None:
     whole = PodSecurityContext(
         run_as_user=1,
         run_as_group=7,
@@ -94,14 +96,14 @@ def test_groups_are_in_the_references_order() -> None:
     assert not sandbox().HasField("run_as_user")
 
 
-def test_unknown_groups_policy() -> None:
+def test_security_unknown_supplemental_groups_policy_raises() -> None:
     whole = PodSecurityContext(supplemental_groups_policy="Sometimes")
     for make in (security, sandbox):
         with pytest.raises(ContainerConfigError, match="unsupported supplementalGroupsPolicy: Sometimes"):
             make(whole=whole)
 
 
-def test_privileges() -> None:
+def test_container_security_privilege_fields_converted() -> None:
     plain = security()
     assert (plain.privileged, plain.no_new_privs, plain.readonly_rootfs) == (False, False, False)
     assert not plain.HasField("capabilities")
@@ -124,7 +126,7 @@ def test_privileges() -> None:
     assert not security(SecurityContext(allow_privilege_escalation=True)).no_new_privs
 
 
-def test_a_sandbox_is_privileged_if_any_container_is() -> None:
+def test_sandbox_security_any_privileged_container_is_privileged() -> None:
     privileged = make_container("p", security_context=SecurityContext(privileged=True))
     assert not sandbox().privileged
     assert sandbox(init_containers=[privileged]).privileged
@@ -139,7 +141,9 @@ def test_a_sandbox_is_privileged_if_any_container_is() -> None:
         ("Unmasked", (), ()),
     ],
 )
-def test_hidden_paths(proc_mount: str | None, masked: tuple[str, ...], read_only: tuple[str, ...]) -> None:
+def test_container_security_proc_mount_sets_masked_and_readonly_paths(
+    proc_mount: str | None, masked: tuple[str, ...], read_only: tuple[str, ...]
+) -> None:
     message = security(
         SecurityContext(proc_mount=proc_mount), node=RuntimeNodeOptions(masked_paths=("/sys/x",))
     )
@@ -171,7 +175,7 @@ def localhost(ref: str) -> cri.SecurityProfile:
         ),
     ],
 )
-def test_seccomp(
+def test_container_security_seccomp_profile_resolved(
     own: Profile | None, whole: Profile | None, default: bool, wanted: cri.SecurityProfile
 ) -> None:
     message = security(
@@ -184,7 +188,7 @@ def test_seccomp(
 
 
 @pytest.mark.parametrize("name", [None, "", "../../etc/passwd", "a/../../x", ".."])
-def test_seccomp_profiles_that_are_refused(name: str | None) -> None:
+def test_container_security_invalid_seccomp_profile_raises(name: str | None) -> None:
     with pytest.raises(ContainerConfigError, match=r"localhostProfile must be set|is not below"):
         security(SecurityContext(seccomp_profile=Profile(type="Localhost", localhost_profile=name)))
 
@@ -204,7 +208,7 @@ def test_seccomp_profiles_that_are_refused(name: str | None) -> None:
         (Profile(type="Unconfined"), "runtime/default", None, UNCONFINED, "unconfined"),
     ],
 )
-def test_apparmor(
+def test_container_security_apparmor_profile_resolved(
     own: Profile | None,
     annotation: str | None,
     whole: Profile | None,
@@ -226,7 +230,7 @@ def test_apparmor(
     ("profile", "problem"),
     [(Profile(type="Localhost"), "missing localhost apparmor"), (Profile(type="X"), "unknown apparmor")],
 )
-def test_apparmor_profiles_that_are_refused(profile: Profile, problem: str) -> None:
+def test_container_security_invalid_apparmor_profile_raises(profile: Profile, problem: str) -> None:
     with pytest.raises(ContainerConfigError, match=problem):
         security(SecurityContext(app_armor_profile=profile))
 
@@ -243,7 +247,7 @@ def test_apparmor_profiles_that_are_refused(profile: Profile, problem: str) -> N
         ({"host_pid": True, "share_process_namespace": True}, cri.POD, cri.NODE, cri.POD),
     ],
 )
-def test_namespaces(
+def test_security_host_namespaces_converted(
     fields: dict[str, Any], network: cri.NamespaceMode, pid: cri.NamespaceMode, ipc: cri.NamespaceMode
 ) -> None:
     wanted = cri.NamespaceOption(
@@ -253,14 +257,14 @@ def test_namespaces(
     assert sandbox(**fields).namespace_options == wanted
 
 
-def test_ephemeral_containers_see_their_target() -> None:
+def test_container_security_ephemeral_container_targets_pid_namespace() -> None:
     aimed = security(target_id="abc").namespace_options
     assert (aimed.pid, aimed.target_id) == (cri.TARGET, "abc")
     shared = security(target_id="abc", share_process_namespace=True).namespace_options
     assert (shared.pid, shared.target_id) == (cri.POD, "")
 
 
-def test_user_namespaces() -> None:
+def test_security_user_namespace_mappings_converted() -> None:
     wanted = cri.UserNamespace(
         mode=cri.POD,
         uids=[cri.IDMapping(container_id=0, host_id=65536, length=65536)],
@@ -311,7 +315,7 @@ WHERE = '(pod: "web_shop(u-1)", container: main)'
         ),
     ],
 )
-def test_run_as_non_root(
+def test_verify_run_as_non_root_root_user_returns_message(
     own: SecurityContext | None, whole: bool | None, uid: int | None, name: str, message: str | None
 ) -> None:
     container = make_container(security_context=own)
@@ -320,7 +324,7 @@ def test_run_as_non_root(
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.none() | st.integers(0, 2**31 - 1))
-def test_nobody_who_must_not_is_root(uid: int, run_as: int | None) -> None:
+def test_verify_run_as_non_root_any_uid_root_never_allowed(uid: int, run_as: int | None) -> None:
     container = make_container(security_context=SecurityContext(run_as_user=run_as, run_as_non_root=True))
     pod = make_pod(container)
     allowed = verify_run_as_non_root(pod, container, uid, "") is None

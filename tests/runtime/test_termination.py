@@ -82,7 +82,7 @@ def test_termination_message_over_limit_keeps_last_bytes(tmp_path: Path) -> None
     assert message == "x" * (MESSAGE_BYTES - 4) + "last"
 
 
-def test_termination_message_within_limit_returned_whole(tmp_path: Path) -> None:
+def test_termination_message_within_limit_returned_complete(tmp_path: Path) -> None:
     file = tmp_path / "message"
     file.write_text("out of ideas")
     assert termination_message(exited(file)) == "out of ideas"
@@ -122,7 +122,7 @@ def test_termination_message_fallback_returns_end_of_log(tmp_path: Path) -> None
     ],
     ids=["long line", "long line before the last", "partial line", "carriage return"],
 )
-def test_termination_message_fallback_unusual_line_kept(
+def test_termination_message_fallback_unusual_line_preserved(
     tmp_path: Path, lines: list[str], expected: str
 ) -> None:
     log = tmp_path / "0.log"
@@ -166,7 +166,7 @@ def test_open_regular_device_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(how & os.O_PATH for how in flags)
 
 
-def test_open_regular_leased_file_does_not_wait_for_the_holder(tmp_path: Path) -> None:
+def test_open_regular_leased_file_does_not_wait_for_holder(tmp_path: Path) -> None:
     """Verify that a container with a lease on its file does not occupy a thread for 45 seconds."""
     path = tmp_path / "message"
     path.touch()
@@ -178,7 +178,7 @@ def test_open_regular_leased_file_does_not_wait_for_the_holder(tmp_path: Path) -
             open_regular(path)
 
 
-def test_read_tail_says_whether_more_precedes(tmp_path: Path) -> None:
+def test_read_tail_reports_whether_more_precedes(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"0123456789")
     assert read_tail(file, 4) == (b"6789", True)
@@ -186,7 +186,7 @@ def test_read_tail_says_whether_more_precedes(tmp_path: Path) -> None:
     assert read_tail(file, 99) == (b"0123456789", False)
 
 
-async def test_observe_termination_message_read_off_the_event_loop(
+async def test_observe_termination_message_read_off_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, threads = tmp_path / "message", list[int]()

@@ -25,7 +25,7 @@ def first_id(spaces: UserNamespaces, uid: str) -> int:
     return mappings.uids[0].host_id
 
 
-def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
+def test_mappings_for_pod_block_unique_and_survives_restart(tmp_path: Path) -> None:
     dirs = PodDirs(tmp_path)
     spaces = UserNamespaces(dirs, SPACE, supported=True)
     assert [first_id(spaces, uid) for uid in "abc"] == [UNIT, 2 * UNIT, 3 * UNIT]
@@ -37,7 +37,7 @@ def test_each_pod_has_a_block_of_its_own_for_life(tmp_path: Path) -> None:
     assert first_id(after_restart, "d") == 2 * UNIT
 
 
-def test_the_file_is_the_references(tmp_path: Path) -> None:
+def test_mappings_for_file_equals_upstream_format(tmp_path: Path) -> None:
     UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a"))
     mapping = {"hostId": UNIT, "containerId": 0, "length": UNIT}
     written = json.loads((tmp_path / "pods" / "a" / "userns").read_text())
@@ -45,19 +45,19 @@ def test_the_file_is_the_references(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host_users", [None, True])
-def test_other_pods_have_none(tmp_path: Path, host_users: bool | None) -> None:
+def test_mappings_for_host_users_pod_returns_none(tmp_path: Path, host_users: bool | None) -> None:
     assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a", host_users)) is None
     assert not (tmp_path / "pods").exists()
 
 
-def test_a_runtime_without_user_namespaces_gives_none(tmp_path: Path) -> None:
+def test_mappings_for_unsupported_runtime_returns_none(tmp_path: Path) -> None:
     assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=False).mappings_for(pod("a")) is None
 
 
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"uidMappings": [], "gidMappings": []}', '{"uidMappings": 3, "gidMappings": 3}']
 )
-def test_a_damaged_file_is_a_problem_and_not_a_new_block(tmp_path: Path, content: str) -> None:
+def test_mappings_for_damaged_file_raises(tmp_path: Path, content: str) -> None:
     dirs = PodDirs(tmp_path)
     dirs.make("a")
     (dirs.pod("a") / "userns").write_text(content)
@@ -74,12 +74,12 @@ def test_a_damaged_file_is_a_problem_and_not_a_new_block(tmp_path: Path, content
         (UserNamespaceRange(UNIT, 109 * UNIT, UNIT), "too few"),
     ],
 )
-def test_bad_spaces_are_refused(space: UserNamespaceRange, says: str | None) -> None:
+def test_user_namespace_range_invalid_returns_problem(space: UserNamespaceRange, says: str | None) -> None:
     problem = space.problem(max_pods=110)
     assert problem is None if says is None else says in (problem or "")
 
 
-def test_getsubids() -> None:
+def test_parse_getsubids_single_range_returned_otherwise_raises() -> None:
     assert parse_getsubids("0: kubelet 65536 7208960\n", UNIT) == UserNamespaceRange(65536, 7208960, UNIT)
     for text in ("", "0: kubelet 1 2\n1: kubelet 3 4\n", "0: kubelet x y\n"):
         with pytest.raises(ContainerConfigError):

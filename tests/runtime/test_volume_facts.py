@@ -33,19 +33,19 @@ def pod() -> Pod:
     )
 
 
-def test_devices() -> None:
+def test_block_volumes_returns_device_nodes() -> None:
     assert block_volumes(MOUNTED) == {
         "disk": DeviceNode("/pods/disk", "", "mrw"),
         "old": DeviceNode("/pods/old", "", "r"),
     }
 
 
-def test_groups() -> None:
+def test_extra_groups_volume_group_not_in_spec_returned() -> None:
     assert extra_groups(pod(), MOUNTED.values()) == (1234,)
     assert extra_groups(pod(), ()) == ()
 
 
-def test_images() -> None:
+def test_mounted_image_volumes_returns_mounted_images_and_pull_policy() -> None:
     assert mounted_image_volumes(pod(), pod().spec.containers[0], MOUNTED) == {
         "tools": ("registry/tools:1", "Never"),
         "more": ("registry/more", "Always"),
@@ -65,5 +65,5 @@ def test_images() -> None:
         ("containerd", "unknown", True),
     ],
 )
-def test_runtimes_that_mount_images(name: str, version: str, can: bool) -> None:
+def test_can_mount_images_runtime_version_returns_support(name: str, version: str, can: bool) -> None:
     assert can_mount_images(name, version) is can

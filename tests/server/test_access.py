@@ -71,12 +71,14 @@ scope = reviewing.scope
         ("BREW", "/pot", "", ["proxy"]),
     ],
 )
-def test_what_a_path_asks_for(method: str, path: str, verb: str, subresources: list[str]) -> None:
+def test_required_attributes_path_returns_verb_and_subresources(
+    method: str, path: str, verb: str, subresources: list[str]
+) -> None:
     assert required_attributes(method, path) == [AuthorizerAttributes(verb, name) for name in subresources]
 
 
 @given(st.text(), st.text())
-def test_every_request_asks_for_something(method: str, path: str) -> None:
+def test_required_attributes_any_request_not_empty(method: str, path: str) -> None:
     assert required_attributes(method, path)
 
 
@@ -95,7 +97,7 @@ def test_every_request_asks_for_something(method: str, path: str) -> None:
         ("Bearerabc", ""),
     ],
 )
-def test_bearer_tokens(header: str, token: str) -> None:
+def test_bearer_token_header_returns_token(header: str, token: str) -> None:
     assert bearer_token(header) == token
 
 
@@ -115,7 +117,7 @@ def hidden(token: str) -> str:
         ([f"v4.channel.k8s.io,{hidden('')}"], ""),
     ],
 )
-def test_tokens_among_websocket_protocols(headers: list[str], token: str) -> None:
+def test_websocket_token_protocol_header_returns_token(headers: list[str], token: str) -> None:
     assert websocket_token(headers) == token
 
 
@@ -129,7 +131,7 @@ def test_tokens_among_websocket_protocols(headers: list[str], token: str) -> Non
         ["base64url.bearer.authorization.k8s.io.é, x"],
     ],
 )
-def test_unusable_tokens_among_websocket_protocols(headers: list[str]) -> None:
+def test_websocket_token_invalid_protocols_raise(headers: list[str]) -> None:
     with pytest.raises(BadCredentials):
         websocket_token(headers)
 
@@ -137,7 +139,7 @@ def test_unusable_tokens_among_websocket_protocols(headers: list[str]) -> None:
 UID = "1.3.6.1.4.1.57683.2"
 
 
-def test_the_user_of_a_certificate() -> None:
+def test_certificate_user_subject_returns_name_groups_and_uid() -> None:
     subject = (
         (("organizationName", "system:masters"),),
         (("commonName", "first"), ("organizationName", "other")),
@@ -168,7 +170,7 @@ def test_the_user_of_a_certificate() -> None:
         "/...",
     ],
 )
-def test_plain_paths(path: str) -> None:
+def test_is_plain_unambiguous_path_is_true(path: str) -> None:
     assert is_plain(path)
 
 
@@ -191,16 +193,16 @@ def test_plain_paths(path: str) -> None:
         *("/x/%FF%FE", "/x/%7f", "/pods/.", "http://x/pods"),
     ],
 )
-def test_paths_that_could_be_read_in_two_ways(path: str) -> None:
+def test_is_plain_ambiguous_path_is_false(path: str) -> None:
     assert not is_plain(path)
 
 
 @given(st.text())
-def test_labels_of_metrics_are_few(path: str) -> None:
+def test_path_label_any_path_is_bounded(path: str) -> None:
     assert path_label(f"/{path}") == "other" or len(path) < 20
 
 
-def test_labels_of_metrics() -> None:
+def test_path_label_unknown_path_is_other() -> None:
     assert [path_label(path) for path in ("/pods", "/exec/a/b/c", "/metrics", "/metrics/probes/x")] == [
         *("pods", "exec", "metrics", "metrics/probes")
     ]
@@ -240,7 +242,9 @@ class Rules:
         ),
     ],
 )
-async def test_any_one_wish_is_enough(rules: Rules, status: int, text: str, asked: list[str]) -> None:
+async def test_authorize_any_allowed_attribute_suffices(
+    rules: Rules, status: int, text: str, asked: list[str]
+) -> None:
     try:
         await authorize(rules, User("jane"), required_attributes("GET", "/pods"))
         outcome = (0, "")
@@ -249,12 +253,12 @@ async def test_any_one_wish_is_enough(rules: Rules, status: int, text: str, aske
     assert (outcome, rules.asked) == ((status, text), asked)
 
 
-async def test_always_allow() -> None:
+async def test_authorize_always_allow_permits_all() -> None:
     await authorize(AlwaysAllow(), User("anybody"), required_attributes("POST", "/run/a/b/c"))
 
 
 @pytest.mark.looptime
-async def test_the_ways_to_be_known(scope: TaskScope) -> None:
+async def test_authenticator_credentials_return_user(scope: TaskScope) -> None:
     api = Api(authenticated=True, user=user_info("jane"))
     tokens = TokenReviews(api, scope, 60, metrics())
     strict, lax = Authenticator(None, tokens, anonymous=False), Authenticator(None, tokens, anonymous=True)
@@ -287,7 +291,7 @@ async def test_the_ways_to_be_known(scope: TaskScope) -> None:
         ({"authentication.anonymous.enabled": True}, "authorization.mode Webhook needs an API server"),
     ],
 )
-async def test_configurations_that_cannot_work_are_explained(
+async def test_make_authenticator_invalid_config_raises_with_reason(
     scope: TaskScope, change: dict[str, Any], words: str
 ) -> None:
     config = KubeletConfiguration()

@@ -31,7 +31,7 @@ from tests.server.people import ADMIN_TOKEN, client_context
 authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
 
 
-async def test_every_endpoint_for_everybody(start: Start) -> None:
+async def test_api_endpoints_each_client_returns_expected_status(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(5)} stdout F hello")
     wrong = []
@@ -53,7 +53,7 @@ async def test_every_endpoint_for_everybody(start: Start) -> None:
     assert wrong == []
 
 
-def test_the_table_above_is_complete(tmp_path: Path) -> None:
+def test_api_endpoints_table_covers_all_routes(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     absent: Any = None
     deps = ApiServerDependencies(
@@ -71,7 +71,7 @@ def test_the_table_above_is_complete(tmp_path: Path) -> None:
     assert roots == {path.split("/")[1].partition("?")[0] for _, path, _, _ in ENDPOINTS} - {"nonsense", ""}
 
 
-async def test_what_the_pages_say(start: Start) -> None:
+async def test_api_endpoints_return_expected_content(start: Start) -> None:
     node = await start()
     assert json.loads((await node.get("/pods"))[1])["items"][0]["metadata"]["name"] == "web"
     running_pods = json.loads((await node.get("/runningpods/"))[1])
@@ -102,7 +102,7 @@ async def test_what_the_pages_say(start: Start) -> None:
     assert "accept\n" in (await node.get("/debug/tasks"))[1]
 
 
-async def test_words_that_are_no_text(start: Start) -> None:
+async def test_api_invalid_utf8_header_or_path_returns_status(start: Start) -> None:
     node = await start()
     request = (
         "GET {} HTTP/1.1\r\nHost: x\r\nAccept: application/j\udcc0\udcaf;as=Flagz\r\nConnection: close\r\n"
@@ -126,7 +126,7 @@ async def test_words_that_are_no_text(start: Start) -> None:
 
 
 @pytest.mark.parametrize("version", ["x", "1.x.0", "", "9" * 5000, "1.0.0", "0.0.4"])
-async def test_metrics_in_any_version(start: Start, version: str) -> None:
+async def test_metrics_endpoint_any_openmetrics_version_returns_text(start: Start, version: str) -> None:
     node = await start()
     accept = {"Accept": f"application/openmetrics-text; version={version}"}
     status, text = await node.get("/metrics", headers=accept)
@@ -135,7 +135,7 @@ async def test_metrics_in_any_version(start: Start, version: str) -> None:
     assert "_created" not in text
 
 
-async def test_profiles(start: Start) -> None:
+async def test_pprof_profile_concurrent_request_returns_429(start: Start) -> None:
     node = await start()
     assert (await node.get("/debug/pprof/profile?seconds=0"))[0] == 400
     assert (await node.get("/debug/pprof/profile?seconds=x"))[0] == 400
@@ -146,7 +146,7 @@ async def test_profiles(start: Start) -> None:
     assert "function calls" in first[1] + second[1]
 
 
-async def test_run(start: Start) -> None:
+async def test_run_endpoint_returns_output_or_error(start: Start) -> None:
     node = await start()
     assert await node.get("/run/default/web/main?cmd=ls%20-l", method="POST") == (200, "outerr")
     assert node.runtime.asked == [["ls", "-l"]]
@@ -162,7 +162,7 @@ async def test_run(start: Start) -> None:
     assert (await node.get("/run/default/web/u9/main?cmd=x", method="POST"))[0] == 500
 
 
-async def test_checkpoints(start: Start) -> None:
+async def test_checkpoint_endpoint_returns_location_or_error(start: Start) -> None:
     node = await start()
     status, text = await node.get("/checkpoint/default/web/main?timeout=1&timeout=7", method="POST")
     assert status == 200
@@ -187,7 +187,7 @@ async def test_checkpoints(start: Start) -> None:
     )
 
 
-async def test_verbosity(start: Start) -> None:
+async def test_debug_flags_v_put_sets_verbosity(start: Start) -> None:
     node = await start()
     assert await node.get("/debug/flags/v", method="PUT", data="x") == (
         400,
@@ -253,14 +253,14 @@ async def test_verbosity(start: Start) -> None:
         ({"gates": {"ComponentStatusz": False}}, "/statusz", "GET", (404, "404: Page Not Found")),
     ],
 )
-async def test_switches(
+async def test_api_disabled_handlers_return_405_or_404(
     start: Start, settings: dict[str, Any], path: str, method: str, expected: tuple[int, str]
 ) -> None:
     node = await start(**settings)
     assert await node.get(path, method=method) == expected
 
 
-async def test_starting_says_what_is_wrong(start: Start, pairs: dict[str, Pair]) -> None:
+async def test_api_server_port_taken_or_bad_ciphers_raises(start: Start, pairs: dict[str, Pair]) -> None:
     node = await start()
     with pytest.raises(PortError, match="the port is taken"):
         async with api_server(node.deps):

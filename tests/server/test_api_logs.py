@@ -21,7 +21,7 @@ authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
 # Containers' logs.
 
 
-async def test_log_options(start: Start) -> None:
+async def test_container_logs_query_options_applied(start: Start) -> None:
     node = await start()
     lines = [f"{STAMP.format(n)} {'stderr' if n % 2 else 'stdout'} F line {n}" for n in range(6)]
     write_log(node, *lines)
@@ -76,7 +76,7 @@ async def test_log_options(start: Start) -> None:
     )
 
 
-async def test_streams_of_a_log(start: Start) -> None:
+async def test_container_logs_split_streams_returns_selected_stream(start: Start) -> None:
     node = await start(gates={"PodLogsQuerySplitStreams": True})
     write_log(
         node,
@@ -136,7 +136,7 @@ async def test_streams_of_a_log(start: Start) -> None:
         (running("containerd://lost"), "", (400, "unable to retrieve container logs for containerd://lost")),
     ],
 )
-async def test_which_run_is_meant(
+async def test_container_logs_container_state_selects_run(
     start: Start, status: dict[str, Any], query: str, expected: tuple[int, str]
 ) -> None:
     node = await start()
@@ -146,14 +146,14 @@ async def test_which_run_is_meant(
     assert await node.get(f"/containerLogs/default/web/main{query}") == expected
 
 
-async def test_a_log_that_is_gone(start: Start) -> None:
+async def test_container_logs_missing_file_returns_400(start: Start) -> None:
     node = await start()
     status, text = await node.get("/containerLogs/default/web/main")
     assert status == 400
     assert text.endswith("No such file or directory")
 
 
-async def test_following_a_log_to_its_end(start: Start) -> None:
+async def test_container_logs_follow_continues_over_rotation_until_exit(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(1)} stdout F one", f"{STAMP.format(1)} stdout F two")
     connector = aiohttp.TCPConnector(ssl=client_context(node.authority, node.clients["admin"]["pair"]))
@@ -179,7 +179,7 @@ async def test_following_a_log_to_its_end(start: Start) -> None:
             assert await answer.content.read() == b"unfinished\n"
 
 
-async def test_a_long_log_costs_no_memory_before_a_client_that_does_not_read(start: Start) -> None:
+async def test_container_logs_client_not_reading_bounded_memory(start: Start) -> None:
     node = await start()
     line = f"{STAMP.format(1)} stdout F {'x' * 200}\n".encode()
     with node.runtime.log.open("wb") as log:
@@ -204,7 +204,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def test_a_client_that_hangs_up_is_not_followed_for(start: Start) -> None:
+async def test_container_logs_client_disconnects_follow_stops(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(1)} stdout F one")
 
@@ -231,7 +231,7 @@ async def test_a_client_that_hangs_up_is_not_followed_for(start: Start) -> None:
 # The machine's logs.
 
 
-async def test_files_of_the_machine(start: Start) -> None:
+async def test_node_logs_files_and_listing_stay_below_root(start: Start) -> None:
     node = await start()
     logs = node.deps.debug.node_logs
     (logs / "pods").mkdir()
@@ -265,7 +265,7 @@ async def test_files_of_the_machine(start: Start) -> None:
     assert (status, headers["Location"]) == (301, "pods/")
 
 
-def test_links_that_appear_while_a_path_is_opened_are_not_followed(
+def test_open_below_symlink_swapped_during_open_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, outside = tmp_path / "logs", tmp_path / "outside"

@@ -51,7 +51,7 @@ CHECKS: dict[str, Callable[[LoadedConfig], object]] = {
 }
 
 
-def test_the_default_configuration_is_as_the_page_says(loaded: LoadedConfig) -> None:
+def test_up_cluster_config_cis_benchmark_equals_docs(loaded: LoadedConfig) -> None:
     told = {}
     for line in PAGE.read_text().splitlines():
         if line.startswith("| 4.2."):

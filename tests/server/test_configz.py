@@ -20,7 +20,7 @@ def look_up(document: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("sample", ["kubelet-hand-built-v1.25.yaml", "kubelet-kubeadm-v1.25.yaml"])
-def test_a_real_nodes_configuration_shows_every_field(sample: str) -> None:
+def test_configz_document_real_config_shows_every_field(sample: str) -> None:
     config = load(["--config", str(DATA / sample)]).config
     document = json.loads(json.dumps(configz_document(config)))["kubeletconfig"]
     assert document["kind"] == "KubeletConfiguration"
@@ -33,7 +33,7 @@ def test_a_real_nodes_configuration_shows_every_field(sample: str) -> None:
             look_up(document, field)
 
 
-def test_header_values_are_masked() -> None:
+def test_configz_document_static_pod_url_headers_masked() -> None:
     config = load(["--manifest-url=http://127.0.0.1/pods", "--manifest-url-header=X-Token:s3cr3t"]).config
     text = json.dumps(configz_document(config))
     assert "s3cr3t" not in text

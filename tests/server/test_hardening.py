@@ -26,7 +26,7 @@ authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
 SOURCES = Path(__file__).parents[2] / "src" / "pykubelet"
 
 
-async def test_the_health_port_tells_of_health_only() -> None:
+async def test_health_port_other_paths_return_404() -> None:
     app = web.Application()
     app.add_routes(health_routes({"ping": lambda: None}))
     async with TestClient(TestServer(app)) as client:
@@ -35,7 +35,7 @@ async def test_the_health_port_tells_of_health_only() -> None:
             assert (await client.get(path)).status == 404
 
 
-async def test_a_connection_is_no_credential(start: Start) -> None:
+async def test_api_connection_reused_each_request_authenticated(start: Start) -> None:
     """A connection on which something was allowed, or refused, gives the next request nothing."""
     node = await start()
     reader, writer = await asyncio.open_connection(
@@ -100,11 +100,11 @@ async def test_read_only_port_has_neither_profiles_nor_checkpoints() -> None:
             assert (await client.post(path)).status == 404
 
 
-def test_old_tls_is_not_spoken() -> None:
+def test_server_context_minimum_version_is_tls_1_2() -> None:
     assert server_context(TlsSettings()).minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
-async def test_checkpoints_are_made_one_at_a_time(tmp_path: Path) -> None:
+async def test_checkpoint_endpoint_concurrent_requests_serialized(tmp_path: Path) -> None:
     at_work, most = 0, 0
 
     class Slow(Runtime):
@@ -129,7 +129,7 @@ async def test_checkpoints_are_made_one_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "c").stat().st_mode & 0o077 == 0
 
 
-async def test_git_repositories_are_refused(tmp_path: Path) -> None:
+async def test_git_repo_volume_mount_raises(tmp_path: Path) -> None:
     volume = {"name": "code", "gitRepo": {"repository": "/somebody/elses", "directory": "."}}
     with pytest.raises(VolumeError, match="gitRepo volumes are not supported"):
         await volumes_at(tmp_path, Shelf()).mount(pod_with(volume))
@@ -146,7 +146,7 @@ def _code_of(check: Callable[[ast.AST], bool]) -> list[str]:
     ]
 
 
-def test_no_shell_is_used() -> None:
+def test_source_code_uses_no_shell() -> None:
     def is_shell(node: ast.AST) -> bool:
         if isinstance(node, ast.keyword) and node.arg == "shell":
             return not (isinstance(node.value, ast.Constant) and node.value.value is False)

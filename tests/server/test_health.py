@@ -39,19 +39,21 @@ BAD: dict[str, Check] = {**GOOD, "syncloop": lambda: "stuck since yesterday"}
         (GOOD, "/healthz/", 404, None),
     ],
 )
-async def test_answers(checks: dict[str, Check], path: str, status: int, text: str | None) -> None:
+async def test_healthz_checks_return_status_and_text(
+    checks: dict[str, Check], path: str, status: int, text: str | None
+) -> None:
     async with client(checks) as http, http.get(path) as answer:
         assert answer.status == status
         if text is not None:
             assert await answer.text() == text
 
 
-async def test_only_reading_is_allowed() -> None:
+async def test_healthz_post_returns_405() -> None:
     async with client(GOOD) as http, http.post("/healthz") as answer:
         assert answer.status == 405
 
 
-async def test_server_serves_while_inside_only() -> None:
+async def test_http_server_serves_only_inside_context() -> None:
     port = unused_port()
     async with aiohttp.ClientSession() as session:
         async with http_server("health", "127.0.0.1", port, health_routes(GOOD)):
@@ -61,7 +63,7 @@ async def test_server_serves_while_inside_only() -> None:
             await session.get(f"http://127.0.0.1:{port}/healthz")
 
 
-async def test_a_taken_port_is_explained() -> None:
+async def test_http_server_port_taken_raises_with_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         with pytest.raises(PortError, match=rf"127\.0\.0\.1:{port}: the port is taken by .*choose another"):
@@ -69,7 +71,7 @@ async def test_a_taken_port_is_explained() -> None:
                 pytest.fail("must not serve")
 
 
-async def test_a_strange_address_is_explained() -> None:
+async def test_http_server_unknown_address_raises() -> None:
     with pytest.raises(PortError, match="no such address"):
         async with http_server("health", "203.0.113.7", unused_port(), []):
             pytest.fail("must not serve")

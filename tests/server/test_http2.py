@@ -28,7 +28,7 @@ authority, pairs, start, site = http2_site.authority, http2_site.pairs, http2_si
 _CHANGING = ("/metrics", "/debug/", "/flagz", "/statusz", "/checkpoint/")
 
 
-async def test_every_endpoint_answers_as_over_http1(start: Start) -> None:
+async def test_http2_every_endpoint_equals_http1(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(5)} stdout F hello")
     wrong = []
@@ -61,7 +61,7 @@ async def ask_http1(node: Node, path: str, method: str) -> tuple[int, str]:
         writer.close()
 
 
-async def test_paths_mean_the_same_as_over_http1(start: Start) -> None:
+async def test_http2_paths_handled_as_over_http1(start: Start) -> None:
     node = await start()
     paths = [
         *("//pods", "/pods//", "/./pods", "/pods/../healthz", "/%2e%2e/pods", "/pods/%2E%2E/healthz"),
@@ -78,7 +78,7 @@ async def test_paths_mean_the_same_as_over_http1(start: Start) -> None:
                 assert (answer.status, answer.text) == (status, text if method != "HEAD" else ""), path
 
 
-async def test_what_a_handler_sees_of_a_request(site: Site) -> None:
+async def test_http2_request_headers_reach_handler(site: Site) -> None:
     async with site.talking() as talk:
         headers = [
             ("cookie", "a=1"),
@@ -100,14 +100,14 @@ async def test_what_a_handler_sees_of_a_request(site: Site) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 300_000, 1024**2])
 @pytest.mark.parametrize("told", [True, False])
-async def test_bodies(site: Site, size: int, told: bool) -> None:
+async def test_http2_request_body_any_size_received(site: Site, size: int, told: bool) -> None:
     headers = [("content-length", str(size))] if told else []
     async with site.talking() as talk:
         answer = await talk.ask("/echo", "POST", b"x" * size, headers=headers)
         assert (answer.status, json.loads(answer.body)["size"]) == (200, size)
 
 
-async def test_a_body_that_is_too_large(site: Site) -> None:
+async def test_http2_body_above_limit_returns_413(site: Site) -> None:
     async with site.talking() as talk:
         answer = await talk.ask("/echo", "POST", b"x" * (2 * 1024**2))
         assert (answer.status, answer.ended) == (413, True)
@@ -116,7 +116,7 @@ async def test_a_body_that_is_too_large(site: Site) -> None:
         assert (await talk.ask("/echo")).status == 200
 
 
-async def test_a_length_that_is_not_true(site: Site) -> None:
+async def test_http2_content_length_mismatch_is_protocol_error(site: Site) -> None:
     async with site.talking() as talk:
         answer = await talk.ask("/echo", "POST", headers=[("content-length", "5")])
         assert answer.reset == ErrorCodes.PROTOCOL_ERROR
@@ -125,7 +125,7 @@ async def test_a_length_that_is_not_true(site: Site) -> None:
         assert talk.goodbye == ErrorCodes.PROTOCOL_ERROR
 
 
-async def test_trailers_are_read_and_forgotten(site: Site) -> None:
+async def test_http2_trailers_are_ignored(site: Site) -> None:
     async with site.talking() as talk:
         number = talk.begin("/echo", "POST", body=True)
         await talk.send(number, b"12345")
@@ -136,7 +136,7 @@ async def test_trailers_are_read_and_forgotten(site: Site) -> None:
         assert "x-sum" not in answer.text.lower()
 
 
-async def test_a_client_that_asks_before_it_sends(site: Site) -> None:
+async def test_http2_expect_continue_returns_100(site: Site) -> None:
     async with site.talking() as talk:
         number = talk.begin("/echo", "POST", [("expect", "100-continue")], body=True)
         await talk.until(lambda: talk.answers[number].interim)
@@ -147,14 +147,14 @@ async def test_a_client_that_asks_before_it_sends(site: Site) -> None:
 
 @pytest.mark.parametrize("status", [204, 304, 200])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_answers_without_a_body(site: Site, status: int, method: str) -> None:
+async def test_http2_response_without_body_ends_stream(site: Site, status: int, method: str) -> None:
     async with site.talking() as talk:
         answer = await talk.ask(f"/status/{status}", method)
         assert (answer.status, bytes(answer.body), answer.ended) == (status, b"", True)
         assert answer.headers["x-here"] == "yes"
 
 
-async def test_head_tells_the_length(start: Start) -> None:
+async def test_http2_head_returns_content_length(start: Start) -> None:
     node = await start()
     async with talking(node) as talk:
         whole, head = await talk.ask("/pods"), await talk.ask("/pods", "HEAD")
@@ -163,7 +163,7 @@ async def test_head_tells_the_length(start: Start) -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "abort"])
-async def test_an_answer_that_breaks_off_does_not_look_complete(site: Site, how: str) -> None:
+async def test_http2_handler_fails_mid_response_resets_stream(site: Site, how: str) -> None:
     async with site.talking() as talk:
         answer = await talk.ask(f"/break/{how}")
         assert (answer.ended, answer.reset) == (False, ErrorCodes.INTERNAL_ERROR)
@@ -172,14 +172,14 @@ async def test_an_answer_that_breaks_off_does_not_look_complete(site: Site, how:
         assert (await talk.ask("/echo")).status == 200
 
 
-async def test_a_header_cannot_become_two(site: Site) -> None:
+async def test_http2_header_injection_rejected(site: Site) -> None:
     async with site.talking() as talk:
         answer = await talk.ask("/no-header")
         assert "x-evil" not in answer.headers
         assert answer.status != 200
 
 
-async def test_compressed_answers(site: Site) -> None:
+async def test_http2_compressed_response_decodes(site: Site) -> None:
     async with site.talking() as talk:
         answer = await talk.ask("/compressed", headers=[("accept-encoding", "gzip")])
         assert answer.headers["content-encoding"] == "gzip"
@@ -216,7 +216,9 @@ GOOD = [(":method", "GET"), (":scheme", "https"), (":authority", "node"), (":pat
         [*GOOD, ("content-length", "3")],
     ],
 )
-async def test_what_is_no_request_ends_its_stream_only(site: Site, fields: list[tuple[str, str]]) -> None:
+async def test_http2_malformed_request_resets_its_stream_only(
+    site: Site, fields: list[tuple[str, str]]
+) -> None:
     async with site.talking() as talk:
         answer = await talk.ask("", pseudo=fields)
         assert (answer.reset, answer.status) == (ErrorCodes.PROTOCOL_ERROR, 0)
@@ -233,7 +235,7 @@ async def test_what_is_no_request_ends_its_stream_only(site: Site, fields: list[
         ("te", "gzip"),
     ],
 )
-async def test_what_http2_does_not_have(start: Start, header: tuple[str, str]) -> None:
+async def test_http2_connection_headers_return_400(start: Start, header: tuple[str, str]) -> None:
     """As the reference answers, whoever asks: exec and its like need HTTP/1.1."""
     node = await start()
     async with talking(node) as talk:
@@ -246,7 +248,7 @@ async def test_what_http2_does_not_have(start: Start, header: tuple[str, str]) -
     assert node.runtime.asked == []
 
 
-async def test_what_is_spoken(site: Site, authority: Authority) -> None:
+async def test_http2_alpn_selects_protocol(site: Site, authority: Authority) -> None:
     for offered, agreed in [
         (["h2", "http/1.1"], "h2"),
         (["http/1.1", "h2"], "h2"),
@@ -268,7 +270,7 @@ async def test_what_is_spoken(site: Site, authority: Authority) -> None:
             writer.close()
 
 
-async def test_who_does_not_speak_what_was_agreed_on(site: Site, authority: Authority) -> None:
+async def test_http2_invalid_preface_closes_connection(site: Site, authority: Authority) -> None:
     for said in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, b"PRI * HTTP/2.0\r\n\r\nXX" + b"\0" * 50):
         context = client_context(authority)
         context.set_alpn_protocols(["h2"])
@@ -294,7 +296,7 @@ async def plain(port: int, data: bytes, path: str = "") -> bytes:
         writer.close()
 
 
-async def test_other_servers_speak_http1_and_none_says_its_name(
+async def test_plain_servers_http1_only_without_server_header(
     start: Start, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     get = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -328,7 +330,7 @@ async def curl(node: Node, *arguments: str) -> str:
     return out.decode()
 
 
-async def test_with_curl(start: Start, tmp_path: Path) -> None:
+async def test_http2_curl_requests_succeed(start: Start, tmp_path: Path) -> None:
     node = await start()
     text = write_long_log(node)
     url = f"https://localhost:{node.port}"
@@ -346,7 +348,7 @@ async def test_with_curl(start: Start, tmp_path: Path) -> None:
     assert len({path.read_text() for path in outputs}) == 1
 
 
-async def test_a_connection_without_credentials_stays_one(start: Start) -> None:
+async def test_http2_connection_reused_each_request_authenticated(start: Start) -> None:
     node = await start()
     async with talking(node, "no credentials") as talk:
         token = [("authorization", f"Bearer {node.clients['admin token']['token']}")]

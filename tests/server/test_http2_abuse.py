@@ -128,7 +128,7 @@ async def pour(talk: Client, flood: Iterator[list[Frame]], most: int = 60_000) -
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_floods(site: Site, name: str) -> None:
+async def test_http2_flood_closes_connection_others_served(site: Site, name: str) -> None:
     async with site.talking() as good, site.talking() as bad:
         assert (await good.ask("/echo")).status == 200
         await pour(bad, FLOODS[name]())
@@ -139,7 +139,7 @@ async def test_floods(site: Site, name: str) -> None:
         assert site.slow.begun <= BUDGET / 10
 
 
-async def test_what_good_clients_do_is_no_flood(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_normal_client_not_treated_as_flood(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2_frames, "BUDGET", 400)
     monkeypatch.setattr(http2_frames, "_PER_SECOND", 0)
     async with site.talking() as talk:
@@ -152,7 +152,7 @@ async def test_what_good_clients_do_is_no_flood(site: Site, monkeypatch: pytest.
         assert not talk.closed
 
 
-async def test_a_reset_of_an_answer_that_has_begun_is_no_flood(site: Site) -> None:
+async def test_http2_reset_after_response_start_not_treated_as_flood(site: Site) -> None:
     async with site.talking(window=1) as talk:
         for _ in range(600):
             number = talk.begin("/echo")
@@ -163,7 +163,7 @@ async def test_a_reset_of_an_answer_that_has_begun_is_no_flood(site: Site) -> No
 
 
 @pytest.mark.parametrize("size", [0, 1, 16000])
-async def test_continuations_without_end(site: Site, size: int) -> None:
+async def test_http2_endless_continuations_close_connection(site: Site, size: int) -> None:
     async with site.talking() as talk:
         # First, both sides acknowledge their settings: any other frame among the continuations is an error.
         assert (await talk.ask("/echo")).status == 200
@@ -182,14 +182,14 @@ async def test_continuations_without_end(site: Site, size: int) -> None:
         ([(f"x-{number}", "y") for number in range(120)], 400),
     ],
 )
-async def test_fields_are_bounded_as_over_http1(
+async def test_http2_header_fields_bounded_as_over_http1(
     site: Site, fields: list[tuple[str, str]], status: int
 ) -> None:
     async with site.talking() as talk:
         assert (await talk.ask("/status/200", headers=fields)).status == status
 
 
-async def test_a_bomb_of_fields(site: Site) -> None:
+async def test_http2_hpack_bomb_closes_connection(site: Site) -> None:
     """A large field is said once, and then a byte each time."""
     encoder = hpack.Encoder()
     data = encoder.encode([*REQUEST, *[("x", "y" * 3000)] * 10_000])
@@ -200,13 +200,13 @@ async def test_a_bomb_of_fields(site: Site) -> None:
         assert talk.goodbye == ErrorCodes.ENHANCE_YOUR_CALM
 
 
-async def test_a_long_frame_is_not_waited_for(site: Site) -> None:
+async def test_http2_frame_above_limit_closes_connection(site: Site) -> None:
     async with site.talking() as talk:
         talk.raw(struct.pack(">IBI", (LONGEST_FRAME + 1) << 8 | 0, 0, 1))
         await talk.until(lambda: talk.closed)
 
 
-async def test_a_client_that_takes_a_byte_at_a_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_one_byte_windows_charged_to_budget(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes in as many frames, and only as fast as they are paid for."""
     monkeypatch.setattr(http2_frames, "_PER_SECOND", 0)
     async with site.talking(window=0, takes=False) as talk:
@@ -216,7 +216,7 @@ async def test_a_client_that_takes_a_byte_at_a_time(site: Site, monkeypatch: pyt
         assert len(talk.answers[number].body) <= BUDGET
 
 
-def test_a_budget_comes_back_with_time() -> None:
+def test_budget_spent_refills_over_time() -> None:
     now = 0.0
     budget = Budget(lambda: now)
     budget.spend(BUDGET)
@@ -235,7 +235,7 @@ def test_a_budget_comes_back_with_time() -> None:
     st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20),
     st.lists(st.integers(1, 200), min_size=1),
 )
-def test_frames_come_out_as_they_were_put_in(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
+def test_frames_any_chunking_returns_same_frames(frames: list[tuple[int, bytes]], cuts: list[int]) -> None:
     parts = [Raw(kind, 1, body).serialize() for kind, body in frames]
     stream, reader = PREFACE + b"".join(parts), Frames(Budget(lambda: 0.0))
     found: list[Any] = []
@@ -248,7 +248,7 @@ def test_frames_come_out_as_they_were_put_in(frames: list[tuple[int, bytes]], cu
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n", b"PRI * HTTP/1.1", b"\0"])
-def test_what_is_no_preface(said: bytes) -> None:
+def test_frames_invalid_preface_raises(said: bytes) -> None:
     with pytest.raises(BadFrames):
         list(Frames(Budget(lambda: 0.0)).feed(said))
 
@@ -267,7 +267,9 @@ VALUES = st.one_of(
 
 
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=12), st.booleans(), st.booleans())
-def test_a_head_is_one_head(fields: list[tuple[bytes, bytes]], good: bool, ended: bool) -> None:
+def test_request_head_any_fields_form_single_head(
+    fields: list[tuple[bytes, bytes]], good: bool, ended: bool
+) -> None:
     if good:
         fields = [(name.encode(), value.encode()) for name, value in REQUEST] + fields
     try:
@@ -289,7 +291,7 @@ def test_a_head_is_one_head(fields: list[tuple[bytes, bytes]], good: bool, ended
     assert len(lines) - 3 == expected + len(hosts) + 1 + chunked
 
 
-def test_answers_are_not_split() -> None:
+def test_answer_head_header_with_line_break_raises() -> None:
     assert answer_head(200, [("X-A", "1"), ("Connection", "close"), ("Server", "x")]) == [
         (b":status", b"200"),
         (b"x-a", b"1"),
@@ -385,11 +387,11 @@ async def survive(frames: list[tuple[int, int, bytes, int]], after: int) -> None
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RANDOM_FRAMES, max_size=25), st.integers(0, 5))
-def test_frames_at_random(frames: list[tuple[int, int, bytes, int]], after: int) -> None:
+def test_http2_random_frames_leave_no_state(frames: list[tuple[int, int, bytes, int]], after: int) -> None:
     asyncio.run(survive(frames, after))
 
 
-async def test_bytes_at_random_over_a_real_connection(site: Site) -> None:
+async def test_http2_random_frames_over_tls_server_stays_usable(site: Site) -> None:
     source = random.Random(5)
     for _ in range(30):
         async with site.talking() as talk:

@@ -33,7 +33,7 @@ from tests.server.people import client_context
 authority, pairs, start, site = http2_site.authority, http2_site.pairs, http2_site.start, http2_site.site
 
 
-async def test_a_log_that_is_followed(start: Start) -> None:
+async def test_http2_log_follow_reset_or_disconnect_ends_handlers(start: Start) -> None:
     node = await start()
     write_log(node, f"{STAMP.format(5)} stdout F one")
     inflight = node.deps.metrics._inflight.labels("GET", "containerLogs", "readwrite", "false")
@@ -55,7 +55,7 @@ async def test_a_log_that_is_followed(start: Start) -> None:
     await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
 
 
-async def test_a_slow_reader_costs_no_memory_and_gets_everything(start: Start) -> None:
+async def test_http2_slow_reader_bounded_memory_and_complete(start: Start) -> None:
     node = await start()
     text = write_long_log(node)
     async with talking(node, window=20_000, takes=False) as talk:
@@ -74,7 +74,7 @@ async def test_a_slow_reader_costs_no_memory_and_gets_everything(start: Start) -
         assert (await talk.whole(number)).text == text
 
 
-async def test_a_client_that_does_not_read_is_not_read_either(start: Start) -> None:
+async def test_http2_client_not_reading_pauses_reading(start: Start) -> None:
     """Neither answers nor acknowledgements pile up."""
     node = await start()
     write_long_log(node)
@@ -107,7 +107,7 @@ async def test_a_client_that_does_not_read_is_not_read_either(start: Start) -> N
         writer.transport.abort()
 
 
-async def test_answers_take_turns(start: Start) -> None:
+async def test_http2_concurrent_responses_all_complete(start: Start) -> None:
     node = await start()
     write_long_log(node)
     async with talking(node, window=2**20) as talk:
@@ -118,7 +118,7 @@ async def test_answers_take_turns(start: Start) -> None:
         assert all(answer.ended for answer in answers)
 
 
-async def test_a_stream_that_is_reset_ends_its_handler(site: Site) -> None:
+async def test_http2_stream_reset_cancels_handler(site: Site) -> None:
     async with site.talking() as talk:
         numbers = [talk.begin("/slow") for _ in range(20)]
         await eventually(lambda: site.slow.at_work == 20)
@@ -132,7 +132,7 @@ async def test_a_stream_that_is_reset_ends_its_handler(site: Site) -> None:
         assert (await talk.ask("/echo")).status == 200
 
 
-async def test_a_lost_connection_ends_its_handlers(site: Site) -> None:
+async def test_http2_connection_lost_cancels_handlers(site: Site) -> None:
     async with site.talking() as talk:
         for _ in range(10):
             talk.begin("/slow")
@@ -144,7 +144,9 @@ async def test_a_lost_connection_ends_its_handlers(site: Site) -> None:
     await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
 
 
-async def test_how_many_streams_there_may_be(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_total_stream_limit_exceeded_refuses_stream(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS_OF_ALL", 5)
     async with site.talking() as talk, site.talking() as other:
         await talk.ask("/echo")
@@ -161,7 +163,9 @@ async def test_how_many_streams_there_may_be(site: Site, monkeypatch: pytest.Mon
         assert (await other.ask("/echo")).status == 200
 
 
-async def test_more_streams_than_allowed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_connection_stream_limit_exceeded_refuses_stream(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS", 3)
     async with site.talking() as talk:
         numbers = [talk.begin("/slow") for _ in range(3)]
@@ -172,7 +176,9 @@ async def test_more_streams_than_allowed(site: Site, monkeypatch: pytest.MonkeyP
         assert [(await talk.whole(number)).text for number in numbers] == ["done"] * 3
 
 
-async def test_answers_that_nobody_takes_make_room(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_unread_responses_evicted_for_new_streams(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pykubelet.server.http2.connection.MOST_STREAMS_OF_ALL", 5)
     async with site.talking(window=0) as stuck, site.talking() as other:
         for _ in range(5):
@@ -182,7 +188,7 @@ async def test_answers_that_nobody_takes_make_room(site: Site, monkeypatch: pyte
         await stuck.until(lambda: stuck.closed)
 
 
-async def test_idle_connections_are_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_http2_idle_connection_is_closed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough for a slow machine to open three of them.
     monkeypatch.setattr(connections, "IDLE_SECONDS", 5.0)
     async with site.talking() as silent, site.talking() as busy, site.talking(window=0) as stuck:
@@ -198,7 +204,9 @@ async def test_idle_connections_are_closed(site: Site, monkeypatch: pytest.Monke
         await busy.until(lambda: busy.closed)
 
 
-async def test_idle_connections_make_room(authority: Authority, pairs: dict[str, Pair]) -> None:
+async def test_http2_idle_connections_evicted_for_new_ones(
+    authority: Authority, pairs: dict[str, Pair]
+) -> None:
     async with site_of(authority, pairs, most=5) as site, AsyncExitStack() as stack:
         busy = await stack.enter_async_context(site.talking())
         number = busy.begin("/slow")
@@ -210,7 +218,9 @@ async def test_idle_connections_make_room(authority: Authority, pairs: dict[str,
         assert (await busy.whole(number)).text == "done"
 
 
-async def test_stopping_lets_answers_be_finished(authority: Authority, pairs: dict[str, Pair]) -> None:
+async def test_http2_shutdown_completes_running_responses(
+    authority: Authority, pairs: dict[str, Pair]
+) -> None:
     async with TaskScope() as scope, AsyncExitStack() as clients:
         serving = AsyncExitStack()
         site = await serving.enter_async_context(site_of(authority, pairs))
@@ -231,7 +241,7 @@ async def test_stopping_lets_answers_be_finished(authority: Authority, pairs: di
         await stopping
 
 
-async def test_stopping_does_not_wait_for_ever(authority: Authority, pairs: dict[str, Pair]) -> None:
+async def test_http2_shutdown_timeout_cancels_handlers(authority: Authority, pairs: dict[str, Pair]) -> None:
     async with AsyncExitStack() as clients:
         async with site_of(authority, pairs) as site:
             for _ in range(2):
@@ -244,7 +254,7 @@ async def test_stopping_does_not_wait_for_ever(authority: Authority, pairs: dict
         assert (site.slow.at_work, site.slow.cancelled) == (0, 6)
 
 
-async def test_a_client_that_says_goodbye_gets_its_answers(site: Site) -> None:
+async def test_http2_client_goaway_running_responses_complete(site: Site) -> None:
     async with site.talking() as talk:
         number = talk.begin("/slow")
         await eventually(lambda: site.slow.at_work == 1)
@@ -254,7 +264,7 @@ async def test_a_client_that_says_goodbye_gets_its_answers(site: Site) -> None:
         await talk.until(lambda: talk.closed)
 
 
-async def test_settings_of_the_client_are_followed(site: Site) -> None:
+async def test_http2_client_settings_applied_with_bounded_header_table(site: Site) -> None:
     async with site.talking(window=100) as talk:
         talk.wire.update_settings({SettingCodes.MAX_FRAME_SIZE: 2**20, SettingCodes.HEADER_TABLE_SIZE: 2**30})
         talk.flush()

@@ -24,7 +24,7 @@ authority, stranger, pairs, start = (
 )
 
 
-async def test_who_gets_what(start: Starter, pairs: dict[str, Pair]) -> None:
+async def test_https_credentials_and_rules_return_status(start: Starter, pairs: dict[str, Pair]) -> None:
     node = await start()
     node.people.rules = {
         ("viewer", "get", "pods"),
@@ -79,7 +79,7 @@ async def test_who_gets_what(start: Starter, pairs: dict[str, Pair]) -> None:
     assert node.metric('apiserver_delegated_authz_request_total{code="201"}') == len(specs)
 
 
-async def test_anonymous_is_somebody_who_needs_permission_too(start: Starter, pairs: dict[str, Pair]) -> None:
+async def test_https_anonymous_requires_authorization(start: Starter, pairs: dict[str, Pair]) -> None:
     node = await start(anonymous=True)
     assert (await node.ask("/pods"))[0] == 403
     node.people.rules = {("system:anonymous", "get", "healthz")}
@@ -90,7 +90,7 @@ async def test_anonymous_is_somebody_who_needs_permission_too(start: Starter, pa
 
 
 @pytest.mark.parametrize(("code", "status"), [(403, 500), (401, 500)])
-async def test_without_an_answer_of_the_api_server_nobody_is_let_in(
+async def test_https_review_unavailable_access_denied(
     start: Starter, pairs: dict[str, Pair], code: int, status: int
 ) -> None:
     node = await start(anonymous=True)
@@ -103,7 +103,7 @@ async def test_without_an_answer_of_the_api_server_nobody_is_let_in(
     assert (await node.ask("/pods", token=ADMIN_TOKEN))[0] == 200
 
 
-async def test_a_hundred_requests_at_once_are_reviewed_once(start: Starter) -> None:
+async def test_https_concurrent_requests_reviewed_once(start: Starter) -> None:
     node = await start()
     answers = await asyncio.gather(*(node.ask("/pods", token=ADMIN_TOKEN) for _ in range(50)))
     assert {status for status, _ in answers} == {200}
@@ -111,7 +111,7 @@ async def test_a_hundred_requests_at_once_are_reviewed_once(start: Starter) -> N
     assert subresources(node.people.asked) == ["pods"]
 
 
-async def test_authorities_are_read_again(
+async def test_https_client_ca_replaced_is_reloaded(
     start: Starter, pairs: dict[str, Pair], authority: Authority, stranger: Authority
 ) -> None:
     node = await start()
@@ -151,7 +151,7 @@ def shown_certificate(port: int, authority: Authority) -> str:
             return str(dict(part[0] for part in subject)["commonName"])
 
 
-async def test_the_serving_certificate_changes_under_open_connections(
+async def test_https_serving_certificate_replaced_open_connections_stay(
     start: Starter, pairs: dict[str, Pair], authority: Authority
 ) -> None:
     node = await start()
@@ -176,7 +176,7 @@ async def test_the_serving_certificate_changes_under_open_connections(
         assert len(connector._conns) == 1
 
 
-async def test_without_a_certificate_clients_are_turned_away_until_there_is_one(
+async def test_serving_tls_no_certificate_raises_until_available(
     start: Starter, pairs: dict[str, Pair]
 ) -> None:
     node = await start()
@@ -223,7 +223,7 @@ async def test_without_a_certificate_clients_are_turned_away_until_there_is_one(
         ({"curves": ["P-384", "P-256"]}, {"curve": "prime256v1"}, True),
     ],
 )
-async def test_versions_ciphers_and_key_exchanges(
+async def test_https_tls_version_cipher_and_curve_settings_enforced(
     start: Starter, authority: Authority, settings: dict[str, Any], client: dict[str, Any], good: bool
 ) -> None:
     node = await start(**settings)
@@ -243,7 +243,7 @@ async def test_versions_ciphers_and_key_exchanges(
     assert spoken == good
 
 
-async def test_the_quicker_of_the_good_ciphers_is_chosen(start: Starter, authority: Authority) -> None:
+async def test_https_cipher_preference_selects_aes_128_gcm(start: Starter, authority: Authority) -> None:
     node = await start()
     context = client_context(authority)
     # The client's own first choice is another.
@@ -254,14 +254,14 @@ async def test_the_quicker_of_the_good_ciphers_is_chosen(start: Starter, authori
     assert chosen == "TLS_AES_128_GCM_SHA256"
 
 
-def test_tls_that_cannot_be_spoken_is_explained() -> None:
+def test_server_context_unsupported_ciphers_or_curves_raise() -> None:
     with pytest.raises(TlsProblem, match="knows none of TLS_RSA_WITH_RC4_128_SHA"):
         server_context(TlsSettings(cipher_suites=["TLS_RSA_WITH_RC4_128_SHA"]))
     with pytest.raises(TlsProblem, match="tlsCurvePreferences"):
         server_context(TlsSettings(curves=["P-1"]))
 
 
-async def test_both_families_are_served(start: Starter, authority: Authority) -> None:
+async def test_https_ipv4_and_ipv6_are_served(start: Starter, authority: Authority) -> None:
     node = await start(open_to_all=True, anonymous=True)
     context = client_context(authority)
     context.check_hostname = False
@@ -272,7 +272,7 @@ async def test_both_families_are_served(start: Starter, authority: Authority) ->
         writer.close()
 
 
-async def test_requests_are_counted(start: Starter) -> None:
+async def test_https_requests_counted_by_method_and_path(start: Starter) -> None:
     node = await start(open_to_all=True, anonymous=True)
     await node.ask("/pods")
     await node.ask("/made/up")

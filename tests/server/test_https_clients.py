@@ -58,7 +58,7 @@ authority, stranger, pairs, start = (
         ),
     ],
 )
-async def test_strange_requests_get_a_status_and_nothing_else(
+async def test_https_malformed_request_returns_status_only(
     start: Starter, request_: bytes, status: bytes
 ) -> None:
     node = await start(open_to_all=True, anonymous=True)
@@ -75,7 +75,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_idle_connections_make_room(start: Starter, authority: Authority) -> None:
+async def test_https_idle_connections_evicted_for_new_ones(start: Starter, authority: Authority) -> None:
     node = await start(open_to_all=True, anonymous=True, most=20)
     before = open_files()
     async with AsyncExitStack() as stack:
@@ -101,7 +101,7 @@ async def test_idle_connections_make_room(start: Starter, authority: Authority) 
     assert open_files() <= before
 
 
-async def test_connections_at_work_are_not_given_up_for_new_ones(
+async def test_https_busy_connections_not_evicted(
     start: Starter, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release, begun = asyncio.Event(), asyncio.Semaphore(0)
@@ -136,7 +136,7 @@ async def plain_connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReade
 @pytest.mark.parametrize(
     "bytes_", [b"GET /pods HTTP/1.1\r\n\r\n", b"\0" * 100, b"\x16\x03\x01\xff\xff" + b"z" * 100]
 )
-async def test_what_is_no_tls_is_hung_up_on(start: Starter, bytes_: bytes) -> None:
+async def test_https_non_tls_bytes_close_connection(start: Starter, bytes_: bytes) -> None:
     node = await start()
     async with plain_connection(node.port) as (reader, writer), asyncio.timeout(30):
         writer.write(bytes_)
@@ -145,7 +145,7 @@ async def test_what_is_no_tls_is_hung_up_on(start: Starter, bytes_: bytes) -> No
             pass
 
 
-async def test_door_full_of_unreviewed_tokens_admits_others(
+async def test_https_full_of_unreviewed_tokens_other_clients_served(
     start: Starter, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that requests that wait for a TokenReview do not keep other clients out."""

@@ -49,7 +49,7 @@ def read(text: str) -> LogQuery | None:
         ("query=a&pattern=x", LogQuery(services=("a",), pattern="x")),
     ],
 )
-def test_what_is_asked(text: str, query: LogQuery | None) -> None:
+def test_read_log_query_parameters_parsed(text: str, query: LogQuery | None) -> None:
     assert read(text) == query
 
 
@@ -84,7 +84,7 @@ def test_what_is_asked(text: str, query: LogQuery | None) -> None:
         ("query=%C3%A9", 406, "unsupported characters"),
     ],
 )
-def test_what_is_refused(text: str, status: int, says: str) -> None:
+def test_check_log_query_invalid_query_raises(text: str, status: int, says: str) -> None:
     with pytest.raises(HttpError) as refused:
         query = read(text)
         assert query is not None
@@ -94,7 +94,7 @@ def test_what_is_refused(text: str, status: int, says: str) -> None:
 
 
 @given(st.lists(st.text(), max_size=5), st.text(), st.integers(-2, 100_002), st.integers(-3, 2))
-def test_nothing_gets_to_the_program_but_options_with_values(
+def test_journal_arguments_any_query_only_known_options(
     services: list[str], pattern: str, tail: int, boot: int
 ) -> None:
     asked = MultiDict([("query", name) for name in services])
@@ -187,12 +187,14 @@ def no_journal(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/logs/kern.log", 200, "0123456789"),
     ],
 )
-async def test_files(client: Client, path: str, status: int, text: str) -> None:
+async def test_node_log_query_files_return_content_or_error(
+    client: Client, path: str, status: int, text: str
+) -> None:
     assert await ask(client, path) == (status, text)
 
 
 @pytest.mark.usefixtures("no_journal")
-async def test_options_are_for_the_journal_only(client: Client) -> None:
+async def test_node_log_query_options_with_files_rejected(client: Client) -> None:
     status, text = await ask(client, "/logs/?query=plain&tailLines=1")
     assert status == 200
     assert text == (
@@ -201,7 +203,7 @@ async def test_options_are_for_the_journal_only(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("journalctl")
-async def test_the_journal(client: Client) -> None:
+async def test_node_log_query_services_read_from_journal(client: Client) -> None:
     status, text = await ask(client, "/logs/?query=kubelet&query=plain")
     assert status == 200
     assert text.splitlines() == [
@@ -226,7 +228,7 @@ async def test_the_journal(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("journalctl")
-async def test_a_program_ends_with_its_client(client: Client) -> None:
+async def test_node_log_query_client_disconnects_journalctl_stopped(client: Client) -> None:
     async with client.get("/logs/?query=slow") as answer:
         assert b"[--unit=slow]" in await answer.content.readuntil(b"slow]\n")
         # There is one place, and it is taken.
@@ -253,13 +255,15 @@ async def test_a_program_ends_with_its_client(client: Client) -> None:
         ("bytes=0-1,4-5", 200, "0123456789", None),
     ],
 )
-async def test_ranges(client: Client, asked: str, status: int, text: str, said: str | None) -> None:
+async def test_node_logs_range_header_returns_partial_content(
+    client: Client, asked: str, status: int, text: str, said: str | None
+) -> None:
     async with client.get("/logs/kern.log", headers={"Range": asked}) as answer:
         assert (answer.status, await answer.text()) == (status, text)
         assert answer.headers.get("Content-Range") == said
 
 
-async def test_files_that_have_not_changed(client: Client) -> None:
+async def test_node_logs_unmodified_file_returns_304(client: Client) -> None:
     noon, later = "Fri, 02 Jan 2026 12:00:00 GMT", "Fri, 02 Jan 2026 11:59:59 GMT"
     assert await ask(client, "/logs/kern.log", **{"If-Modified-Since": noon}) == (304, "")
     assert (await ask(client, "/logs/kern.log", **{"If-Modified-Since": later}))[0] == 200

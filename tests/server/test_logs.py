@@ -54,7 +54,7 @@ STAMP = "2026-01-02T03:04:05.123456789Z"
         (f'{{"log":"x","stream":"stdout","time":"{STAMP}"}}\n', None),
     ],
 )
-def test_lines_of_a_log_file(line: str, entry: LogEntry | None) -> None:
+def test_parse_entry_line_returns_entry_or_none(line: str, entry: LogEntry | None) -> None:
     assert parse_entry(line.encode()) == entry
 
 
@@ -67,7 +67,9 @@ def test_lines_of_a_log_file(line: str, entry: LogEntry | None) -> None:
         ("2026-13-99T03:04:05Z", 0, "2026-13-99T03:04:05.000000000Z"),
     ],
 )
-def test_times(stamp: str, nanoseconds: int, fixed: str) -> None:
+def test_log_entry_stamp_returns_nanoseconds_and_fixed_stamp(
+    stamp: str, nanoseconds: int, fixed: str
+) -> None:
     entry = parse_entry(f"{stamp} stdout F x".encode())
     assert entry is not None
     assert (entry.nanoseconds, entry.fixed_stamp) == (nanoseconds, fixed)
@@ -88,18 +90,18 @@ def said(entries: Iterable[LogEntry], stream: Stream) -> bytes:
 
 
 @given(logs)
-def test_what_is_written_is_read_back(entries: list[LogEntry]) -> None:
+def test_parse_entry_written_entries_roundtrip(entries: list[LogEntry]) -> None:
     assert [parse_entry(written(entry)) for entry in entries] == entries
 
 
 @given(st.binary(max_size=200))
-def test_whatever_stands_in_a_file_is_an_entry_or_nothing(line: bytes) -> None:
+def test_parse_entry_any_bytes_returns_entry_or_none(line: bytes) -> None:
     entry = parse_entry(line)
     assert entry is None or parse_entry(written(entry)) == entry
 
 
 @given(logs)
-def test_each_stream_gets_its_own_text_with_pieces_joined(entries: list[LogEntry]) -> None:
+def test_line_writer_partial_entries_joined_per_stream(entries: list[LogEntry]) -> None:
     for stream in ("stdout", "stderr"):
         mine = [entry for entry in entries if entry.stream == stream]
         assert said(entries, stream) == b"".join(
@@ -138,7 +140,7 @@ def slowly(lines: bytes, wanted: tuple[Stream, ...] = ("stdout", "stderr"), **op
 @given(files, st.integers(1, 5))
 # A torn line and the rest of it look like one front across the line break.
 @example(f"{STAMP} stdout F a\n{STAMP[:25]}\n{STAMP[25:]} stdout F b\n".encode(), 1)
-def test_the_quick_way_to_a_text_gives_the_same(file: bytes, portions: int) -> None:
+def test_line_writer_texts_equals_entry_by_entry(file: bytes, portions: int) -> None:
     writer = LineWriter()
     # As they are read: whole lines, many at a time, and what stands behind the last line break.
     lines = [line + b"\n" for line in file.split(b"\n")]
@@ -149,7 +151,7 @@ def test_the_quick_way_to_a_text_gives_the_same(file: bytes, portions: int) -> N
 
 
 @given(files, st.sampled_from([("stdout",), ("stderr",), ("stdout", "stderr")]), st.booleans())
-def test_whatever_is_wanted_comes_in_small_pieces(
+def test_line_writer_texts_any_options_pieces_bounded(
     file: bytes, wanted: tuple[Stream, ...], timestamps: bool
 ) -> None:
     since = 1767323045_000000000
@@ -160,7 +162,7 @@ def test_whatever_is_wanted_comes_in_small_pieces(
 
 
 @given(files, st.integers(0, 12) | st.none(), st.sampled_from([1000, 256 * 1024]))
-def test_the_end_of_a_file_is_read_as_it_is_written(file: bytes, tail: int | None, block: int) -> None:
+def test_log_file_blocks_any_tail_equals_content(file: bytes, tail: int | None, block: int) -> None:
     writer = LineWriter()
     with NamedTemporaryFile() as temporary, pytest.MonkeyPatch.context() as patch:
         patch.setattr("pykubelet.server.log_files._BLOCK", block)
@@ -177,7 +179,7 @@ def test_the_end_of_a_file_is_read_as_it_is_written(file: bytes, tail: int | Non
     assert b"".join(text for part in blocks for text in writer.texts(part)) == expected
 
 
-def test_a_long_log_is_not_looked_at_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_writer_texts_valid_lines_not_parsed_singly(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
 
     def looking(line: bytes) -> LogEntry | None:
@@ -194,9 +196,7 @@ def test_a_long_log_is_not_looked_at_line_by_line(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=12), st.integers(0, 14), st.booleans())
-def test_the_last_entries_of_a_file_are_found_from_its_end(
-    lengths: list[int], count: int, ended: bool
-) -> None:
+def test_seek_last_returns_last_entries(lengths: list[int], count: int, ended: bool) -> None:
     lines = [f"{number} ".encode() + b"x" * length + b"\n" for number, length in enumerate(lengths)]
     text = b"".join(lines)
     with NamedTemporaryFile() as file:
@@ -221,14 +221,14 @@ def lines_of(entries: list[LogEntry]) -> list[tuple[int, tuple[int, ...]]]:
 
 
 @given(logs, st.integers(0, 12))
-def test_the_last_lines_are_whole_and_exactly_as_many(entries: list[LogEntry], count: int) -> None:
+def test_last_lines_returns_exact_count_of_complete_lines(entries: list[LogEntry], count: int) -> None:
     expected = sorted(place for _, places in lines_of(entries)[::-1][:count] for place in places)
     assert last_lines((written(e) for e in reversed(entries)), count) == [
         entries[place] for place in expected
     ]
 
 
-def test_no_more_of_a_log_is_read_than_the_last_lines_need() -> None:
+def test_last_lines_reads_only_needed_entries() -> None:
     taken = []
 
     def lines() -> Iterable[bytes]:
@@ -240,7 +240,7 @@ def test_no_more_of_a_log_is_read_than_the_last_lines_need() -> None:
     assert len(taken) == 4
 
 
-def test_times_in_front_of_lines_only_and_old_lines_left_out() -> None:
+def test_line_writer_timestamps_and_since_applied() -> None:
     entries = [
         LogEntry("2026-01-02T03:04:05Z", "stdout", b"old", True),
         LogEntry("2026-01-02T03:04:07Z", "stderr", b"new", True),
@@ -264,7 +264,7 @@ def words(entries: Iterable[LogEntry]) -> list[str]:
 
 
 @given(logs, st.integers(0, 5), st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"")))
-def test_a_file_is_read_from_its_last_lines_on(
+def test_skip_to_last_then_entries_continue_at_end(
     tmp_path_factory: pytest.TempPathFactory, entries: list[LogEntry], count: int, unfinished: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "0.log"
@@ -280,7 +280,7 @@ def test_a_file_is_read_from_its_last_lines_on(
         log.close()
 
 
-def test_the_last_lines_of_a_file_of_many_blocks(tmp_path: Path) -> None:
+def test_skip_to_last_many_blocks_returns_last_lines(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     write(path, *(f"{number} {'x' * 100}" for number in range(3000)))
     log = LogFile(path)
@@ -328,7 +328,7 @@ async def followed(path: Path) -> AsyncIterator[Following]:
         pytest.fail(f"did not end; seen: {following.seen}")
 
 
-async def test_a_log_is_followed_while_it_grows_and_until_it_ends(tmp_path: Path) -> None:
+async def test_follow_growing_log_yields_new_entries_until_end(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     write(path, "one")
     async with followed(path) as following:
@@ -343,7 +343,7 @@ async def test_a_log_is_followed_while_it_grows_and_until_it_ends(tmp_path: Path
         await following.until("one", "two", "three")
 
 
-async def test_the_end_is_found_although_the_next_attempt_writes_beside_it(tmp_path: Path) -> None:
+async def test_follow_next_attempt_writes_in_directory_still_ends(tmp_path: Path) -> None:
     write(tmp_path / "0.log", "one")
     async with followed(tmp_path / "0.log") as following:
         await following.until("one")
@@ -354,7 +354,7 @@ async def test_the_end_is_found_although_the_next_attempt_writes_beside_it(tmp_p
     assert following.seen == ["one"]
 
 
-async def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+async def test_follow_rotated_log_continues_with_new_file(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     write(path, "one")
     async with followed(path) as following:
@@ -373,7 +373,7 @@ async def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
         await following.until("one", "two", "three", "four", "five")
 
 
-async def test_a_log_that_is_cut_short_is_read_from_its_beginning(tmp_path: Path) -> None:
+async def test_follow_truncated_log_restarts_at_beginning(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     write(path, "one", "two")
     async with followed(path) as following:
@@ -382,7 +382,7 @@ async def test_a_log_that_is_cut_short_is_read_from_its_beginning(tmp_path: Path
         await following.until("one", "two", "new")
 
 
-async def test_a_log_that_is_removed_ends_with_its_container(tmp_path: Path) -> None:
+async def test_follow_removed_log_ends_with_container(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     write(path, "one")
     async with followed(path) as following:
@@ -432,9 +432,7 @@ async def test_follow_fifo_takes_place_of_log_keeps_loop_running(
     assert stalled < 4
 
 
-async def test_present_blocks_read_off_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_present_blocks_read_off_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, threads = tmp_path / "0.log", set[int]()
     write(path, *(f"{number} {'x' * 100}" for number in range(9000)))
     with closing(LogFile(path)) as log:

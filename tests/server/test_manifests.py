@@ -63,7 +63,7 @@ async def ask(client: Client, method: str, path: str, body: object = None, **mor
         return answer.status, json.loads(text) if answer.content_type == "application/json" else text
 
 
-async def test_a_manifests_life(client: Client, folder: Path) -> None:
+async def test_manifests_put_get_delete_lifecycle_succeeds(client: Client, folder: Path) -> None:
     status, taken = await ask(client, "PUT", "web.yaml", pod())
     assert status == 201
     content = (folder / "web.yaml").read_bytes()
@@ -97,7 +97,7 @@ async def test_a_manifests_life(client: Client, folder: Path) -> None:
         (b"#" * (MOST + 1), 413, "at most"),
     ],
 )
-async def test_what_is_no_manifest(
+async def test_manifests_put_invalid_body_returns_422_or_413(
     client: Client, folder: Path, body: object, status: int, says: str
 ) -> None:
     got, refusal = await ask(client, "PUT", "web.yaml", body)
@@ -107,7 +107,7 @@ async def test_what_is_no_manifest(
     assert list(folder.iterdir()) == []
 
 
-async def test_a_body_without_a_length_is_bounded_too(client: Client, folder: Path) -> None:
+async def test_manifests_put_chunked_body_above_limit_returns_413(client: Client, folder: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"#" * 1000
@@ -133,7 +133,7 @@ async def test_a_body_without_a_length_is_bounded_too(client: Client, folder: Pa
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_names_that_are_none(client: Client, folder: Path, method: str, name: str) -> None:
+async def test_manifests_invalid_name_rejected(client: Client, folder: Path, method: str, name: str) -> None:
     url = URL(f"{client.make_url('/manifests/')}{name}", encoded=True)
     async with client.session.request(method, url, data=json.dumps(pod()).encode()) as answer:
         assert answer.status in (400, 404, 405)
@@ -144,7 +144,7 @@ async def test_names_that_are_none(client: Client, folder: Path, method: str, na
 
 @given(st.text(max_size=40))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-async def test_any_name(client: Client, folder: Path, name: str) -> None:
+async def test_manifests_put_any_name_stays_in_directory(client: Client, folder: Path, name: str) -> None:
 
     url = URL(f"{client.make_url('/manifests/')}{quote(name, safe='', errors='replace')}", encoded=True)
     async with client.session.put(url, data=json.dumps(pod()).encode()) as answer:
@@ -155,7 +155,7 @@ async def test_any_name(client: Client, folder: Path, name: str) -> None:
     assert {path.name for path in folder.parent.iterdir()} == {"secret", "manifests"}
 
 
-async def test_other_pods_are_not_pushed_out(client: Client, folder: Path) -> None:
+async def test_manifests_put_pod_of_other_file_returns_409(client: Client, folder: Path) -> None:
     assert (await ask(client, "PUT", "a.yaml", pod("one")))[0] == 201
     status, refusal = await ask(client, "PUT", "a.yaml", pod("two"))
     assert status == 409
@@ -167,7 +167,7 @@ async def test_other_pods_are_not_pushed_out(client: Client, folder: Path) -> No
     assert [path.name for path in folder.iterdir()] == ["b.yaml"]
 
 
-async def test_links_are_not_followed(client: Client, folder: Path) -> None:
+async def test_manifests_symlink_not_followed(client: Client, folder: Path) -> None:
     (folder / "link").symlink_to(folder.parent / "secret")
     status, refusal = await ask(client, "GET", "link")
     assert status == 403
@@ -177,7 +177,7 @@ async def test_links_are_not_followed(client: Client, folder: Path) -> None:
     assert (folder.parent / "secret").read_text() == "not for everybody"
 
 
-async def test_files_that_others_spoiled_are_told_of(client: Client, folder: Path) -> None:
+async def test_manifests_list_invalid_file_reports_problems(client: Client, folder: Path) -> None:
     (folder / "bad").write_text("kind: [")
     (folder / "sub").mkdir()
     (folder / ".hidden").write_text("x")
@@ -191,7 +191,9 @@ async def test_files_that_others_spoiled_are_told_of(client: Client, folder: Pat
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", ""), ("GET", "a"), ("PUT", "a"), ("DELETE", "a")])
-async def test_nobody_gets_nothing(client: Client, folder: Path, method: str, path: str) -> None:
+async def test_manifests_anonymous_user_returns_403(
+    client: Client, folder: Path, method: str, path: str
+) -> None:
     (folder / "a").write_text(json.dumps(pod("old")))
     status, refusal = await ask(client, method, path, pod(), headers={"Who": "nobody"})
     assert status == 403
@@ -199,7 +201,7 @@ async def test_nobody_gets_nothing(client: Client, folder: Path, method: str, pa
     assert json.loads((folder / "a").read_text()) == pod("old")
 
 
-async def test_a_folder_that_is_gone(client: Client, folder: Path) -> None:
+async def test_manifests_directory_missing_returns_500(client: Client, folder: Path) -> None:
     folder.rmdir()
     for method, path in (("GET", ""), ("PUT", "a")):
         status, refusal = await ask(client, method, path, pod())
@@ -235,7 +237,9 @@ async def standalone(folder: Path) -> AsyncIterator[Client]:
         yield made
 
 
-async def test_config_maps_are_taken_alone_and_with_their_pods(standalone: Client, folder: Path) -> None:
+async def test_manifests_standalone_config_map_accepted_alone_and_with_pods(
+    standalone: Client, folder: Path
+) -> None:
     status, taken = await ask(standalone, "PUT", "page.yaml", CONFIG)
     assert (status, taken["pods"], taken["objects"]) == (201, [], ["configMap default/page"])
     assert (folder / "page.yaml").stat().st_mode & 0o777 == 0o644
@@ -250,7 +254,7 @@ async def test_config_maps_are_taken_alone_and_with_their_pods(standalone: Clien
     assert "holds configMap default/page, pod default/web" in refusal["message"]
 
 
-async def test_a_secret_is_kept_and_not_shown(standalone: Client, folder: Path) -> None:
+async def test_manifests_standalone_secret_stored_and_not_shown(standalone: Client, folder: Path) -> None:
     status, taken = await ask(standalone, "PUT", "s.yaml", HIDDEN)
     assert (status, taken["objects"]) == (201, ["secret default/s"])
     assert (folder / "s.yaml").stat().st_mode & 0o777 == 0o600
@@ -271,7 +275,7 @@ async def test_a_secret_is_kept_and_not_shown(standalone: Client, folder: Path) 
     assert (await ask(standalone, "DELETE", "s.yaml"))[1]["objects"] == ["secret default/s"]
 
 
-async def test_a_node_of_a_cluster_takes_no_objects(client: Client, folder: Path) -> None:
+async def test_manifests_cluster_node_serves_no_objects(client: Client, folder: Path) -> None:
     status, refusal = await ask(client, "PUT", "page.yaml", CONFIG)
     assert (status, "holds no pod" in refusal["message"]) == (422, True)
     status, refusal = await ask(client, "PUT", "page.yaml", together(USER_POD, CONFIG))

@@ -45,7 +45,7 @@ class Api:
             connection.close()
 
 
-def test_pods_over_https(runtime: RunningRuntime, tmp_path: Path) -> None:
+def test_manifests_over_https_pod_started_and_removed(runtime: RunningRuntime, tmp_path: Path) -> None:
     authority, port = Authority(tmp_path, "people"), free_port()
     ways = {
         "anonymous": {"enabled": False},

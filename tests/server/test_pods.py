@@ -63,7 +63,7 @@ def names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-def test_a_pod_list_says_what_it_is_and_its_items_do_not(view: ScriptedView) -> None:
+def test_pod_list_json_kind_on_list_not_on_items(view: ScriptedView) -> None:
     document = json.loads(pod_list_json(view.pods()))
     assert list(document) == ["kind", "apiVersion", "metadata", "items"]
     assert (document["kind"], document["apiVersion"], document["metadata"]) == ("PodList", "v1", {})
@@ -77,15 +77,15 @@ def test_a_pod_list_says_what_it_is_and_its_items_do_not(view: ScriptedView) -> 
     }
 
 
-def test_a_pod_list_is_read_back_as_it_was(view: ScriptedView) -> None:
+def test_pod_list_json_roundtrips(view: ScriptedView) -> None:
     assert from_json(PodList, pod_list_json(view.pods())).items == view.pods()
 
 
-def test_no_pods_are_an_empty_list() -> None:
+def test_pod_list_json_no_pods_returns_empty_items() -> None:
     assert json.loads(pod_list_json([]))["items"] == []
 
 
-async def test_the_read_only_port_lists_pods_and_changes_nothing(
+async def test_read_only_port_lists_pods_and_rejects_changes(
     view: ScriptedView, unused_tcp_port: int
 ) -> None:
     async with (
@@ -102,7 +102,7 @@ async def test_the_read_only_port_lists_pods_and_changes_nothing(
             assert answer.status == 404
 
 
-async def test_the_control_socket_tells_pods_states_and_journals(view: ScriptedView, tmp_path: Path) -> None:
+async def test_control_socket_returns_pods_states_and_journal(view: ScriptedView, tmp_path: Path) -> None:
     async with served(view, tmp_path / "s") as session:
         async with session.get("/pods") as answer:
             told = from_json(NodePods, await answer.read())
@@ -119,7 +119,7 @@ async def test_the_control_socket_tells_pods_states_and_journals(view: ScriptedV
     ("method", "path"),
     [("GET", "/pods/nope"), ("GET", "/pods/nope/journal"), ("POST", "/pods/nope/restart")],
 )
-async def test_a_pod_that_is_not_there_is_said_to_be_missing(
+async def test_control_socket_unknown_pod_returns_404(
     view: ScriptedView, tmp_path: Path, method: str, path: str
 ) -> None:
     async with served(view, tmp_path / "s") as session, session.request(method, path) as answer:
@@ -127,7 +127,9 @@ async def test_a_pod_that_is_not_there_is_said_to_be_missing(
         assert await answer.json() == {"message": "there is no pod with uid nope"}
 
 
-async def test_restarts_are_asked_for_by_container_or_for_all(view: ScriptedView, tmp_path: Path) -> None:
+async def test_control_socket_restart_requests_one_or_all_containers(
+    view: ScriptedView, tmp_path: Path
+) -> None:
     async with served(view, tmp_path / "s") as session:
         async with session.post("/pods/u1/restart") as answer:
             assert await answer.json() == {"containers": ["main"]}
@@ -141,9 +143,7 @@ async def test_restarts_are_asked_for_by_container_or_for_all(view: ScriptedView
     assert view.restarts == [("u1", None), ("u1", "main")]
 
 
-async def test_only_the_owner_can_open_the_socket_and_it_goes_with_the_server(
-    view: ScriptedView, tmp_path: Path
-) -> None:
+async def test_unix_server_socket_mode_0600_and_removed_at_exit(view: ScriptedView, tmp_path: Path) -> None:
     path = tmp_path / "s"
     before = os.umask(0)
     try:
@@ -155,7 +155,7 @@ async def test_only_the_owner_can_open_the_socket_and_it_goes_with_the_server(
     assert names_in(tmp_path) == []
 
 
-async def test_a_socket_that_a_killed_agent_left_is_replaced(view: ScriptedView, tmp_path: Path) -> None:
+async def test_unix_server_stale_socket_replaced(view: ScriptedView, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
@@ -165,7 +165,7 @@ async def test_a_socket_that_a_killed_agent_left_is_replaced(view: ScriptedView,
     assert names_in(tmp_path) == []
 
 
-async def test_a_socket_that_is_in_use_is_left_alone(view: ScriptedView, tmp_path: Path) -> None:
+async def test_unix_server_socket_in_use_raises(view: ScriptedView, tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with served(view, path) as session:
         with pytest.raises(PortError, match="another agent answers"):
@@ -175,9 +175,7 @@ async def test_a_socket_that_is_in_use_is_left_alone(view: ScriptedView, tmp_pat
             assert answer.status == 200
 
 
-async def test_a_later_agents_socket_survives_the_end_of_an_earlier_one(
-    view: ScriptedView, tmp_path: Path
-) -> None:
+async def test_unix_server_newer_socket_not_removed_at_exit(view: ScriptedView, tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with unix_server(path, control_routes(view)):
         path.unlink()
@@ -200,7 +198,7 @@ def _put_a_file(folder: Path) -> Path:
         (lambda folder: folder / ("x" * 120), "too long"),
     ],
 )
-async def test_a_socket_that_cannot_be_made_is_one_line(
+async def test_unix_server_unusable_path_raises(
     tmp_path: Path, place: Callable[[Path], Path], says: str
 ) -> None:
     with pytest.raises(PortError, match=says):
@@ -209,7 +207,7 @@ async def test_a_socket_that_cannot_be_made_is_one_line(
     assert {name for name in names_in(tmp_path) if name.startswith(".")} == set()
 
 
-def test_it_works_on_the_agents_event_loop_too(view: ScriptedView, tmp_path: Path) -> None:
+def test_unix_server_on_uvloop_serves(view: ScriptedView, tmp_path: Path) -> None:
     async def ask() -> Any:
         async with served(view, tmp_path / "s") as session, session.get("/pods/u1") as answer:
             return await answer.json()

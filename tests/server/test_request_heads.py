@@ -161,7 +161,7 @@ async def test_server_head_above_limit_431(unused_tcp_port: int, handled: list[s
     assert handled == ["+wait", "-wait"]
 
 
-async def test_server_pipelined_requests_handled_in_order_one_at_a_time(
+async def test_server_pipelined_requests_handled_sequentially_in_order(
     unused_tcp_port: int, handled: list[str]
 ) -> None:
     names = [str(number) for number in range(50)]

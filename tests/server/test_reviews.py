@@ -28,7 +28,7 @@ scope = reviewing.scope
 
 
 @pytest.mark.looptime
-async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskScope) -> None:
+async def test_review_cache_concurrent_gets_fetch_once_until_expiry(scope: TaskScope) -> None:
     asked: list[str] = []
     cache: ReviewCache[str, str] = ReviewCache(scope, lambda answer: len(answer), max_entries=2, name="test")
 
@@ -53,7 +53,7 @@ async def test_answers_are_kept_for_their_time_and_asked_for_once(scope: TaskSco
 
 
 @pytest.mark.looptime
-async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: TaskScope) -> None:
+async def test_review_cache_cancelled_waiter_others_get_result(scope: TaskScope) -> None:
     cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def ask() -> int:
@@ -69,7 +69,7 @@ async def test_whoever_gives_up_does_not_take_the_answer_from_others(scope: Task
 
 
 @pytest.mark.looptime
-async def test_failures_reach_everybody_and_are_not_kept(scope: TaskScope) -> None:
+async def test_review_cache_failure_reaches_all_waiters_not_cached(scope: TaskScope) -> None:
     cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def fail() -> int:
@@ -85,7 +85,7 @@ async def test_failures_reach_everybody_and_are_not_kept(scope: TaskScope) -> No
 
 
 @pytest.mark.looptime
-async def test_tokens_are_reviewed_once_in_their_time(scope: TaskScope) -> None:
+async def test_token_reviews_same_token_reviewed_once_per_ttl(scope: TaskScope) -> None:
     api = Api(authenticated=True, user=user_info("jane"))
     reviews = TokenReviews(api, scope, 120, metrics())
     users = await asyncio.gather(*(reviews.user("secret") for _ in range(5)))
@@ -101,7 +101,7 @@ async def test_tokens_are_reviewed_once_in_their_time(scope: TaskScope) -> None:
 
 
 @pytest.mark.looptime
-async def test_bad_tokens_are_remembered_but_not_those_that_could_not_be_checked(scope: TaskScope) -> None:
+async def test_token_reviews_rejected_token_cached_review_error_not_cached(scope: TaskScope) -> None:
     api = Api()
     reviews = TokenReviews(api, scope, 120, metrics())
     for _ in range(3):
@@ -116,7 +116,7 @@ async def test_bad_tokens_are_remembered_but_not_those_that_could_not_be_checked
 
 
 @pytest.mark.looptime
-async def test_no_ttl_means_no_memory(scope: TaskScope) -> None:
+async def test_token_reviews_zero_ttl_not_cached(scope: TaskScope) -> None:
     api = Api(authenticated=True)
     reviews = TokenReviews(api, scope, 0, metrics())
     await reviews.user("t")
@@ -125,7 +125,7 @@ async def test_no_ttl_means_no_memory(scope: TaskScope) -> None:
 
 
 @pytest.mark.looptime
-async def test_a_flood_of_tokens_costs_bounded_memory(scope: TaskScope) -> None:
+async def test_token_reviews_flood_of_tokens_bounded_cache(scope: TaskScope) -> None:
     reviews = TokenReviews(Api(), scope, 10**6, metrics())
     for start in range(0, MAX_CACHED_REVIEWS + 200, 20):
         await asyncio.gather(*(reviews.user(f"t{start + n}") for n in range(20)), return_exceptions=True)
@@ -194,7 +194,7 @@ async def refused(user: Coroutine[Any, Any, User]) -> str:
 
 
 @pytest.mark.looptime
-async def test_answer_cache_question_asked_again_after_abandonment_fetched_again(scope: TaskScope) -> None:
+async def test_review_cache_get_after_cancelled_get_fetched_again(scope: TaskScope) -> None:
     cache: ReviewCache[str, int] = ReviewCache(scope, lambda _: 60, max_entries=9, name="test")
 
     async def fetch() -> int:
@@ -214,7 +214,7 @@ def access(api: Api, scope: TaskScope, node: str = "n1") -> AccessReviews:
 
 
 @pytest.mark.looptime
-async def test_yes_and_no_are_remembered_for_different_times(scope: TaskScope) -> None:
+async def test_access_reviews_allowed_and_denied_cached_for_own_ttl(scope: TaskScope) -> None:
     api = Api(allowed=True)
     reviews = access(api, scope)
     user, wish = User("jane", "1", ("g",), {"k": ["v"]}), AuthorizerAttributes("get", "proxy")
@@ -244,7 +244,7 @@ async def test_yes_and_no_are_remembered_for_different_times(scope: TaskScope) -
 
 
 @pytest.mark.looptime
-async def test_both_yes_and_no_is_no_answer(scope: TaskScope) -> None:
+async def test_access_reviews_contradictory_status_raises(scope: TaskScope) -> None:
     with pytest.raises(ReviewUnavailable):
         await access(Api(allowed=True, denied=True), scope).allowed(
             User("x"), AuthorizerAttributes("get", "proxy")
@@ -262,7 +262,7 @@ async def test_both_yes_and_no_is_no_answer(scope: TaskScope) -> None:
         ([InvalidResponse("?")], 1, True),
     ],
 )
-async def test_what_is_put_off_is_asked_again(
+async def test_access_reviews_server_error_is_retried(
     scope: TaskScope, errors: list[KubeError], asked: int, fails: bool
 ) -> None:
     api = Api(allowed=True)
@@ -279,7 +279,7 @@ async def test_what_is_put_off_is_asked_again(
 
 
 @pytest.mark.looptime
-async def test_an_api_server_that_never_answers_is_waited_for_half_a_minute(scope: TaskScope) -> None:
+async def test_access_reviews_api_server_silent_times_out_after_30_seconds(scope: TaskScope) -> None:
     class Silent(Api):
         async def create(self, resource: Any, obj: Any, namespace: str = "") -> Any:
             await asyncio.Event().wait()

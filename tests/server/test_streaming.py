@@ -42,7 +42,7 @@ async def opened(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...
 EXEC = "/exec/default/web/main?command=sh&command=-c&command=a%20b%26&input=1&output=1&error=1"
 
 
-async def test_bytes_pass_in_both_directions(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_bytes_pass_in_both_directions(opened: Callable[..., Any]) -> None:
     door = await opened()
     extra = "X-Stream-Protocol-Version: v4.channel.k8s.io\r\nX-Stream-Protocol-Version: v3.channel.k8s.io\r\n"
     secrets = "Authorization: Bearer secret\r\nCookie: secret\r\nX-Forwarded-For: secret\r\n"
@@ -60,7 +60,7 @@ async def test_bytes_pass_in_both_directions(opened: Callable[..., Any]) -> None
     assert seen.count("X-Stream-Protocol-Version: ") == 2
 
 
-async def test_websocket_tokens_are_not_handed_on(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_websocket_token_not_forwarded(opened: Callable[..., Any]) -> None:
     door = await opened()
     extra = (
         "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c2VjcmV0, v5.channel.k8s.io\r\n"
@@ -100,7 +100,7 @@ async def test_websocket_tokens_are_not_handed_on(opened: Callable[..., Any]) ->
         ),
     ],
 )
-async def test_refusals(
+async def test_streaming_endpoints_invalid_request_returns_error(
     opened: Callable[..., Any], path: str, options: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     door = await opened()
@@ -111,7 +111,9 @@ async def test_refusals(
     ("status", "code"),
     [("NOT_FOUND", 404), ("RESOURCE_EXHAUSTED", 429), ("INTERNAL", 500), ("UNAVAILABLE", 500)],
 )
-async def test_what_the_runtime_cannot_do(opened: Callable[..., Any], status: str, code: int) -> None:
+async def test_exec_endpoint_runtime_error_returns_http_status(
+    opened: Callable[..., Any], status: str, code: int
+) -> None:
     door = await opened()
     door.runtime.error = from_status("Exec", status, "that is how it is")
     got, text = await door.refusal(EXEC)
@@ -132,7 +134,7 @@ async def test_what_the_runtime_cannot_do(opened: Callable[..., Any], status: st
         (b"x" * 400_000, (500, "did not answer")),
     ],
 )
-async def test_what_the_streaming_server_says_instead(
+async def test_exec_endpoint_streaming_server_bad_response_returns_error(
     opened: Callable[..., Any], answer: bytes, expected: tuple[int, str]
 ) -> None:
     door = await opened()
@@ -144,7 +146,9 @@ async def test_what_the_streaming_server_says_instead(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "ftp://x/", "nonsense", "unix:///run/x"])
-async def test_a_streaming_server_that_is_not_there(opened: Callable[..., Any], url: str) -> None:
+async def test_exec_endpoint_streaming_server_unreachable_returns_500(
+    opened: Callable[..., Any], url: str
+) -> None:
     door = await opened()
     door.runtime.url = url
     status, text = await door.refusal(EXEC)
@@ -152,7 +156,7 @@ async def test_a_streaming_server_that_is_not_there(opened: Callable[..., Any], 
     assert text.startswith("the runtime's streaming server")
 
 
-async def test_attach_and_port_forward_ask_the_runtime_rightly(opened: Callable[..., Any]) -> None:
+async def test_attach_and_port_forward_pass_options_to_runtime(opened: Callable[..., Any]) -> None:
     door = await opened()
     async with door.connection("/attach/default/web/mirror/main?input=1&output=1&error=1") as (head, _, _):
         assert head.startswith("HTTP/1.1 101")
@@ -184,7 +188,7 @@ async def test_port_forward_sandboxes_of_other_pods_are_not_used(opened: Callabl
     assert await door.refusal("/portForward/default/web") == (500, 'pod not found ("web_default")')
 
 
-async def test_pass_through_refusal_closes_the_connection_to_the_runtime(opened: Callable[..., Any]) -> None:
+async def test_pass_through_refusal_closes_connection_to_runtime(opened: Callable[..., Any]) -> None:
     """Verify that no connection is left on which requests would pass unchecked (CVE-2018-1002105)."""
     door = await opened()
     closed = asyncio.Event()
@@ -202,7 +206,7 @@ async def test_pass_through_refusal_closes_the_connection_to_the_runtime(opened:
             await closed.wait()
 
 
-async def test_the_end_of_one_side_is_the_end_of_the_other(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_one_side_ends_other_side_closed(opened: Callable[..., Any]) -> None:
     door = await opened()
     ended = asyncio.Event()
 
@@ -221,7 +225,9 @@ async def test_the_end_of_one_side_is_the_end_of_the_other(opened: Callable[...,
         assert await reader.read() == b"last words"
 
 
-async def test_a_client_that_hangs_up_while_much_is_sent(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_client_disconnects_during_output_runtime_closed(
+    opened: Callable[..., Any],
+) -> None:
     door = await opened()
     over = asyncio.Event()
 
@@ -242,13 +248,13 @@ async def test_a_client_that_hangs_up_while_much_is_sent(opened: Callable[..., A
         await over.wait()
 
 
-async def test_idle_streams_are_closed(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_idle_stream_is_closed(opened: Callable[..., Any]) -> None:
     door = await opened(idle_seconds=0.2)
     async with door.connection(EXEC) as (_, reader, _):
         assert await reader.read() == b""
 
 
-async def test_a_client_that_takes_nothing_is_idle(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_client_not_reading_closed_as_idle(opened: Callable[..., Any]) -> None:
     door = await opened(idle_seconds=0.5)
     over = asyncio.Event()
 
@@ -266,7 +272,7 @@ async def test_a_client_that_takes_nothing_is_idle(opened: Callable[..., Any]) -
         await over.wait()
 
 
-async def test_nothing_piles_up_before_a_slow_reader(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_slow_client_bounded_buffers(opened: Callable[..., Any]) -> None:
     door = await opened()
     sent = 0
 
@@ -292,7 +298,7 @@ async def test_nothing_piles_up_before_a_slow_reader(opened: Callable[..., Any])
             left -= len(await reader.read(2**20))
 
 
-async def test_nothing_piles_up_before_a_slow_container(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_slow_container_bounded_buffers(opened: Callable[..., Any]) -> None:
     door = await opened()
     go_on, total = asyncio.Event(), 1000 * 65536
 
@@ -332,22 +338,22 @@ async def test_nothing_piles_up_before_a_slow_container(opened: Callable[..., An
 @pytest.mark.parametrize(
     "test",
     [
-        test_bytes_pass_in_both_directions,
-        test_the_end_of_one_side_is_the_end_of_the_other,
-        test_a_client_that_hangs_up_while_much_is_sent,
-        test_idle_streams_are_closed,
-        test_a_client_that_takes_nothing_is_idle,
-        test_nothing_piles_up_before_a_slow_reader,
-        test_nothing_piles_up_before_a_slow_container,
+        test_exec_endpoint_bytes_pass_in_both_directions,
+        test_exec_endpoint_one_side_ends_other_side_closed,
+        test_exec_endpoint_client_disconnects_during_output_runtime_closed,
+        test_exec_endpoint_idle_stream_is_closed,
+        test_exec_endpoint_client_not_reading_closed_as_idle,
+        test_exec_endpoint_slow_client_bounded_buffers,
+        test_exec_endpoint_slow_container_bounded_buffers,
     ],
 )
-def test_the_same_on_uvloop(
+def test_exec_endpoint_on_uvloop_same_behaviour(
     authority: Authority, pair: Pair, test: Callable[[Callable[..., Any]], Awaitable[None]]
 ) -> None:
     on_uvloop(authority, pair, test)
 
 
-async def test_too_many_streams(opened: Callable[..., Any]) -> None:
+async def test_exec_endpoint_too_many_streams_returns_429(opened: Callable[..., Any]) -> None:
     door = await opened(limits=StreamLimits(max_streams=9, max_per_user=2))
     async with door.connection(EXEC), door.connection(EXEC) as (head, _, _):
         assert head.startswith("HTTP/1.1 101")
@@ -362,7 +368,7 @@ async def _status(door: Door) -> int:
         return int(head.split()[1])
 
 
-def test_limits_of_all_and_of_one() -> None:
+def test_stream_limits_total_and_per_user_enforced() -> None:
     limits = StreamLimits(max_streams=3, max_per_user=2)
     with limits.acquire("a"), limits.acquire("a"):
         with pytest.raises(HttpError), limits.acquire("a"):
@@ -381,12 +387,12 @@ def test_limits_of_all_and_of_one() -> None:
         ({"output": "true", "error": "1"}, RemoteCommandOptions(False, False, True, False)),
     ],
 )
-def test_wishes(query: dict[str, str], wish: RemoteCommandOptions) -> None:
+def test_remote_command_options_from_query_parsed(query: dict[str, str], wish: RemoteCommandOptions) -> None:
     assert RemoteCommandOptions.from_query(query) == wish
 
 
 @given(st.lists(st.text(max_size=8), max_size=3))
-def test_ports_are_ports_or_refused(values: list[str]) -> None:
+def test_parse_ports_any_values_returns_valid_ports_or_raises(values: list[str]) -> None:
     try:
         ports = parse_ports(MultiDict(("port", value) for value in values))
     except HttpError:
@@ -395,7 +401,7 @@ def test_ports_are_ports_or_refused(values: list[str]) -> None:
     assert all(0 < port < 65536 for port in ports)
 
 
-def test_heads_are_not_answered() -> None:
+def test_streaming_endpoints_routes_are_get_and_post_only() -> None:
     metrics = ServerMetrics(CollectorRegistry())
     streams = StreamingEndpoints(
         PodLookup(ScriptedView(), FakeRuntime(), str), StreamLimits(), metrics, idle_seconds=1

@@ -145,7 +145,7 @@ async def _start_pod(cri: RuntimeConnection, runtime: RunningRuntime) -> tuple[P
     return pod, sandbox, container
 
 
-async def test_commands_with_input_output_and_exit_code(node: Node) -> None:
+async def test_exec_command_passes_input_output_and_exit_code(node: Node) -> None:
     data = os.urandom(20 * 2**20)
     path = "/exec/default/web/main?command=sh&command=-c&command=cat;echo%20bad%20>%262;exit%207"
     async with node.command(f"{path}&input=1&output=1&error=1", ["stdin", "stdout", "stderr"]) as command:
@@ -163,13 +163,13 @@ async def test_commands_with_input_output_and_exit_code(node: Node) -> None:
         assert command.result.exit_code == 7
 
 
-async def test_a_command_that_is_not_there(node: Node) -> None:
+async def test_exec_missing_executable_returns_error(node: Node) -> None:
     async with node.command("/exec/default/web/main?command=nonsense&output=1", ["stdout"]) as command:
         assert [part async for part in command.output()] == []
         assert "executable file not found" in command.result.message
 
 
-async def test_a_terminal(node: Node) -> None:
+async def test_exec_tty_resize_changes_terminal_size(node: Node) -> None:
     script = quote('until [ "$(stty size 2>/dev/null)" = "45 123" ]; do sleep 0.1; done; stty size')
     path = f"/exec/default/web/main?command=sh&command=-c&command={script}&tty=1&output=1&input=1"
     async with node.command(path, ["stdin", "stdout", "resize"]) as command:
@@ -179,7 +179,7 @@ async def test_a_terminal(node: Node) -> None:
         assert command.result.exit_code == 0
 
 
-async def test_websockets(node: Node) -> None:
+async def test_exec_websocket_returns_output_and_status(node: Node) -> None:
     connector = aiohttp.TCPConnector(ssl=client_context(node.authority))
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(60):
         url = f"https://localhost:{node.port}/exec/default/web/main?command=echo&command=hi&output=1"
@@ -190,7 +190,7 @@ async def test_websockets(node: Node) -> None:
     assert b'"status":"Success"' in said[-1]
 
 
-async def test_attaching(node: Node) -> None:
+async def test_attach_input_reaches_container(node: Node) -> None:
     async with node.command("/attach/default/web/main?input=1&output=1", ["stdin", "stdout"]) as command:
         await command.send("stdin", b"something\n")
         said = b""
@@ -201,7 +201,7 @@ async def test_attaching(node: Node) -> None:
         assert said == b"got something\n"
 
 
-async def test_forwarding_a_port(node: Node) -> None:
+async def test_port_forward_http_request_returns_page(node: Node) -> None:
     async with node.upgraded("/portForward/default/web") as (reader, writer):
         frames, received = FrameWriter(), FrameReader()
         headers = {"port": "80", "requestID": "0"}
@@ -221,7 +221,7 @@ async def test_forwarding_a_port(node: Node) -> None:
         assert page.startswith(b"HTTP/1.")
 
 
-async def test_logs_run_and_a_container_that_just_died(node: Node) -> None:
+async def test_streaming_endpoints_stopped_container_returns_not_found(node: Node) -> None:
     connector = aiohttp.TCPConnector(ssl=client_context(node.authority))
     async with aiohttp.ClientSession(connector=connector) as session, asyncio.timeout(60):
         base = f"https://localhost:{node.port}"

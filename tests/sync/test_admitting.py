@@ -15,7 +15,7 @@ from tests.sync.desk import here, settle
 from tests.sync.making import NOW, condition
 
 
-async def test_a_refused_pod_is_failed_and_never_starts() -> None:
+async def test_pod_admission_rejected_pod_failed_and_never_started() -> None:
     async with here() as node:
         refused = asking(cpu="3")
         assert not node.come(refused)
@@ -45,7 +45,7 @@ async def test_a_refused_pod_is_failed_and_never_starts() -> None:
         assert node.counted("kubelet_admission_rejections_total", reason="OutOfcpu") == 1
 
 
-async def test_admitted_pods_are_asked_once_and_hold_what_they_were_given() -> None:
+async def test_pod_admission_admitted_pod_checked_once_and_holds_resources() -> None:
     async with here() as node:
         first = asking("first", cpu="1500m")
         assert node.come(first)
@@ -63,7 +63,7 @@ async def test_admitted_pods_are_asked_once_and_hold_what_they_were_given() -> N
         assert node.come(asking("fifth", cpu="1"))
 
 
-async def test_what_an_earlier_agent_refused_stays_refused() -> None:
+async def test_pod_admission_rejected_before_restart_stays_rejected() -> None:
     async with here() as node:
         status = PodStatus(phase="Failed", reason="OutOfcpu", message="Pod was rejected: too much")
         refused = msgspec.structs.replace(asking(cpu="1m"), status=status)
@@ -75,7 +75,7 @@ async def test_what_an_earlier_agent_refused_stays_refused() -> None:
         assert node.come(failed)
 
 
-async def test_what_runs_since_before_is_not_asked_and_counts_before_what_comes() -> None:
+async def test_pod_admission_running_pod_not_rechecked_and_counts_first() -> None:
     async with here() as node:
         old = asking("old", cpu="1500m")
         wrong = pod("wrong", nodeSelector={"zone": "elsewhere"})
@@ -90,7 +90,7 @@ async def test_what_runs_since_before_is_not_asked_and_counts_before_what_comes(
         assert node.come(wrong)
 
 
-async def test_a_pod_that_runs_is_stopped_when_somebody_refuses_it_all_the_same() -> None:
+async def test_pod_admission_running_pod_rejected_by_handler_is_stopped() -> None:
     class Never:
         for_running = True
 
@@ -109,7 +109,7 @@ async def test_a_pod_that_runs_is_stopped_when_somebody_refuses_it_all_the_same(
         assert node.life.started == []
 
 
-async def test_links_of_the_rooms_above_have_their_place() -> None:
+async def test_pod_admission_each_handler_rejects_with_its_reason() -> None:
     class Place:
         for_running = False
 
@@ -152,7 +152,7 @@ def with_init(resources: dict[str, Any], **more: Any) -> Pod:
     ],
 )
 @pytest.mark.parametrize("declared", [True, False])
-async def test_changes_that_the_node_cannot_make_are_told(
+async def test_pod_admission_resize_missing_node_feature_records_event(
     before: Pod, after: Pod, missing: str, declared: bool
 ) -> None:
     own = node()
@@ -165,7 +165,7 @@ async def test_changes_that_the_node_cannot_make_are_told(
         assert desk.events(after.uid) == (told if missing and not declared else [])
 
 
-def test_the_node_that_pods_are_judged_by() -> None:
+def test_present_node_merges_api_server_labels_and_extended_resources() -> None:
     own, known = node({"own": "1"}), node({"theirs": "1"}, cpu="9", dongle="2")
     assert present_node(own, None) is own
     judged = present_node(own, known)
@@ -174,7 +174,7 @@ def test_the_node_that_pods_are_judged_by() -> None:
     assert (amounts["cpu"], amounts["example.com/dongle"]) == ("2", "2")
 
 
-def test_the_status_of_a_pod_that_made_room() -> None:
+def test_preempted_status_failed_with_disruption_target() -> None:
     before = PodStatus(
         phase="Running", conditions=[condition("Ready"), condition("DisruptionTarget", "False")]
     )

@@ -17,7 +17,7 @@ SYSTEM = 2_000_000_000
 
 
 @pytest.mark.looptime
-async def test_a_critical_pod_waits_until_others_have_made_room() -> None:
+async def test_pod_admission_critical_pod_waits_for_preempted_pods() -> None:
     async with here() as node:
         victim = asking("victim", cpu="2")
         assert node.come(victim)
@@ -42,7 +42,7 @@ async def test_a_critical_pod_waits_until_others_have_made_room() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_critical_pod_does_not_wait_for_what_others_leave_behind() -> None:
+async def test_pod_admission_critical_pod_does_not_wait_for_volume_cleanup() -> None:
     async with here() as desk:
         desk.life.is_tidy.clear()  # a volume, say, that cannot be unmounted
         desk.life.may_end.set()
@@ -56,7 +56,7 @@ async def test_a_critical_pod_does_not_wait_for_what_others_leave_behind() -> No
 
 
 @pytest.mark.looptime
-async def test_room_is_made_by_what_runs_since_before_and_was_not_handed_on_yet() -> None:
+async def test_pod_admission_running_pod_not_yet_synced_is_preempted() -> None:
     async with here() as desk:
         victim = asking("victim", cpu="2")
         desk.run_since_before(victim)
@@ -75,7 +75,7 @@ async def test_room_is_made_by_what_runs_since_before_and_was_not_handed_on_yet(
 
 
 @pytest.mark.looptime
-async def test_a_pod_that_does_not_end_is_not_waited_for_for_ever() -> None:
+async def test_pod_admission_preempted_pod_never_ends_wait_times_out() -> None:
     async with here() as node:
         node.come(
             pod(
@@ -97,7 +97,7 @@ async def test_a_pod_that_does_not_end_is_not_waited_for_for_ever() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("how", ["removed", "deleted"])
-async def test_a_pod_that_goes_while_it_waits_is_not_started(how: str) -> None:
+async def test_pod_admission_pod_deleted_while_waiting_not_started(how: str) -> None:
     async with here() as node:
         node.come(asking("victim", cpu="2"))
         await settle()
@@ -138,7 +138,7 @@ class Slow:
 
 
 @pytest.mark.looptime
-async def test_pods_wait_for_devices_and_others_behind_them() -> None:
+async def test_pod_admission_waits_for_devices_and_later_pods_queue() -> None:
     slow = Slow()
     async with here(allocation=slow, released=slow.released.append, own=node(pods="9")) as desk:
         assert desk.come(pod("before"))
@@ -163,7 +163,7 @@ async def test_pods_wait_for_devices_and_others_behind_them() -> None:
 
 
 @pytest.mark.looptime
-async def test_pods_that_wait_apart_hold_up_nobody_and_keep_their_room() -> None:
+async def test_pod_admission_pod_waiting_apart_others_admitted_resources_reserved() -> None:
     slow = Slow(apart=True)
     small = node(pods="9", cpu="3", dongle="9")
     async with here(allocation=slow, released=slow.released.append, own=small) as desk:
@@ -261,7 +261,7 @@ async def test_admitting_deleted_while_waiting_for_plugin_frees_its_place() -> N
 
 
 @pytest.mark.looptime
-async def test_a_pod_that_waited_apart_may_still_need_others_to_go() -> None:
+async def test_pod_admission_pod_waited_apart_can_still_preempt() -> None:
     slow = Slow(apart=True)
     async with here(allocation=slow, own=node(pods="9", cpu="2", dongle="9")) as desk:
         assert desk.come(asking("victim", cpu="2"))
@@ -275,7 +275,7 @@ async def test_a_pod_that_waited_apart_may_still_need_others_to_go() -> None:
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("apart", [False, True])
-async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: bool) -> None:
+async def test_pod_admission_pod_deleted_during_allocation_released(apart: bool) -> None:
     slow = Slow(apart=apart)
     async with here(allocation=slow, released=slow.released.append) as desk:
         gone = asking("gone", dongle="1")
@@ -286,7 +286,7 @@ async def test_what_was_given_to_a_pod_that_goes_meanwhile_is_taken_back(apart: 
         assert (slow.given, slow.released, desk.life.started) == (["gone"], ["gone"], [])
 
 
-async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_end() -> None:
+async def test_pod_admission_running_pod_rejected_resources_held_until_end() -> None:
     class Never(Slow):
         def admit(self, attempt: PodAdmitAttributes) -> AdmitResult:
             return AdmitRejection("Never", "not this one")
@@ -302,7 +302,7 @@ async def test_a_pod_that_is_refused_while_it_runs_keeps_what_it_has_until_its_e
 
 
 @pytest.mark.looptime
-async def test_the_node_is_asked_for_anew_before_its_labels_refuse_a_pod() -> None:
+async def test_pod_admission_node_affinity_failure_refetches_node() -> None:
     labels: dict[str, str] = {}
     async with here(newest=lambda: node(labels)) as desk:
         wanting = pod("wanting", nodeSelector={"zone": "b"})
@@ -322,7 +322,7 @@ async def test_the_node_is_asked_for_anew_before_its_labels_refuse_a_pod() -> No
 
 
 @pytest.mark.looptime
-async def test_an_api_server_that_does_not_know_the_node_does_not_hold_pods_up() -> None:
+async def test_pod_admission_node_not_found_does_not_block_pods() -> None:
     def lost() -> Node:
         raise NotFound(404, "NotFound", "no such node")
 

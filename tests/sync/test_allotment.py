@@ -133,7 +133,7 @@ def here(tmp_path: Path) -> Here:
     return Here(tmp_path)
 
 
-async def test_what_is_given_is_written_down_and_taken_back(here: Here) -> None:
+async def test_resource_allocator_cpus_checkpointed_and_released(here: Here) -> None:
     shares: CpusetAssigner = here.allotment
     mine, others = pod_of(GUARANTEED), pod_of({})
     assert shares.assignment_for(others, others.spec.containers[0]) == CpusetAssignment("0-1")
@@ -152,7 +152,7 @@ async def test_what_is_given_is_written_down_and_taken_back(here: Here) -> None:
     assert here.come(pod_of(GUARANTEED)) is None
 
 
-async def test_where_nothing_is_given_out_everybody_has_everything(tmp_path: Path) -> None:
+async def test_resource_allocator_policy_none_cpus_unrestricted(tmp_path: Path) -> None:
     here = Here(tmp_path, static=False)
     pod = pod_of(GUARANTEED)
     assert here.come(pod) is None
@@ -163,7 +163,7 @@ async def test_where_nothing_is_given_out_everybody_has_everything(tmp_path: Pat
     assert here.registry.get_sample_value("kubelet_topology_manager_admission_duration_ms_count") == 1
 
 
-async def test_housekeeping_takes_back_what_was_missed(here: Here) -> None:
+async def test_keep_only_removed_pod_resources_released(here: Here) -> None:
     stays, goes = pod_of(GUARANTEED), pod_of(GUARANTEED)
     assert here.come(goes) is None
     here.allotment.keep_only({goes.uid, stays.uid})
@@ -172,9 +172,7 @@ async def test_housekeeping_takes_back_what_was_missed(here: Here) -> None:
     assert not here.allotment.has_exclusive(goes.uid)
 
 
-async def test_housekeeping_writes_down_what_could_not_be_written(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_keep_only_retries_failed_checkpoint_write(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     caught_up: list[bool] = []
     monkeypatch.setattr(here.allotment.memory, "catch_up", lambda: caught_up.append(True))
     here.allotment.keep_only(set())
@@ -182,7 +180,7 @@ async def test_housekeeping_writes_down_what_could_not_be_written(
 
 
 @pytest.mark.looptime
-async def test_a_pod_waits_for_those_who_leave(here: Here) -> None:
+async def test_resource_allocator_admit_waits_for_terminating_pod(here: Here) -> None:
     old, new = pod_of(GUARANTEED), pod_of(GUARANTEED)
     assert here.come(old) is None
     here.leaving.add(old.uid)
@@ -198,7 +196,7 @@ async def test_a_pod_waits_for_those_who_leave(here: Here) -> None:
 
 
 @pytest.mark.looptime
-async def test_nobody_waits_for_ever(here: Here) -> None:
+async def test_resource_allocator_terminating_pod_wait_times_out(here: Here) -> None:
     old, new = pod_of(GUARANTEED), pod_of(GUARANTEED)
     assert here.come(old) is None
     here.leaving.add(old.uid)
@@ -209,14 +207,14 @@ async def test_nobody_waits_for_ever(here: Here) -> None:
     assert asyncio.get_running_loop().time() - began == pytest.approx(LEAVING_SECONDS)
 
 
-async def test_a_pod_that_leaves_with_nothing_is_not_waited_for(here: Here) -> None:
+async def test_resource_allocator_terminating_pod_without_resources_not_waited_for(here: Here) -> None:
     assert here.come(pod_of(GUARANTEED)) is None
     here.leaving.add("somebody")
     assert here.come(pod_of(GUARANTEED)) == NOT_ENOUGH
 
 
 @pytest.mark.looptime
-async def test_only_who_wants_devices_waits_for_who_gives_them(tmp_path: Path) -> None:
+async def test_resource_allocator_only_device_pods_deferred(tmp_path: Path) -> None:
     dongles = Dongles()
     here = Here(tmp_path, dongles)
     assert here.come(pod_of({"limits": {"cpu": "1"}})) is None
@@ -243,13 +241,13 @@ async def test_only_who_wants_devices_waits_for_who_gives_them(tmp_path: Path) -
         ({"example.com/dongle": "0"}, False),
     ],
 )
-def test_who_wants_devices(limits: dict[str, str], wants: bool) -> None:
+def test_wants_devices_extended_resource_limit_is_true(limits: dict[str, str], wants: bool) -> None:
     assert wants_devices(pod_of({"limits": limits})) == wants
     assert wants_devices(pod_of({}, init=[{"limits": limits}])) == wants
 
 
 @pytest.mark.looptime
-async def test_running_containers_hear_at_once_when_the_shared_cpus_change(here: Here) -> None:
+async def test_resource_allocator_shared_cpus_change_updates_containers(here: Here) -> None:
     sharing, mine = pod_of({}), pod_of(GUARANTEED)
     assert here.run(sharing, "sharing") == CpusetAssignment("0-1")
     runtime = Runtime()
@@ -267,7 +265,7 @@ async def test_running_containers_hear_at_once_when_the_shared_cpus_change(here:
 
 
 @pytest.mark.looptime
-async def test_a_runtime_that_does_not_listen_is_told_again(here: Here) -> None:
+async def test_resource_allocator_runtime_update_fails_is_retried(here: Here) -> None:
     sharing = pod_of({})
     here.run(sharing, "sharing")
     runtime = Runtime(CriError("Update", "Unavailable", "away"), NotFound("Update", "NotFound", "not yet"))

@@ -53,7 +53,7 @@ def doer_with(
         ("make", "Failed", "error making pod data directories: no"),
     ],
 )
-async def test_a_pod_that_cannot_be_prepared(broken: str, reason: str, message: str) -> None:
+async def test_apply_pod_preparation_fails_records_event(broken: str, reason: str, message: str) -> None:
     def fail(what: str) -> None:
         if what == broken:
             raise OSError("no")
@@ -77,7 +77,7 @@ async def crash(doer: ActionExecutor, pod: Pod) -> None:
 
 
 @pytest.mark.looptime
-async def test_what_crashed_long_ago_is_forgotten() -> None:
+async def test_apply_back_off_expired_entry_removed() -> None:
     def fail(_: str) -> None:
         raise OSError("no")
 
@@ -150,7 +150,7 @@ def test_crash_loop_back_off_small_maximum_reset_after_ten_minutes() -> None:
         ("CreateContainerError", None, 10.0),
     ],
 )
-async def test_apply_failed_start_says_when_to_look_again(
+async def test_apply_failed_start_returns_retry_delay(
     reason: str, retry_after: float | None, expected: float
 ) -> None:
     async def image(*_: object) -> None:

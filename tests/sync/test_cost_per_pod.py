@@ -86,9 +86,7 @@ async def lines_per_pod(root: Path, cgroups: Cgroups, count: int) -> dict[str, f
 
 
 @pytest.mark.timeout(300)
-async def test_engine_lines_per_pod_with_many_pods_equal_those_with_few(
-    tmp_path: Path, cgroups: Cgroups
-) -> None:
+async def test_engine_many_pods_executes_same_lines_per_pod_as_few(tmp_path: Path, cgroups: Cgroups) -> None:
     few = await lines_per_pod(tmp_path / "few", cgroups, FEW)
     many = await lines_per_pod(tmp_path / "many", cgroups, MANY)
     growth = {name: lines - few.get(name, 0.0) for name, lines in many.items()}

@@ -12,7 +12,7 @@ from tests.sync.test_worker import Life, pod
 pytestmark = pytest.mark.looptime
 
 
-async def test_many_that_start() -> None:
+async def test_pod_churn_start_limiter_full_bursts_until_calm_seconds() -> None:
     limiter = StartLimiter(2)
     churn = PodChurn(limiter)
     async with limiter.turn(1):
@@ -27,7 +27,9 @@ async def test_many_that_start() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_burst"), [(MANY, False), (MANY + 1, True)])
-async def test_many_that_end(count: int, is_burst: bool) -> None:
+async def test_pod_churn_more_than_many_terminating_bursts_until_calm_seconds(
+    count: int, is_burst: bool
+) -> None:
     life = Life()
     names = [str(number) for number in range(count)]
     life.slow = {f"terminate {name}": 2.0 for name in names} | {f"clean_up {name}": 2.0 for name in names}
@@ -48,7 +50,7 @@ async def test_many_that_end(count: int, is_burst: bool) -> None:
         assert not churn.is_bursting()
 
 
-async def test_pods_that_will_not_end_are_not_waited_for() -> None:
+async def test_pod_churn_termination_stuck_stops_bursting_after_terminating_seconds() -> None:
     life = Life()
     names = [str(number) for number in range(MANY + 1)]
     life.slow = {f"terminate {name}": 1000.0 for name in names}

@@ -26,7 +26,7 @@ async def node(tmp_path: Path, cgroups: Cgroups) -> ScriptedNode:
     return ScriptedNode(tmp_path / "root", cgroups)
 
 
-async def test_engine_pod_with_init_containers_starts_them_in_order(node: ScriptedNode) -> None:
+async def test_engine_init_containers_start_in_order_before_main_containers(node: ScriptedNode) -> None:
     node.runtime.exits |= {"first": [(1, 0)], "second": [(1, 0)]}
     async with node.running():
         node.api.put(
@@ -44,7 +44,7 @@ async def test_engine_pod_with_init_containers_starts_them_in_order(node: Script
     assert reasons.count("Started") == 4
 
 
-async def test_engine_failed_init_container_ends_a_pod_that_never_restarts(node: ScriptedNode) -> None:
+async def test_engine_init_container_fails_policy_never_pod_fails(node: ScriptedNode) -> None:
     node.runtime.exits |= {"first": [(1, 3)]}
     async with node.running():
         node.api.put(
@@ -61,7 +61,7 @@ async def test_engine_failed_init_container_ends_a_pod_that_never_restarts(node:
         assert node.api.container("main")["state"]["waiting"]["reason"] == "PodInitializing"
 
 
-async def test_engine_init_container_that_cannot_be_created_holds_up_the_rest(node: ScriptedNode) -> None:
+async def test_engine_init_container_create_fails_main_containers_wait(node: ScriptedNode) -> None:
     node.runtime.failures["create first"] = [CriError("CreateContainer", "Unknown", "no such device")] * 2
     node.runtime.exits |= {"first": [(1, 0)]}
     async with node.running():
@@ -75,7 +75,7 @@ async def test_engine_init_container_that_cannot_be_created_holds_up_the_rest(no
     assert any(reason == "Failed" and "no such device" in text for reason, text in node.api.recorded)
 
 
-async def test_engine_crashing_container_restarted_after_growing_delays(node: ScriptedNode) -> None:
+async def test_engine_crashing_container_restarted_with_exponential_back_off(node: ScriptedNode) -> None:
     node.runtime.exits["main"] = [(1, 1)] * 4
     async with node.running():
         node.api.put(containers=[container()])
@@ -106,7 +106,7 @@ async def test_engine_crashing_container_restarted_after_growing_delays(node: Sc
         ("Always", 0, "Running"),
     ],
 )
-async def test_engine_container_that_ends_leads_to_the_policys_phase(
+async def test_engine_container_exits_phase_follows_restart_policy(
     node: ScriptedNode, policy: str, code: int, phase: str
 ) -> None:
     node.runtime.exits["main"] = [(5, code)]
@@ -145,7 +145,7 @@ async def test_engine_deleted_pod_is_stopped_reported_and_removed(node: Scripted
         assert rig.engine.statuses.get(directory.name) is None
 
 
-async def test_engine_pod_removed_by_force_leaves_nothing(node: ScriptedNode) -> None:
+async def test_engine_force_deleted_pod_leaves_nothing(node: ScriptedNode) -> None:
     async with node.running() as rig:
         node.api.put(containers=[container()])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -178,7 +178,7 @@ async def _run_for(node: ScriptedNode, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def test_engine_restart_of_the_kubelet_leaves_containers_alone(node: ScriptedNode) -> None:
+async def test_engine_kubelet_restarted_containers_untouched(node: ScriptedNode) -> None:
     async with node.running():
         node.api.put(containers=[container()])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -192,7 +192,7 @@ async def test_engine_restart_of_the_kubelet_leaves_containers_alone(node: Scrip
         assert node.api.condition("Ready") == "True"
 
 
-async def test_engine_failing_liveness_probe_restarts_the_container(node: ScriptedNode) -> None:
+async def test_engine_liveness_probe_fails_restarts_container(node: ScriptedNode) -> None:
     node.runtime.commands["check"] = lambda: int("start main" in node.runtime.log)
     probe = {"exec": {"command": ["check"]}, "periodSeconds": 5, "failureThreshold": 2}
     async with node.running():
@@ -208,7 +208,7 @@ async def test_engine_failing_liveness_probe_restarts_the_container(node: Script
     assert ("Killing", "Container main failed liveness probe, will be restarted") in node.api.recorded
 
 
-async def test_engine_readiness_and_startup_probes_decide_about_ready_and_started(node: ScriptedNode) -> None:
+async def test_engine_readiness_and_startup_probes_set_ready_and_started(node: ScriptedNode) -> None:
     codes = {"ready": 1, "up": 1}
     node.runtime.commands |= {"ready": lambda: codes["ready"], "up": lambda: codes["up"]}
     times = {"periodSeconds": 2, "timeoutSeconds": 1, "successThreshold": 1, "failureThreshold": 100}
@@ -233,7 +233,7 @@ async def test_engine_readiness_and_startup_probes_decide_about_ready_and_starte
         assert "stop main 30" not in node.runtime.log
 
 
-async def test_engine_failed_post_start_hook_kills_the_container(node: ScriptedNode) -> None:
+async def test_engine_post_start_hook_fails_kills_container(node: ScriptedNode) -> None:
     codes = [1, 0]
     node.runtime.commands["hook"] = lambda: codes.pop(0)
     hook = {"postStart": {"exec": {"command": ["hook"]}}}
@@ -246,7 +246,7 @@ async def test_engine_failed_post_start_hook_kills_the_container(node: ScriptedN
     assert any(reason == "FailedPostStartHook" for reason, _ in node.api.recorded)
 
 
-async def test_engine_failed_post_start_hook_message_is_the_waiting_message(node: ScriptedNode) -> None:
+async def test_engine_post_start_hook_fails_sets_waiting_message(node: ScriptedNode) -> None:
     node.runtime.commands["hook"] = lambda: 1
     hook = {"postStart": {"exec": {"command": ["hook", "now"]}}}
     async with node.running():
@@ -258,7 +258,7 @@ async def test_engine_failed_post_start_hook_message_is_the_waiting_message(node
         )
 
 
-async def test_engine_lost_sandbox_is_replaced_with_its_containers(node: ScriptedNode) -> None:
+async def test_engine_sandbox_lost_recreates_sandbox_and_containers(node: ScriptedNode) -> None:
     node.runtime.exits["init"] = [(1, 0), (1, 0)]
     async with node.running():
         node.api.put(initContainers=[container("init")], containers=[container("main")])
@@ -273,7 +273,7 @@ async def test_engine_lost_sandbox_is_replaced_with_its_containers(node: Scripte
     assert ("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.") in node.api.recorded
 
 
-async def test_engine_sandbox_that_cannot_be_made_is_tried_again(node: ScriptedNode) -> None:
+async def test_engine_run_pod_sandbox_fails_is_retried(node: ScriptedNode) -> None:
     failure = CriError("RunPodSandbox", "Unknown", "cni: no address")
     node.runtime.failures["run sandbox 0"] = [failure] * 2
     async with node.running():
@@ -284,7 +284,7 @@ async def test_engine_sandbox_that_cannot_be_made_is_tried_again(node: ScriptedN
     assert any(r == "FailedCreatePodSandBox" and "cni: no address" in text for r, text in node.api.recorded)
 
 
-async def test_engine_pod_waits_for_the_network_unless_it_uses_the_hosts(node: ScriptedNode) -> None:
+async def test_engine_network_not_ready_only_host_network_pods_start(node: ScriptedNode) -> None:
     node.network_errors.append("cni plugin not initialized")
     async with node.running() as rig:
         node.api.put("own", hostNetwork=True, containers=[container()])
@@ -299,7 +299,7 @@ async def test_engine_pod_waits_for_the_network_unless_it_uses_the_hosts(node: S
     assert any(reason == "NetworkNotReady" for reason, _ in node.api.recorded)
 
 
-async def test_engine_image_that_cannot_be_pulled_is_tried_again(node: ScriptedNode) -> None:
+async def test_engine_image_pull_fails_is_retried(node: ScriptedNode) -> None:
     node.images.failures = [NotFound("PullImage", "NotFound", "no such image")] * 2
     async with node.running():
         node.api.put(containers=[container()])
@@ -313,7 +313,7 @@ async def test_engine_image_that_cannot_be_pulled_is_tried_again(node: ScriptedN
     assert {"Failed", "BackOff", "Pulled"} <= set(reasons)
 
 
-async def test_engine_image_with_policy_never_is_not_pulled(node: ScriptedNode) -> None:
+async def test_engine_image_pull_policy_never_is_not_pulled(node: ScriptedNode) -> None:
     async with node.running():
         node.api.put(containers=[container(imagePullPolicy="Never")])
         await node.until(
@@ -345,7 +345,7 @@ async def test_engine_sidecar_starts_before_and_stops_after_main_containers(node
         assert stops == ["main", "side", "sandbox"]
 
 
-async def test_engine_restart_request_restarts_one_container_in_place(node: ScriptedNode) -> None:
+async def test_engine_restart_named_container_restarts_only_it(node: ScriptedNode) -> None:
     async with node.running() as rig:
         node.api.put(containers=[container("main"), container("other")])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -365,7 +365,7 @@ async def test_engine_restart_request_restarts_one_container_in_place(node: Scri
             rig.engine.restart("nobody", None)
 
 
-async def test_engine_changed_image_restarts_the_container(node: ScriptedNode) -> None:
+async def test_engine_image_changed_restarts_container(node: ScriptedNode) -> None:
     async with node.running():
         node.api.put(containers=[container("main"), container("other")])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -379,7 +379,7 @@ async def test_engine_changed_image_restarts_the_container(node: ScriptedNode) -
     assert any(r == "Killing" and "definition changed" in text for r, text in node.api.recorded)
 
 
-async def test_engine_volumes_of_a_quiet_pod_are_refreshed_each_minute(node: ScriptedNode) -> None:
+async def test_engine_idle_pod_volumes_refreshed_each_minute(node: ScriptedNode) -> None:
     async with node.running():
         node.api.put(containers=[container()], volumes=[{"name": "v", "configMap": {"name": "c"}}])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -395,7 +395,7 @@ async def test_engine_volumes_of_a_quiet_pod_are_refreshed_each_minute(node: Scr
     assert ("FailedMount", "configMap gone") in node.api.recorded
 
 
-async def test_engine_volume_that_cannot_be_mounted_holds_up_the_pod(node: ScriptedNode) -> None:
+async def test_engine_mount_fails_pod_waits_and_mount_is_retried(node: ScriptedNode) -> None:
     node.volumes.failures["mount"] = [VolumeError("no such disk")] * 2
     async with node.running():
         node.api.put(containers=[container()], volumes=[{"name": "v", "emptyDir": {}}])
@@ -405,7 +405,7 @@ async def test_engine_volume_that_cannot_be_mounted_holds_up_the_pod(node: Scrip
     assert ("FailedMount", "no such disk") in node.api.recorded
 
 
-async def test_engine_unmount_that_fails_is_tried_again_before_the_pod_goes(node: ScriptedNode) -> None:
+async def test_engine_unmount_fails_is_retried_before_pod_deletion(node: ScriptedNode) -> None:
     node.volumes.failures["unmount"] = [VolumeError("busy")]
     async with node.running():
         node.api.put(containers=[container()], volumes=[{"name": "v", "emptyDir": {}}])
@@ -417,7 +417,7 @@ async def test_engine_unmount_that_fails_is_tried_again_before_the_pod_goes(node
     assert any(reason == "FailedUnMount" for reason, _ in node.api.recorded)
 
 
-async def test_engine_container_that_cannot_be_stopped_is_tried_again(node: ScriptedNode) -> None:
+async def test_engine_stop_container_fails_is_retried(node: ScriptedNode) -> None:
     node.runtime.failures["stop main 5"] = [Unavailable("StopContainer", "Unavailable", "away")]
     async with node.running():
         node.api.put(containers=[container()])
@@ -430,7 +430,7 @@ async def test_engine_container_that_cannot_be_stopped_is_tried_again(node: Scri
     assert any(reason == "FailedKillPod" for reason, _ in node.api.recorded)
 
 
-async def test_engine_active_deadline_ends_the_pod(node: ScriptedNode) -> None:
+async def test_engine_active_deadline_exceeded_pod_fails(node: ScriptedNode) -> None:
     async with node.running():
         node.api.put(activeDeadlineSeconds=20, restartPolicy="Never", containers=[container()])
         await node.until(lambda: node.api.status()["phase"] == "Running")
@@ -441,7 +441,7 @@ async def test_engine_active_deadline_ends_the_pod(node: ScriptedNode) -> None:
 
 
 @pytest.mark.parametrize("gate", [True, False])
-async def test_engine_init_containers_run_again_initialized_follows_the_gate(
+async def test_engine_init_containers_rerun_initialized_follows_feature_gate(
     node: ScriptedNode, gate: bool
 ) -> None:
     """Verify that a rerun takes `Initialized` back without RestartAllContainersOnContainerExits only."""

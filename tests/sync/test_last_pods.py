@@ -52,7 +52,7 @@ async def running(folder: Path) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_pods_of_old_are_offered_when_nobody_answers(tmp_path: Path) -> None:
+async def test_checkpoint_source_api_server_silent_offers_checkpointed_pods(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a", "one"))
         node.want(make_pod("b", "two"))
@@ -71,7 +71,7 @@ async def test_pods_of_old_are_offered_when_nobody_answers(tmp_path: Path) -> No
     assert Node(tmp_path / "c").kept == ["b"]
 
 
-async def test_nothing_is_offered_when_the_api_server_answers(tmp_path: Path) -> None:
+async def test_checkpoint_source_api_server_responds_offers_nothing(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a"))
     async with running(tmp_path / "c") as node:
@@ -82,7 +82,7 @@ async def test_nothing_is_offered_when_the_api_server_answers(tmp_path: Path) ->
         assert not node.last.has_unconfirmed_pods
 
 
-async def test_a_pod_is_forgotten_with_the_api_servers_word_for_it(tmp_path: Path) -> None:
+async def test_checkpoint_source_pod_removed_by_api_deletes_checkpoint(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         pod = make_pod("a")
         node.want(pod)
@@ -94,14 +94,14 @@ async def test_a_pod_is_forgotten_with_the_api_servers_word_for_it(tmp_path: Pat
         assert node.kept == []
 
 
-async def test_a_pod_that_cannot_be_read_now_is_kept(tmp_path: Path) -> None:
+async def test_checkpoint_source_unreadable_pod_retains_checkpoint(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a", "odd"))
         node.last.handle_api_pods([], {"default/odd"})
         assert node.kept == ["a"]
 
 
-async def test_static_pods_are_kept_by_their_files(tmp_path: Path) -> None:
+async def test_checkpoint_source_static_pod_is_not_checkpointed(tmp_path: Path) -> None:
     async with running(tmp_path / "c") as node:
         node.want(make_pod("a", annotations={"kubernetes.io/config.source": "file"}))
         assert node.kept == []

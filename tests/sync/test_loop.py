@@ -58,7 +58,7 @@ def answer(runtime: bool = True, network: bool = True) -> StatusResponse:
     )
 
 
-def test_problems_are_split_by_what_they_stop() -> None:
+def test_problems_in_separates_runtime_and_network_errors() -> None:
     assert problems_in(answer()) == ([], [])
     assert problems_in(answer(runtime=False)) == (["RuntimeReady=false reason:R message:m"], [])
     assert problems_in(answer(network=False)) == ([], ["NetworkReady=false reason:N message:n"])
@@ -68,7 +68,7 @@ def test_problems_are_split_by_what_they_stop() -> None:
 
 
 @pytest.mark.looptime
-async def test_runtime_state_follows_the_runtime() -> None:
+async def test_runtime_state_status_changes_updates_errors() -> None:
     answers: list[StatusResponse | CriError] = [answer()]
 
     async def status() -> StatusResponse:
@@ -93,7 +93,7 @@ async def test_runtime_state_follows_the_runtime() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_runtime_that_no_longer_answers_counts_as_down() -> None:
+async def test_runtime_state_status_call_hangs_reports_runtime_down() -> None:
     hanging = asyncio.Event()
 
     async def status() -> StatusResponse:
@@ -113,7 +113,7 @@ async def test_a_runtime_that_no_longer_answers_counts_as_down() -> None:
 
 
 @pytest.mark.looptime
-async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
+async def test_sync_loop_runtime_unhealthy_backs_off() -> None:
     asked: list[float] = []
 
     def errors() -> list[str]:
@@ -128,7 +128,7 @@ async def test_the_loop_backs_off_while_the_runtime_is_unhealthy() -> None:
 
 
 @pytest.mark.looptime
-async def test_health_notices_a_stuck_loop() -> None:
+async def test_sync_loop_health_loop_stopped_reports_error() -> None:
     loop = SyncLoop(list, MINUTE)
     assert loop.health() is None
     async with TaskScope() as scope:
@@ -141,7 +141,7 @@ async def test_health_notices_a_stuck_loop() -> None:
     assert "took longer than expected" in (loop.health() or "")
 
 
-async def test_a_scope_fails_when_one_of_its_tasks_fails() -> None:
+async def test_task_scope_task_fails_raises_exception_group() -> None:
     async def fails() -> None:
         raise ValueError("part died")
 
@@ -152,7 +152,7 @@ async def test_a_scope_fails_when_one_of_its_tasks_fails() -> None:
     assert caught.group_contains(ValueError, match="part died")
 
 
-async def test_a_scope_cancels_its_tasks() -> None:
+async def test_task_scope_exit_cancels_tasks() -> None:
     ended = asyncio.Event()
 
     async def part() -> None:
@@ -168,7 +168,7 @@ async def test_a_scope_cancels_its_tasks() -> None:
 
 
 @pytest.mark.looptime
-async def test_news_are_handed_on_in_order() -> None:
+async def test_sync_loop_updates_handled_in_order() -> None:
     diary = Diary()
     loop = SyncLoop(list, MINUTE)
     async with TaskScope() as scope:
@@ -182,7 +182,7 @@ async def test_news_are_handed_on_in_order() -> None:
 
 
 @pytest.mark.looptime
-async def test_housekeeping_every_other_second() -> None:
+async def test_sync_loop_housekeeping_runs_every_two_seconds() -> None:
     diary = Diary()
     async with TaskScope() as scope:
         scope.start(SyncLoop(list, MINUTE).run(diary), name="loop")
@@ -191,7 +191,7 @@ async def test_housekeeping_every_other_second() -> None:
 
 
 @pytest.mark.looptime
-async def test_no_news_is_lost_while_the_runtime_is_down() -> None:
+async def test_sync_loop_runtime_down_updates_handled_after_recovery() -> None:
     diary, errors = Diary(), ["down"]
     loop = SyncLoop(lambda: errors, MINUTE)
     async with TaskScope() as scope:
@@ -205,7 +205,7 @@ async def test_no_news_is_lost_while_the_runtime_is_down() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_failing_handler_does_not_stop_the_loop() -> None:
+async def test_sync_loop_handler_raises_continues() -> None:
     diary = Diary()
     diary.fail = True
     loop = SyncLoop(list, MINUTE)

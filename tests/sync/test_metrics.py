@@ -77,7 +77,7 @@ def status(phase: str = "Running", *, init: float = 0, runs: bool = True) -> Pod
     )
 
 
-def test_a_start_without_images_and_init_containers() -> None:
+def test_startup_latency_sli_excludes_image_pulls_and_init_containers() -> None:
     it, pod = Starts(), new_pod()
     it.shown(pod, 0.5, PodStatus(phase="Pending"))
     it.event(pod, 1, "Pulling")
@@ -95,7 +95,7 @@ def test_a_start_without_images_and_init_containers() -> None:
     assert it.value("first_network_pod_start_sli_duration_seconds") == pytest.approx(4)
 
 
-def test_who_does_not_count() -> None:
+def test_startup_latency_known_stateful_and_failed_pods_not_counted() -> None:
     it = Starts()
     known, stateful, over = new_pod("known"), new_pod("stateful"), new_pod("over")
     stateful.spec.volumes = [msgspec.convert({"name": "v", "hostPath": {"path": "/"}}, Volume)]
@@ -118,7 +118,7 @@ def test_who_does_not_count() -> None:
     assert it.value("first_network_pod_start_sli_duration_seconds") == pytest.approx(9)
 
 
-def test_from_first_sight_to_running() -> None:
+def test_startup_latency_running_counts_seconds_since_first_seen() -> None:
     it, pod = Starts(), new_pod()
     pending = status("Pending", runs=False)
     it.starts.status_changed(pod, pending, None)
@@ -131,7 +131,7 @@ def test_from_first_sight_to_running() -> None:
     assert it.value("pod_start_duration_seconds_count") == 1
 
 
-def test_each_end_counts_once() -> None:
+def test_terminated_containers_total_counts_each_exit_once() -> None:
     it, pod, labels = Starts(), new_pod(), {"exit_code": "0", "reason": "Completed"}
     before, after = status(), status(init=1)
     for _ in range(2):
@@ -147,11 +147,11 @@ def test_each_end_counts_once() -> None:
     ("spans", "seconds"),
     [([], 0), ([(1, 3)], 2), ([(1, 3), (2, 5)], 4), ([(1, 9), (2, 3)], 8), ([(5, 6), (1, 2)], 2)],
 )
-def test_overlapping_spans_count_once(spans: list[tuple[float, float]], seconds: float) -> None:
+def test_covered_overlapping_spans_count_once(spans: list[tuple[float, float]], seconds: float) -> None:
     assert covered(spans) == seconds
 
 
-def test_when_a_pod_was_first_seen() -> None:
+def test_first_seen_returns_time_of_annotation() -> None:
     assert first_seen(new_pod()) == pytest.approx(START.timestamp() + 0.5)
     assert first_seen(make_pod()) is None
     assert first_seen(make_pod(annotations={SEEN_ANNOTATION: "api"})) is None
@@ -182,7 +182,7 @@ class Life:
 
 
 @pytest.mark.looptime
-async def test_steps_of_workers() -> None:
+async def test_pod_workers_metrics_count_steps_by_operation_type() -> None:
     registry, clock = CollectorRegistry(), Clock()
     clock.now = 0.75
 
@@ -214,6 +214,6 @@ async def test_steps_of_workers() -> None:
     assert read("kubelet_restarted_pods_total", {"static": "true"}) == 0
 
 
-def test_metrics_without_a_registry() -> None:
+def test_metrics_without_registry_accept_observations() -> None:
     StatusMetrics().sent(1)
     WorkerMetrics().restarted(static=True)

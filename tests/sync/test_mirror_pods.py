@@ -62,7 +62,7 @@ def told(found: Plan) -> tuple[list[str], list[str]]:
         ([static(hash="h2")], [mirror(hash="h1", deleting=True)], ("default/a",), [], []),
     ],
 )
-def test_plan(
+def test_plan_creates_missing_and_deletes_outdated_mirror_pods(
     wanted: list[Pod], there: list[Pod], keep: tuple[str, ...], create: list[str], delete: list[str]
 ) -> None:
     assert told(plan(wanted, there, keep)) == (create, delete)
@@ -79,7 +79,7 @@ hashes = st.sampled_from(["h1", "h2"])
         unique_by=lambda pod: pod.full_name,
     ),
 )
-def test_plans_lead_to_one_mirror_each(wanted: list[Pod], there: list[Pod]) -> None:
+def test_plan_any_state_converges_to_one_mirror_per_static_pod(wanted: list[Pod], there: list[Pod]) -> None:
     for _ in range(2):
         todo = plan(wanted, there)
         assert {pod.full_name for pod in todo.create}.isdisjoint(pod.full_name for pod in there)
@@ -90,7 +90,7 @@ def test_plans_lead_to_one_mirror_each(wanted: list[Pod], there: list[Pod]) -> N
     assert shown == {pod.full_name: pod.uid for pod in wanted}
 
 
-def test_a_mirror_is_as_the_reference_makes_it() -> None:
+def test_mirror_of_static_pod_equals_upstream_recording() -> None:
     golden = json.loads(GOLDEN.read_text())
     metadata = {"name": "static-web", "namespace": "kube-system", "labels": {"app": "static"}}
     document = {"metadata": metadata}
@@ -222,7 +222,7 @@ async def keeping() -> AsyncIterator[Node]:
 pytestmark = pytest.mark.looptime
 
 
-async def test_a_mirror_lives_with_its_static_pod() -> None:
+async def test_mirror_pods_static_pod_ended_deletes_mirror() -> None:
     async with keeping() as node:
         node.want(static())
         await asyncio.sleep(0.1)
@@ -246,7 +246,7 @@ async def test_a_mirror_lives_with_its_static_pod() -> None:
         assert node.api.asked == ["create a", "delete a"]
 
 
-async def test_a_changed_manifest_gets_a_new_mirror() -> None:
+async def test_mirror_pods_manifest_changed_recreates_mirror() -> None:
     async with keeping() as node:
         node.want(static())
         await asyncio.sleep(0.1)
@@ -262,7 +262,7 @@ async def test_a_changed_manifest_gets_a_new_mirror() -> None:
 
 
 @pytest.mark.parametrize("seen", [True, False])
-async def test_a_mirror_that_somebody_deletes_is_made_again(seen: bool) -> None:
+async def test_mirror_pods_mirror_deleted_is_recreated(seen: bool) -> None:
     async with keeping() as node:
         node.want(static())
         await asyncio.sleep(0.1)
@@ -285,7 +285,7 @@ async def test_a_mirror_that_somebody_deletes_is_made_again(seen: bool) -> None:
         assert node.api.pods["default/a"].metadata.deletion_timestamp is None
 
 
-async def test_nothing_is_done_before_it_is_known_what_is_wanted() -> None:
+async def test_mirror_pods_sources_not_ready_sends_no_request() -> None:
     async with keeping() as node:
         node.reported = False
         node.api.pods["default/a"] = mirror()
@@ -300,7 +300,7 @@ async def test_nothing_is_done_before_it_is_known_what_is_wanted() -> None:
         assert node.api.asked == ["delete a"]
 
 
-async def test_a_mirror_waits_for_the_node_it_belongs_to() -> None:
+async def test_mirror_pods_node_uid_unknown_creation_waits() -> None:
     async with keeping() as node:
         node.node_uid = ""
         node.want(static())
@@ -312,7 +312,7 @@ async def test_a_mirror_waits_for_the_node_it_belongs_to() -> None:
         assert owner.uid == "late"
 
 
-async def test_it_goes_on_while_the_api_server_is_away() -> None:
+async def test_mirror_pods_api_server_down_creates_after_recovery() -> None:
     async with keeping() as node:
         node.api.down = True
         node.want(static())
@@ -324,7 +324,7 @@ async def test_it_goes_on_while_the_api_server_is_away() -> None:
         assert node.shown == {"a": "h1", "b": "h2"}
 
 
-async def test_one_that_is_refused_does_not_keep_the_others_away() -> None:
+async def test_mirror_pods_create_forbidden_other_mirrors_created() -> None:
     async with keeping() as node:
         node.api.failures = [Forbidden(403, "Forbidden", "quota")]
         node.want(static())
@@ -335,7 +335,7 @@ async def test_one_that_is_refused_does_not_keep_the_others_away() -> None:
         assert node.shown == {"a": "h1", "b": "h2"}
 
 
-async def test_one_that_is_always_refused_does_not_delay_new_ones() -> None:
+async def test_mirror_pods_create_always_forbidden_new_mirror_not_delayed() -> None:
     async with keeping() as node:
         node.api.failures = [Forbidden(403, "Forbidden", "quota")] * 100
         node.want(static())
@@ -348,7 +348,7 @@ async def test_one_that_is_always_refused_does_not_delay_new_ones() -> None:
         assert node.shown == {"b": "h2"}
 
 
-async def test_a_name_that_somebody_took_is_tried_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+async def test_mirror_pods_name_taken_retries_and_logs_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with keeping() as node:
         node.api.pods["default/a"] = make_pod("somebody", "a")

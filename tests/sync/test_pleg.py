@@ -83,7 +83,7 @@ def started(uid: str, container: str) -> pb.ContainerEventResponse:
     )
 
 
-async def test_without_events_it_lists_each_second_and_reports_differences() -> None:
+async def test_pleg_no_event_stream_relists_each_second_and_reports_changes() -> None:
     runtime = Runtime(events=False)
     changes: list[PodLifecycleEvent] = []
     pleg = pleg_of(runtime, changes.append)
@@ -102,7 +102,7 @@ async def test_without_events_it_lists_each_second_and_reports_differences() -> 
     assert changes == [PodLifecycleEvent("pod-1")] * 3
 
 
-async def test_with_events_it_lists_rarely() -> None:
+async def test_pleg_event_stream_open_relists_rarely() -> None:
     runtime = Runtime(events=True)
     changes: list[PodLifecycleEvent] = []
     pleg = pleg_of(runtime, changes.append)
@@ -119,7 +119,7 @@ async def test_with_events_it_lists_rarely() -> None:
     assert 8 <= runtime.lists - before <= 13
 
 
-async def test_what_was_missed_while_the_stream_was_broken_is_found_by_listing() -> None:
+async def test_pleg_stream_broken_missed_events_found_by_relist() -> None:
     runtime = Runtime(events=True)
     changes: list[PodLifecycleEvent] = []
     async with TaskScope() as scope:
@@ -131,7 +131,7 @@ async def test_what_was_missed_while_the_stream_was_broken_is_found_by_listing()
     assert PodLifecycleEvent("pod-1") in changes
 
 
-async def test_what_the_runtime_shows_late_after_a_break_is_found_by_listing_again() -> None:
+async def test_pleg_stream_broken_late_change_found_by_second_relist() -> None:
     runtime = Runtime(events=True)
     runtime.run("s1", "pod-1")
     changes: list[PodLifecycleEvent] = []
@@ -154,7 +154,7 @@ async def test_what_the_runtime_shows_late_after_a_break_is_found_by_listing_aga
         assert runtime.lists == settled
 
 
-async def test_while_the_stream_cannot_be_opened_it_lists_each_second() -> None:
+async def test_pleg_stream_cannot_be_opened_relists_each_second() -> None:
     runtime = Runtime(events=True)
     pleg = pleg_of(runtime, lambda _: None)
     async with TaskScope() as scope:
@@ -167,7 +167,7 @@ async def test_while_the_stream_cannot_be_opened_it_lists_each_second() -> None:
         assert runtime.lists - before >= 40
 
 
-async def test_health_follows_the_lists() -> None:
+async def test_pleg_health_relist_fails_reports_error_after_three_minutes() -> None:
     runtime = Runtime(events=True)
     pleg = pleg_of(runtime, lambda change: None)
     assert "yet to be successful" in (pleg.health() or "")
@@ -185,7 +185,7 @@ async def test_health_follows_the_lists() -> None:
         assert pleg.health() is None
 
 
-async def test_what_it_never_saw_is_new() -> None:
+async def test_pleg_never_saw_pod_unknown_after_relist_returns_true() -> None:
     runtime = Runtime(events=True)
     pleg = pleg_of(runtime, lambda change: None)
     assert not pleg.never_saw("pod-1")

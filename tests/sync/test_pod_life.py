@@ -112,7 +112,7 @@ def life(
 
 
 @pytest.mark.parametrize("again", [None, 10.0])
-async def test_what_ended_while_it_was_started_is_answered_at_once(again: float | None) -> None:
+async def test_sync_container_exits_during_step_syncs_again_immediately(again: float | None) -> None:
     after = seen(("init", "exited"))
     subject = life(seen(), after, again=again)
     assert await subject.sync(POD) == (False, 0)
@@ -122,14 +122,14 @@ async def test_what_ended_while_it_was_started_is_answered_at_once(again: float 
     assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "oom"))
 
 
-async def test_what_had_ended_before_waits_for_its_time() -> None:
+async def test_sync_container_exited_before_step_waits_for_back_off() -> None:
     crashed = seen(("main", "exited"))
     subject = life(crashed, crashed, again=10.0)
     assert await subject.sync(make_pod()) == (False, 10.0)
 
 
 @pytest.mark.parametrize("resized", [False, True])
-async def test_a_pod_that_lost_its_cgroup_is_stopped_also_while_it_is_resized(resized: bool) -> None:
+async def test_sync_pod_cgroup_missing_during_resize_stops_sandbox(resized: bool) -> None:
     pod, resizing, stopped = make_pod(), AllocationManager(PodHistory()), list[str]()
     resizing.update_pod(pod, None)
     resizing.on_cgroup_created(pod)
@@ -144,14 +144,14 @@ async def test_a_pod_that_lost_its_cgroup_is_stopped_also_while_it_is_resized(re
     assert stopped == ["box"]
 
 
-async def test_what_was_started_and_runs_needs_nothing() -> None:
+async def test_sync_started_container_runs_needs_no_further_step() -> None:
     running = seen(("init", "running"))
     subject = life(seen(), running)
     assert await subject.sync(POD) == (False, None)
     assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "ended"))
 
 
-async def test_containers_are_named_by_the_runtime_that_has_them() -> None:
+async def test_sync_container_id_has_runtime_name_prefix() -> None:
     statuses = StatusStore()
     await life(seen(), seen(("init", "running")), statuses=statuses).sync(POD)
     status = statuses.get(POD.uid)
@@ -159,7 +159,7 @@ async def test_containers_are_named_by_the_runtime_that_has_them() -> None:
     assert status.init_container_statuses[0].container_id == "cri-o://init-id"
 
 
-async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
+async def test_sync_pod_rejected_during_step_is_rejected_and_terminated() -> None:
     refused: list[tuple[Pod, AdmitRejection]] = []
     subject = life(seen(), failure=PodRejected("NoRoom", "it does not fit"), refused=refused)
     assert await subject.sync(POD) == (True, None)
@@ -167,7 +167,7 @@ async def test_a_pod_that_cannot_run_here_after_all_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fate", ["restarted", "gone"])
-async def test_clean_up_restarted_static_pod_keeps_what_counts_its_restarts(fate: Fate) -> None:
+async def test_clean_up_restarted_static_pod_keeps_exited_containers(fate: Fate) -> None:
     """Verify that the runtime keeps the exited containers of a pod that starts again, and no others'."""
     done = list[str]()
     subject = ending(fate, done)
@@ -220,7 +220,7 @@ async def test_sync_container_in_back_off_refreshes_volumes_of_running_siblings(
     assert refreshed == expected
 
 
-async def test_remove_deletes_directories_off_the_event_loop() -> None:
+async def test_remove_deletes_directories_outside_event_loop() -> None:
     """Verify that the number of files that a pod leaves behind does not hold up other pods."""
     threads: dict[str, threading.Thread] = {}
     subject = ending("gone", [], threads)

@@ -37,7 +37,7 @@ class Life:
         raise AssertionError("no pod leaves remnants here")
 
 
-async def test_from_the_first_word_to_the_last_container() -> None:
+async def test_active_pods_counts_pod_until_last_container_exits() -> None:
     store, statuses, life = PodStore(), StatusStore(), Life()
     seen: dict[str, ObservedPod] = {}
     async with TaskScope() as scope:

@@ -81,12 +81,14 @@ WHOLE: dict[str, Any] = {"resources": {"requests": {"cpu": "1"}}}
         ),
     ],
 )
-def test_infeasible(wished: Pod, allocated: Pod, rules: ResizeRules, detail: str | None, words: str) -> None:
+def test_infeasible_returns_upstream_detail_and_message(
+    wished: Pod, allocated: Pod, rules: ResizeRules, detail: str | None, words: str
+) -> None:
     found = infeasible(wished, allocated, rules)
     assert (found.detail if found else None, found.message if found else "") == (detail, words)
 
 
-def test_who_comes_first() -> None:
+def test_urgency_orders_by_decrease_priority_qos_and_time() -> None:
     order = [
         urgency(pod("50m"), pod(), LATE),  # asks for less
         urgency(pod("200m", priority=100), pod(), LATE),
@@ -114,11 +116,13 @@ def test_who_comes_first() -> None:
         ),
     ],
 )
-def test_wishes_are_counted(before: Pod, after: Pod, expected: list[tuple[str, str, str]]) -> None:
+def test_requested_changes_returns_operation_per_resource(
+    before: Pod, after: Pod, expected: list[tuple[str, str, str]]
+) -> None:
     assert list(requested_changes(before, after, Scope())) == expected
 
 
-def test_events_say_what_the_reference_says() -> None:
+def test_summary_event_message_equals_upstream() -> None:
     several = pod(limits={"cpu": "200m"})
     several.spec.init_containers = pod("", "100").spec.containers
     several.spec.init_containers[0].name = "c0"
@@ -168,7 +172,7 @@ NEW = pod("250m", "48Mi", limits={"cpu": "500m", "memory": "128Mi"})
         (pod("", ""), seen(told=ActualResources(cpu_request=2)), pod("", ""), {}, {}),
     ],
 )
-def test_what_a_container_has(
+def test_actual_resources_resize_in_progress_returns_actuated_values(
     promised: Pod,
     container: ObservedContainer,
     actuated: Pod | None,

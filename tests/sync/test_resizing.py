@@ -143,7 +143,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def test_a_wish_that_fits(world: World) -> None:
+async def test_resize_fits_is_allocated_and_completed(world: World) -> None:
     world.add(make_pod("a", "100m"))
     wished = world.wish("a", "200m")
     assert world.cpu("a") == "200m"
@@ -160,7 +160,7 @@ async def test_a_wish_that_fits(world: World) -> None:
     assert world.sample("pod_in_progress_resizes") == 0
 
 
-async def test_no_room_and_then_room(world: World) -> None:
+async def test_resize_deferred_accepted_after_pod_removed(world: World) -> None:
     for uid in ("a", "b"):
         world.add(make_pod(uid, "100m"))
     world.room = lambda pod: FULL
@@ -180,7 +180,7 @@ async def test_no_room_and_then_room(world: World) -> None:
     assert world.sample("pod_pending_resizes", reason="deferred") is None
 
 
-async def test_what_is_infeasible_is_left_alone(world: World) -> None:
+async def test_resize_infeasible_is_not_retried(world: World) -> None:
     world.rules = ResizeRules(may_swap=lambda pod, container: True)
     world.start()
     before = make_pod("a", "100m")
@@ -199,7 +199,7 @@ async def test_what_is_infeasible_is_left_alone(world: World) -> None:
     assert world.sample("pod_infeasible_resizes_total", reason_detail="swap_limitation") == 1
 
 
-async def test_who_is_looked_at_first(world: World) -> None:
+async def test_resize_deferred_pods_evaluated_by_urgency(world: World) -> None:
     world.room = lambda pod: FULL
     for uid, priority in (("low", 1), ("high", 9), ("less", 0)):
         world.add(make_pod(uid, "100m", priority=priority))
@@ -211,7 +211,7 @@ async def test_who_is_looked_at_first(world: World) -> None:
     assert world.judged == ["less", "high", "low"]
 
 
-async def test_time_goes_by(world: World) -> None:
+async def test_resize_deferred_accepted_by_periodic_retry(world: World) -> None:
     world.room = lambda pod: FULL
     world.add(make_pod("a", "100m"))
     world.wish("a", "200m")
@@ -226,7 +226,7 @@ async def test_time_goes_by(world: World) -> None:
     assert world.sample("pod_deferred_accepted_resizes_total", retry_trigger="periodic_retry") == 1
 
 
-async def test_a_wish_that_is_taken_back(world: World) -> None:
+async def test_resize_deferred_request_reverted_clears_condition(world: World) -> None:
     world.room = lambda pod: FULL
     world.add(make_pod("a", "100m"))
     world.wish("a", "200m")
@@ -239,7 +239,7 @@ async def test_a_wish_that_is_taken_back(world: World) -> None:
     assert "ResizeStarted" not in world.events("a")
 
 
-async def test_failures_are_told_and_end(world: World) -> None:
+async def test_resize_actuation_fails_sets_error_until_success(world: World) -> None:
     world.add(make_pod("a", "100m"))
     world.wish("a", "200m")
     pod = world.resizing.allocated(world.pods["a"])
@@ -252,7 +252,7 @@ async def test_failures_are_told_and_end(world: World) -> None:
     assert world.shown("a") == {}
 
 
-async def test_a_step_that_began_before_ends_nothing(world: World) -> None:
+async def test_observe_older_allocation_keeps_resize_in_progress(world: World) -> None:
     world.add(make_pod("a", "100m"))
     old = world.resizing.allocated(world.pods["a"])
     world.wish("a", "200m")
@@ -260,7 +260,7 @@ async def test_a_step_that_began_before_ends_nothing(world: World) -> None:
     assert world.shown("a") == {IN_PROGRESS: ""}
 
 
-async def test_what_shrinks_is_free_when_it_has_shrunk(world: World) -> None:
+async def test_counted_decrease_not_actuated_returns_old_request(world: World) -> None:
     world.add(make_pod("a", "500m"))
     world.wish("a", "100m")
 
@@ -273,7 +273,7 @@ async def test_what_shrinks_is_free_when_it_has_shrunk(world: World) -> None:
     assert counted() == "100m"
 
 
-async def test_another_agent_goes_on(world: World) -> None:
+async def test_allocation_manager_kubelet_restarted_resumes_resizes(world: World) -> None:
     world.room = lambda pod: FULL
     world.add(make_pod("waits", "100m"))
     world.add(make_pod("works", "100m"))
@@ -305,7 +305,7 @@ async def test_another_agent_goes_on(world: World) -> None:
     assert world.cpu("waits") == "200m"
 
 
-async def test_the_pods_cgroup_also_for_containers_that_do_not_run(world: World) -> None:
+async def test_resize_no_container_running_sets_pod_cgroup(world: World) -> None:
     nothing = ObservedPod(uid="a")
     world.resizing.update_pod(pod := make_pod("a", "100m"), None)
     world.pods["a"] = pod
@@ -339,7 +339,7 @@ class Hands:
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool) -> None:
+async def test_pod_resize_step_cgroup_update_fails_is_retried(world: World, renewed: bool) -> None:
     world.add(pod := make_pod("a", "100m"))
     world.resizing.on_cgroup_created(pod)
     larger, hands = world.wish("a", "200m"), Hands("busy")
@@ -360,7 +360,7 @@ async def test_what_could_not_be_set_is_tried_again(world: World, renewed: bool)
     assert world.sample("pod_resize_duration_milliseconds_count", success="false") == 1
 
 
-async def test_a_new_cgroup_has_what_the_pod_says(world: World) -> None:
+async def test_plan_cgroup_recreated_needs_no_resize(world: World) -> None:
     world.add(pod := make_pod("a", "100m"))
     world.resizing.on_cgroup_created(pod)
     world.resizing.on_pod_terminated("a")
@@ -369,7 +369,7 @@ async def test_a_new_cgroup_has_what_the_pod_says(world: World) -> None:
     assert not world.resizing.plan(larger, ObservedPod(uid="a"))
 
 
-async def test_a_promise_that_cannot_be_written_is_none(
+async def test_resize_checkpoint_write_fails_keeps_old_allocation(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.add(make_pod("a", "100m"))
@@ -386,7 +386,7 @@ async def test_a_promise_that_cannot_be_written_is_none(
     assert world.cpu("a") == "200m"
 
 
-async def test_room_is_made_for_critical_pods(tmp_path: Path) -> None:
+async def test_resize_critical_pod_preempts_victim_once(tmp_path: Path) -> None:
     async with TaskScope() as scope:
         world = World(tmp_path, scope)
         world.add(make_pod("a", "100m"))
@@ -403,7 +403,7 @@ async def test_room_is_made_for_critical_pods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, FULL])
-async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: AdmitResult) -> None:
+async def test_resize_deferred_result_applied_when_available(tmp_path: Path, answer: AdmitResult) -> None:
     async def late() -> AdmitResult:
         await asyncio.sleep(1)
         return answer
@@ -419,7 +419,7 @@ async def test_somebody_has_to_be_waited_for(tmp_path: Path, answer: AdmitResult
         assert world.shown("a") == ({IN_PROGRESS: ""} if answer is None else {PENDING: "Deferred"})
 
 
-async def test_starting_containers_writes_nothing_and_setting_them_anew_does(world: World) -> None:
+async def test_starting_actuated_state_written_only_on_changed_resources(world: World) -> None:
     two = make_pod("a", "100m")
     two.spec.containers.append(msgspec.structs.replace(two.spec.containers[0], name="second"))
     world.resizing.update_pod(two, None)

@@ -89,7 +89,7 @@ def subject(runtime: Runtime, journal: PodHistory | None = None, *, now: float =
 
 
 @pytest.mark.looptime
-async def test_all_go_in_their_order_and_without_grace() -> None:
+async def test_restart_all_clear_removes_waves_in_order_with_minimum_grace() -> None:
     runtime, journal, memory = (
         Runtime(slow="other", lost="side"),
         PodHistory(),
@@ -106,13 +106,13 @@ async def test_all_go_in_their_order_and_without_grace() -> None:
 
 
 @pytest.mark.looptime
-async def test_those_of_a_wave_do_not_wait_for_each_other() -> None:
+async def test_restart_all_clear_containers_of_wave_stopped_concurrently() -> None:
     runtime = Runtime(slow="other")
     await subject(runtime).clear(a_pod(), [[OTHER, trace("main", "running")], [SIDE]], PodSyncState(order=1))
     assert runtime.calls[:4] == ["stop main", "remove main", "stop other", "remove other"]
 
 
-async def test_what_is_stuck_keeps_the_reason_alive() -> None:
+async def test_restart_all_clear_removal_fails_later_waves_untouched() -> None:
     runtime, memory = Runtime(stuck="other"), PodSyncState(order=1)
     with pytest.raises(SyncError, match="other is stuck"):
         await subject(runtime).clear(a_pod(), [[OTHER, trace("other", "exited")], [SIDE], [MAIN]], memory)
@@ -120,7 +120,7 @@ async def test_what_is_stuck_keeps_the_reason_alive() -> None:
 
 
 @pytest.mark.parametrize(("age", "wait"), [(0.0, 1.0), (0.75, 0.25), (1.0, 0.0), (60.0, 0.0), (-5.0, 0.0)])
-async def test_each_life_lasts_a_second(age: float, wait: float) -> None:
+async def test_restart_all_clear_young_container_waits_until_one_second_old(age: float, wait: float) -> None:
     runtime = Runtime()
     again = await subject(runtime, now=BORN + age).clear(a_pod(), [[MAIN]], PodSyncState(order=1))
     assert again == pytest.approx(wait)
@@ -128,7 +128,7 @@ async def test_each_life_lasts_a_second(age: float, wait: float) -> None:
 
 
 @pytest.mark.parametrize(("policy", "again"), [("Never", False), ("OnFailure", True)])
-def test_where_it_is_off_the_rule_fits_and_the_policy_decides(policy: str, again: bool) -> None:
+def test_restart_all_disabled_rule_matches_and_policy_decides(policy: str, again: bool) -> None:
     parts: Any = None
     pod = a_pod(policy)
     switched_off = RestartAll(parts, parts, PodHistory(), lambda: BORN, enabled=False)
@@ -197,7 +197,7 @@ def picture(*containers: ObservedContainer) -> ObservedPod:
     return ObservedPod(uid="u1", name="web", namespace="default", sandboxes=(BOX,), containers=containers)
 
 
-async def test_a_step_takes_all_away_and_the_next_one_begins() -> None:
+async def test_sync_restart_all_removes_containers_then_starts_first() -> None:
     runtime, applied, statuses = Runtime(), list[str](), StatusStore()
     looks = iter([picture(MAIN, OTHER, SIDE), picture(), picture()])
     one = life(looks, runtime, applied, statuses=statuses)
@@ -216,7 +216,7 @@ async def test_a_step_takes_all_away_and_the_next_one_begins() -> None:
     assert not has_restart_condition(status)
 
 
-async def test_a_step_where_it_is_off() -> None:
+async def test_sync_restart_all_disabled_leaves_containers() -> None:
     runtime, applied, statuses = Runtime(), list[str](), StatusStore()
     looks = iter([picture(MAIN, OTHER, SIDE)] * 2)
     one = life(looks, runtime, applied, statuses=statuses, restart_all=False)

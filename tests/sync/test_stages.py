@@ -47,7 +47,7 @@ class Early(Recording):
     before_final_status: ClassVar[bool] = True
 
 
-async def test_stage_list_prepared_in_order_released_in_reverse_around_the_final_status() -> None:
+async def test_stage_list_prepared_in_order_released_in_reverse() -> None:
     calls: list[str] = []
     stages = StageList(Recording("cgroup", calls), Recording("volumes", calls), Early("claims", calls))
     await stages.prepare(START)
@@ -62,7 +62,7 @@ async def test_stage_list_prepared_in_order_released_in_reverse_around_the_final
     ]
 
 
-async def test_stage_list_failed_prepare_stops_at_the_failing_stage() -> None:
+async def test_stage_list_prepare_fails_stops_at_failing_stage() -> None:
     calls: list[str] = []
     cgroup, volumes = Recording("cgroup", calls), Recording("volumes", calls)
     cgroup.failing = True
@@ -71,7 +71,7 @@ async def test_stage_list_failed_prepare_stops_at_the_failing_stage() -> None:
     assert calls == ["prepare cgroup"]
 
 
-async def test_stage_list_failed_release_keeps_the_stages_below_until_it_succeeds() -> None:
+async def test_stage_list_release_fails_keeps_earlier_stages_until_success() -> None:
     calls: list[str] = []
     cgroup, volumes = Recording("cgroup", calls), Recording("volumes", calls)
     stages, volumes.failing = StageList(cgroup, volumes), True

@@ -6,7 +6,7 @@ import pytest
 from pykubelet.podsync.start_limiter import LONGEST_SECONDS, StartLimiter
 
 
-async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:
+async def test_start_limiter_admits_at_most_limit_oldest_first() -> None:
     gate, inside, most, order = StartLimiter(2), 0, 0, []
 
     async def pod(number: int) -> None:
@@ -28,7 +28,7 @@ async def test_no_more_than_the_limit_at_once_and_the_oldest_first() -> None:
     assert order.index((1, "containers")) < order.index((4, "sandbox"))
 
 
-async def test_a_cancelled_waiter_leaves_no_hole() -> None:
+async def test_start_limiter_waiter_cancelled_next_turn_is_granted() -> None:
     gate = StartLimiter(1)
     async with gate.turn(0):
         waiting = asyncio.ensure_future(_take(gate, 1))
@@ -40,7 +40,7 @@ async def test_a_cancelled_waiter_leaves_no_hole() -> None:
         pass
 
 
-async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:
+async def test_start_limiter_waiter_cancelled_at_wakeup_turn_passes_to_next() -> None:
     gate = StartLimiter(1)
     async with gate.turn(0):
         first = asyncio.ensure_future(_take(gate, 1))
@@ -52,7 +52,7 @@ async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_it_on() -> No
         await second
 
 
-async def test_a_failing_turn_is_given_back() -> None:
+async def test_start_limiter_turn_raises_is_released() -> None:
     gate = StartLimiter(1)
     with pytest.raises(ValueError):
         async with gate.turn(0):
@@ -62,7 +62,7 @@ async def test_a_failing_turn_is_given_back() -> None:
 
 
 @pytest.mark.looptime
-async def test_those_that_hang_do_not_keep_others_from_starting() -> None:
+async def test_start_limiter_turns_hang_longest_seconds_next_pod_starts() -> None:
     """Four pods on a dead server's volume would be enough to start nothing any more."""
     gate, forever = StartLimiter(2), asyncio.Event()
 
@@ -85,7 +85,7 @@ async def test_those_that_hang_do_not_keep_others_from_starting() -> None:
 
 
 @pytest.mark.looptime
-async def test_who_is_cancelled_while_away_waits_for_no_turn_and_leaves_none_too_many() -> None:
+async def test_while_away_cancelled_raises_and_turn_count_unchanged() -> None:
     gate = StartLimiter(1)
 
     async def away(seconds: float) -> None:
@@ -106,7 +106,7 @@ async def test_who_is_cancelled_while_away_waits_for_no_turn_and_leaves_none_too
 
 @pytest.mark.looptime
 @pytest.mark.parametrize("after", [0.0, 1.0, 5.0])
-async def test_what_fails_while_away_comes_back_with_a_turn(after: float) -> None:
+async def test_while_away_coroutine_fails_reacquires_turn(after: float) -> None:
     gate = StartLimiter(1)
 
     async def fail() -> None:

@@ -80,7 +80,7 @@ NOTHING = ObservedPod(uid="u1", name="web", namespace="default")
         (("main",), ["side", "init", "other"]),
     ],
 )
-async def test_doer_failed_init_container_holds_up_those_after_it(
+async def test_executor_init_container_fails_later_containers_not_started(
     failing: tuple[str, ...], started: list[str]
 ) -> None:
     subject, memory = Starting(*failing), PodSyncState(order=1)
@@ -99,7 +99,7 @@ async def test_doer_failed_init_container_holds_up_those_after_it(
     ("crashed", "started"),
     [("init", ["side"]), ("side", ["init", "main", "other"]), ("main", ["side", "init", "other"])],
 )
-async def test_doer_init_container_in_back_off_holds_up_those_after_it(
+async def test_executor_init_container_in_back_off_later_containers_not_started(
     crashed: str, started: list[str]
 ) -> None:
     subject, memory = Starting(), PodSyncState(order=1)

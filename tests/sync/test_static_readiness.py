@@ -65,7 +65,7 @@ def ready_of(pod: Pod) -> bool:
 
 
 @pytest.mark.parametrize("ready", [False, True])
-async def test_static_readiness_kubelet_restarted_reports_what_was_reported(
+async def test_static_readiness_kubelet_restarted_restores_reported_ready(
     tmp_path: Path, ready: bool
 ) -> None:
     def happen(subject: StaticReadiness) -> None:
@@ -82,7 +82,7 @@ async def test_static_readiness_kubelet_restarted_reports_what_was_reported(
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 
 
-async def test_static_readiness_cancelled_writes_what_is_new(tmp_path: Path) -> None:
+async def test_static_readiness_run_cancelled_writes_pending_changes(tmp_path: Path) -> None:
     subject = StaticReadiness(tmp_path)
     task = asyncio.create_task(subject.run())
     await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_static_readiness_other_pods_not_recorded(tmp_path: Path) -> None:
     assert not (tmp_path / FILE).exists()
 
 
-async def test_static_readiness_pods_gone_forgotten(tmp_path: Path) -> None:
+async def test_static_readiness_pods_removed_deletes_entries(tmp_path: Path) -> None:
     def happen(subject: StaticReadiness) -> None:
         for uid in ("u1", "u2", "u3"):
             subject.record(static(uid=uid), reported(False), None)

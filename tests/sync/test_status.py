@@ -92,13 +92,13 @@ FINE = Health(started=True, ready=True)
 
 
 @pytest.mark.parametrize("name", ["besteffort", "burstable", "guaranteed"])
-def test_running_pods_as_recorded(name: str) -> None:
+def test_compute_status_running_pod_equals_recording(name: str) -> None:
     pod = given_pod("basic", name)
     status = compute_status(view(pod, observed(container("main")), health={"main": FINE}), NOW)
     assert plain(status) == recorded("basic", name)
 
 
-def test_a_pod_with_init_containers_as_recorded() -> None:
+def test_compute_status_init_containers_equals_recording() -> None:
     done = Health(started=False, ready=True)
     picture = observed(container("main"), container("second", "exited"), container("first", "exited"))
     health = {"main": FINE, "first": done, "second": done}
@@ -106,7 +106,7 @@ def test_a_pod_with_init_containers_as_recorded() -> None:
     assert plain(status) == recorded("lifecycle", "lifecycle")
 
 
-def test_a_finished_pod_as_recorded() -> None:
+def test_compute_status_finished_pod_equals_recording() -> None:
     picture = observed(
         container("fails-once", "exited", attempt=1),
         container("ok", "exited", message="done\n"),
@@ -119,20 +119,20 @@ def test_a_finished_pod_as_recorded() -> None:
     assert plain(status) == recorded("lifecycle", "finishes")
 
 
-def test_a_crashing_pod_as_recorded() -> None:
+def test_compute_status_crashing_pod_equals_recording() -> None:
     picture = observed(container("main", "exited", 7, attempt=2), container("main", "exited", 7, attempt=1))
     status = compute_status(view(given_pod("lifecycle", "crashes"), picture), NOW)
     assert plain(status) == recorded("lifecycle", "crashes")
 
 
-def test_a_pod_without_its_image_as_recorded() -> None:
+def test_compute_status_image_missing_equals_recording() -> None:
     message = 'Container image "registry.local/absent:1" is not present with pull policy of Never'
     failures = {"main": StartFailure("ErrImageNeverPull", message)}
     status = compute_status(view(given_pod("lifecycle", "no-image"), observed(), failures=failures), NOW)
     assert plain(status) == recorded("lifecycle", "no-image")
 
 
-def test_containers_show_how_their_devices_are_for_as_long_as_they_have_them() -> None:
+def test_compute_status_device_health_shown_until_container_exits() -> None:
     pod = given_pod("lifecycle", "lifecycle")
     lost = ResourceStatus(
         name="example.com/dongle", resources=[ResourceHealth(resource_id="d1", health="Unhealthy")]
@@ -160,7 +160,7 @@ def test_containers_show_how_their_devices_are_for_as_long_as_they_have_them() -
         ("IfPossible", None, "kata", "Disabled"),
     ],
 )
-def test_mounts_tell_whether_they_are_read_only_all_the_way_down(
+def test_compute_status_volume_mount_reports_recursive_read_only(
     mode: str | None, handler: str | None, runtime_class: str | None, shown: str
 ) -> None:
     """`handler` is the sandbox's; None where there is no sandbox yet."""
@@ -180,7 +180,7 @@ def test_mounts_tell_whether_they_are_read_only_all_the_way_down(
     ]
 
 
-def test_a_crash_loop_shows_the_pause_and_the_last_end() -> None:
+def test_compute_status_crash_loop_shows_back_off_and_last_state() -> None:
     pod = given_pod("lifecycle", "crashes")
     failures = {"main": StartFailure("CrashLoopBackOff", "back-off 10s restarting")}
     status = compute_status(view(pod, observed(container("main", "exited", 7)), failures=failures), NOW)
@@ -192,7 +192,7 @@ def test_a_crash_loop_shows_the_pause_and_the_last_end() -> None:
     assert status.phase == "Running"
 
 
-def test_a_container_that_vanished_is_lost_and_not_new() -> None:
+def test_compute_status_container_vanished_is_status_unknown() -> None:
     pod = given_pod("basic", "besteffort")
     before = compute_status(view(pod, observed(container("main")), health={"main": FINE}), NOW)
     status = compute_status(view(pod, observed(), previous=before), NOW)
@@ -204,14 +204,14 @@ def test_a_container_that_vanished_is_lost_and_not_new() -> None:
     assert status.phase == "Running"
 
 
-def test_a_terminal_phase_is_never_left() -> None:
+def test_compute_status_terminal_phase_is_not_left() -> None:
     pod = given_pod("lifecycle", "finishes")
     before = PodStatus(phase="Failed", reason="Evicted", message="too much")
     status = compute_status(view(pod, observed(container("ok")), previous=before), NOW)
     assert (status.phase, status.reason, status.message) == ("Failed", "Evicted", "too much")
 
 
-def test_transition_times_move_only_with_the_status() -> None:
+def test_compute_status_transition_time_changes_only_with_condition() -> None:
     pod = given_pod("basic", "besteffort")
     first = compute_status(view(pod, observed(container("main"))), NOW)
     later = datetime(2026, 1, 2, tzinfo=UTC)
@@ -224,7 +224,7 @@ def test_transition_times_move_only_with_the_status() -> None:
     assert second.start_time == NOW
 
 
-def test_readiness_gates_are_waited_for() -> None:
+def test_compute_status_readiness_gate_missing_pod_not_ready() -> None:
     pod = given_pod("basic", "besteffort")
     pod.spec.readiness_gates = from_document(
         Pod, {"spec": {"readinessGates": [{"conditionType": "x/y"}]}}
@@ -247,7 +247,9 @@ def test_readiness_gates_are_waited_for() -> None:
         ("Always", [0, 0], True, "Succeeded"),
     ],
 )
-def test_phases_of_ended_containers(policy: str, codes: list[int], terminal: bool, phase: str) -> None:
+def test_compute_status_containers_exited_phase_follows_restart_policy(
+    policy: str, codes: list[int], terminal: bool, phase: str
+) -> None:
     names = [f"c{index}" for index in range(len(codes))]
     document = {"spec": {"restartPolicy": policy, "containers": [{"name": name} for name in names]}}
     picture = observed(*(container(name, "exited", code) for name, code in zip(names, codes, strict=True)))
@@ -269,7 +271,7 @@ def test_phases_of_ended_containers(policy: str, codes: list[int], terminal: boo
         ([], (), True, [], ([], [])),
     ],
 )
-def test_addresses(
+def test_compute_status_host_ips_and_pod_ips_ordered_by_family(
     hosts: list[str],
     ips: tuple[str, ...],
     host_network: bool,

@@ -47,7 +47,9 @@ def merge(theirs: PodStatus, ours: PodStatus, *, pod: Pod | None = None, may_run
         ("Failed", "Succeeded", False, "Failed"),
     ],
 )
-def test_phase(theirs: str, ours: str, may_run: bool, phase: str) -> None:
+def test_merged_status_terminal_phase_stays_and_waits_for_containers(
+    theirs: str, ours: str, may_run: bool, phase: str
+) -> None:
     merged = merge(
         make_status(theirs, reason="T", message="t"),
         make_status(ours, reason="O", message="o"),
@@ -58,7 +60,7 @@ def test_phase(theirs: str, ours: str, may_run: bool, phase: str) -> None:
     assert (merged.reason, merged.message) == (whose, whose.lower())
 
 
-def test_a_pod_that_others_ended_is_not_ready() -> None:
+def test_merged_status_terminated_in_api_server_is_not_ready() -> None:
     merged = merge(make_status("Failed", reason="Evicted"), make_status("Running"))
     ready = {c.type: c for c in merged.conditions}["Ready"]
     assert (ready.status, ready.reason, ready.last_transition_time) == ("False", "PodFailed", LATER)
@@ -68,7 +70,7 @@ def test_a_pod_that_others_ended_is_not_ready() -> None:
     }
 
 
-def test_conditions_of_others_are_theirs() -> None:
+def test_merged_status_foreign_conditions_unchanged() -> None:
     theirs = make_status(conditions=[condition("example.com/gate", "False"), condition("Ready", "False")])
     ours = make_status(conditions=[condition("example.com/gate", "True"), condition("Ready", "True")])
     merged = merge(theirs, ours)
@@ -80,7 +82,7 @@ def test_conditions_of_others_are_theirs() -> None:
     assert [c.type for c in merge(make_status(conditions=[]), ours).conditions] == ["Ready"]
 
 
-def test_a_disruption_is_told_only_with_the_end() -> None:
+def test_merged_status_disruption_target_added_only_with_terminal_phase() -> None:
     ours = make_status("Failed", conditions=[condition("DisruptionTarget")])
     assert not merge(make_status(conditions=[]), ours, may_run=True).conditions
     assert [c.type for c in merge(make_status(conditions=[]), ours).conditions] == ["DisruptionTarget"]
@@ -98,7 +100,7 @@ def test_a_disruption_is_told_only_with_the_end() -> None:
         ("Never", ended(1), ended(2), False),
     ],
 )
-def test_a_container_that_ended_for_good_does_not_come_back(
+def test_merged_status_container_terminated_for_good_stays_terminated(
     policy: str, theirs: ContainerState, ours: ContainerState, kept: bool
 ) -> None:
     pod = make_pod(policy=policy, init=("first",))
@@ -111,7 +113,7 @@ def test_a_container_that_ended_for_good_does_not_come_back(
         assert merged.state == (theirs if kept else ours)
 
 
-def test_what_only_grows() -> None:
+def test_merged_status_restart_count_and_generation_never_decrease() -> None:
     theirs = make_status("Running", container(restart_count=3), observed_generation=5, start_time=NOW)
     ours = make_status("Running", container(restart_count=1), observed_generation=4, start_time=LATER)
     merged = merge(theirs, ours)
@@ -120,12 +122,12 @@ def test_what_only_grows() -> None:
     assert merge(ours, theirs).container_statuses[0].restart_count == 3
 
 
-def test_fields_of_others_stay() -> None:
+def test_merged_status_foreign_fields_unchanged() -> None:
     theirs = make_status(nominated_node_name="n", resize="Proposed")
     assert merge(theirs, make_status()) == theirs
 
 
-def test_last_words_are_bounded() -> None:
+def test_merged_status_long_termination_messages_truncated() -> None:
     long = make_status("Failed", *(container(name, ended(1, "ä" * 4000)) for name in "abc"))
     pod = make_pod(containers=("a", "b", "c"))
     for status in merge(make_status(), long, pod=pod).container_statuses:
@@ -135,7 +137,7 @@ def test_last_words_are_bounded() -> None:
         assert 0 < len(message.encode()) <= MESSAGE_BYTES // 3
 
 
-def test_times_are_whole_seconds() -> None:
+def test_merged_status_times_truncated_to_seconds() -> None:
     odd = datetime(2026, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC)
     ours = make_status(start_time=odd, conditions=[condition("Ready", at=odd)])
     merged = merge(PodStatus(), ours)
@@ -151,11 +153,11 @@ def patched(before: PodStatus, after: PodStatus) -> PodStatus:
     return from_document(PodStatus, apply_patch(to_document(before), patch))
 
 
-def test_the_same_is_no_difference() -> None:
+def test_status_patch_equal_statuses_returns_empty() -> None:
     assert status_patch(make_status(), make_status()) == {}
 
 
-def test_order_and_moments_are_no_difference() -> None:
+def test_status_patch_order_and_transition_times_differ_returns_empty() -> None:
     one = make_status("Running", container("a"), container("b"))
     other = make_status(
         "Running",
@@ -166,7 +168,7 @@ def test_order_and_moments_are_no_difference() -> None:
     assert status_patch(one, other) == {}
 
 
-def test_notation_is_no_difference() -> None:
+def test_status_patch_equal_quantities_returns_empty() -> None:
     def asking(memory: str) -> PodStatus:
         return make_status(resources=StatusResources(requests={"memory": Quantity.parse(memory)}))
 
@@ -174,7 +176,7 @@ def test_notation_is_no_difference() -> None:
     assert status_patch(asking("1Gi"), asking("1G")) == {"resources": {"requests": {"memory": "1G"}}}
 
 
-def test_only_what_differs_is_sent() -> None:
+def test_status_patch_contains_only_differences() -> None:
     before = make_status(pod_ip="10.0.0.1", reason="Old")
     after = make_status(
         pod_ip="10.0.0.2", conditions=[condition("Ready", "False", "X"), *before.conditions[1:]]
@@ -196,7 +198,7 @@ def test_only_what_differs_is_sent() -> None:
     }
 
 
-def test_a_condition_loses_its_reason() -> None:
+def test_status_patch_condition_reason_removed_is_null() -> None:
     before = make_status(conditions=[condition("Ready", "False", "X")])
     after = make_status(conditions=[condition("Ready", "True")])
     assert status_patch(before, after)["conditions"][0]["reason"] is None
@@ -274,7 +276,7 @@ def timeless(status: PodStatus) -> PodStatus:
 
 
 @given(pods, statuses, statuses, st.booleans())
-def test_the_api_server_ends_up_with_what_was_meant(
+def test_status_patch_applied_equals_merged_status(
     pod: Pod, theirs: PodStatus, ours: PodStatus, may_run: bool
 ) -> None:
     untouched = copy.deepcopy((theirs, ours))
@@ -288,7 +290,9 @@ def test_the_api_server_ends_up_with_what_was_meant(
 
 
 @given(pods, statuses, statuses, st.booleans())
-def test_nothing_goes_back(pod: Pod, theirs: PodStatus, ours: PodStatus, may_run: bool) -> None:
+def test_merged_status_any_input_never_reverts(
+    pod: Pod, theirs: PodStatus, ours: PodStatus, may_run: bool
+) -> None:
     merged = merge(theirs, ours, pod=pod, may_run=may_run)
     if theirs.phase in ("Succeeded", "Failed"):
         assert merged.phase == theirs.phase
@@ -311,7 +315,7 @@ def test_nothing_goes_back(pod: Pod, theirs: PodStatus, ours: PodStatus, may_run
 # The last status
 
 
-def test_a_pod_deleted_before_it_began_has_failed() -> None:
+def test_final_status_pod_never_started_is_failed() -> None:
     final = final_status(make_pod(), make_status("Pending", container("main", waiting()), ready="False"))
     assert final.phase == "Failed"
     state = final.container_statuses[0].state.terminated
@@ -319,7 +323,7 @@ def test_a_pod_deleted_before_it_began_has_failed() -> None:
     assert (state.exit_code, state.reason) == (137, "ContainerStatusUnknown")
 
 
-def test_a_pod_that_has_ended_stays_as_it_is() -> None:
+def test_final_status_terminal_pod_unchanged() -> None:
     done = make_status("Succeeded", container("main", ended(0)), ready="False")
     assert final_status(make_pod(), done) == done
 
@@ -336,7 +340,9 @@ def test_a_pod_that_has_ended_stays_as_it_is() -> None:
         ([ended(0), ended(0)], running(), ["ended", "ended", "lost"]),
     ],
 )
-def test_how_far_a_pod_got(init: list[ContainerState], main: ContainerState, told: list[str]) -> None:
+def test_final_status_init_incomplete_marks_reached_container_unknown(
+    init: list[ContainerState], main: ContainerState, told: list[str]
+) -> None:
     pod = make_pod(init=("first", "second"))
     status = make_status("Pending", container("main", main))
     status.init_container_statuses = [container("first", init[0]), container("second", init[1])]
@@ -353,7 +359,7 @@ def test_how_far_a_pod_got(init: list[ContainerState], main: ContainerState, tol
 
 
 @given(pods, statuses)
-def test_the_last_status_is_always_an_end(pod: Pod, status: PodStatus) -> None:
+def test_final_status_any_input_is_terminal(pod: Pod, status: PodStatus) -> None:
     untouched = copy.deepcopy(status)
     final = final_status(pod, status)
     assert status == untouched

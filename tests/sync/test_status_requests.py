@@ -13,7 +13,9 @@ from tests.kube.servers import Server, answer, refuse
 from tests.sync.making import make_pod, make_status
 
 
-async def test_the_request_is_as_kubernetes_wants_it(server: Server, client: ApiClient) -> None:  # noqa: F811
+async def test_status_manager_sends_strategic_merge_patch_and_delete_with_uid(
+    server: Server, client: ApiClient
+) -> None:  # noqa: F811
     pod = make_pod()
     written = msgspec.structs.replace(pod, status=make_status())
     server.say(refuse(500, "InternalError", "etcd"), answer(to_document(written)), answer({"kind": "Status"}))

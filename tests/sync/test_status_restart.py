@@ -72,7 +72,7 @@ def states(found: PodStatus) -> dict[str, tuple[str, object, int]]:
     return {one.name: told(one) for one in (*found.init_container_statuses, *found.container_statuses)}
 
 
-def test_the_story_of_a_restart() -> None:
+def test_compute_status_restart_all_reports_each_stage() -> None:
     before = status(*RAN)
     told = restarting(before)
     assert told is not None
@@ -129,7 +129,7 @@ def test_the_story_of_a_restart() -> None:
     assert {name: state[2] for name, state in states(up).items()} == {"first": 1, "main": 1, "other": 1}
 
 
-def test_an_agent_that_came_anew_goes_on_with_what_was_said() -> None:
+def test_compute_status_kubelet_restarted_keeps_restart_condition() -> None:
     # Whatever removed the container that asked for it: the others must not go on with their old lives.
     said = PodStatus(phase="Running", conditions=[condition(KIND, "True", "RestartAllContainersStarted")])
     assert has_restart_condition(status(one("other", "running"), previous=said))
@@ -145,14 +145,16 @@ def test_an_agent_that_came_anew_goes_on_with_what_was_said() -> None:
         ({"terminal": True}, "PodFailed"),
     ],
 )
-def test_a_pod_that_ends_does_not_restart(view: dict[str, Any], reason: object) -> None:
+def test_compute_status_pod_terminating_restart_condition_is_false(
+    view: dict[str, Any], reason: object
+) -> None:
     parts = ASKED if "terminal" not in view else (one("main", "exited", 3), one("other", "exited", 143))
     told = restarting(status(*parts, **view))
     assert told is not None
     assert (told.status, told.reason) == ("False", reason)
 
 
-def test_other_pods_have_nothing_to_do_with_it() -> None:
+def test_compute_status_no_restart_all_rule_has_no_restart_condition() -> None:
     plain = make_pod(containers=("main", "other"), init=("first",))
     found = status(*ASKED, of=plain)
     assert restarting(found) is None
@@ -161,7 +163,7 @@ def test_other_pods_have_nothing_to_do_with_it() -> None:
     assert restarting(status(*RAN, of=plain)) is None
 
 
-def test_what_cannot_start_after_it_says_why() -> None:
+def test_compute_status_start_fails_after_restart_all_shows_waiting_reason() -> None:
     failures = {"other": StartFailure("ErrImagePull", "no such image")}
     clean = status(previous=status(*ASKED, previous=status(*RAN)))
     found = status(
@@ -178,7 +180,7 @@ def test_what_cannot_start_after_it_says_why() -> None:
 
 
 @pytest.mark.parametrize("rules", [False, True])
-def test_what_had_ended_for_good_may_go_back_only_in_such_a_pod(rules: bool) -> None:
+def test_merged_status_restart_all_rule_terminated_may_become_waiting(rules: bool) -> None:
     pod = a_pod() if rules else make_pod(policy="Never", containers=("main", "other"))
     theirs = PodStatus(phase="Running", container_statuses=[container("other", ended(0))])
     ours = PodStatus(phase="Running", container_statuses=[container("other", waiting())])
@@ -186,7 +188,7 @@ def test_what_had_ended_for_good_may_go_back_only_in_such_a_pod(rules: bool) -> 
     assert (merged.container_statuses[0].state.waiting is not None) == rules
 
 
-def test_a_container_that_was_lost_meanwhile() -> None:
+def test_compute_status_container_unknown_during_restart_all_is_terminated() -> None:
     old = PodStatus(
         phase="Running",
         conditions=[condition(KIND)],

@@ -24,7 +24,7 @@ from tests.sync.sender_api import Api, pending, sending
 pytestmark = pytest.mark.looptime
 
 
-async def test_the_time_since_the_first_change_is_counted() -> None:
+async def test_status_manager_metric_counts_seconds_since_first_change() -> None:
     pod, registry = make_pod(), CollectorRegistry()
     api = Api(pod)
     async with sending(api, metrics=StatusMetrics(registry)) as sender:
@@ -37,7 +37,7 @@ async def test_the_time_since_the_first_change_is_counted() -> None:
     assert total == pytest.approx(0.3, abs=0.05)
 
 
-async def test_a_quick_start_is_one_request() -> None:
+async def test_status_manager_quick_start_sends_one_patch() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
@@ -53,7 +53,7 @@ async def test_a_quick_start_is_one_request() -> None:
         assert api.verbs == ["patch web"]
 
 
-async def test_a_slow_start_shows_what_it_waits_for() -> None:
+async def test_status_manager_slow_start_sends_waiting_reason_after_hold() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
@@ -65,7 +65,7 @@ async def test_a_slow_start_shows_what_it_waits_for() -> None:
         assert api.pods[pod.full_name].status.container_statuses[0].state.waiting is not None
 
 
-async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
+async def test_status_manager_burst_sends_running_immediately_and_holds_pending() -> None:
     first, second = make_pod("u1", "first"), make_pod("u2", "second")
     api = Api(first, second)
     async with sending(api, crowded=lambda: True) as sender:
@@ -87,7 +87,7 @@ async def test_in_a_crowd_only_what_users_wait_for_is_sent_at_once() -> None:
         assert len(api.verbs) == 3
 
 
-async def test_sender_failure_in_crowd_is_held_shorter_than_queued_pod() -> None:
+async def test_status_manager_burst_failure_held_shorter_than_queued_pod() -> None:
     queued, failing = make_pod("u1", "queued"), make_pod("u2", "failing")
     api = Api(queued, failing)
     async with sending(api, crowded=lambda: True) as sender:
@@ -99,7 +99,9 @@ async def test_sender_failure_in_crowd_is_held_shorter_than_queued_pod() -> None
         assert api.verbs == ["patch failing", "patch queued"]
 
 
-async def test_sender_held_status_is_not_computed_until_crowd_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_manager_burst_held_status_not_computed_until_burst_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Verify that the cost of a pod does not grow with the time for which it waits among others."""
     pods = [make_pod(f"u{number}", f"pod-{number}") for number in range(20)]
     api, crowd, computed = Api(*pods), [True], list[str]()
@@ -121,7 +123,7 @@ async def test_sender_held_status_is_not_computed_until_crowd_ends(monkeypatch: 
         assert len(computed) == 2 * len(pods)
 
 
-async def test_a_crowd_that_goes_is_noticed() -> None:
+async def test_status_manager_burst_ends_held_status_is_sent() -> None:
     pod = make_pod()
     api = Api(pod)
     crowd = [True]
@@ -133,7 +135,7 @@ async def test_a_crowd_that_goes_is_noticed() -> None:
         assert api.verbs == ["patch web"]
 
 
-async def test_that_a_deletion_was_seen_is_no_news_by_itself() -> None:
+async def test_status_manager_only_observed_generation_changed_is_held() -> None:
     known = make_status(conditions=[condition("Ready", observed_generation=1)], observed_generation=1)
     pod = make_pod(status=known)
     pod.metadata.deletion_timestamp = LATER
@@ -151,7 +153,7 @@ async def test_that_a_deletion_was_seen_is_no_news_by_itself() -> None:
         assert api.verbs == ["patch web"] * 2
 
 
-async def test_nothing_is_sent_of_a_pod_that_is_as_the_api_server_knows() -> None:
+async def test_status_manager_status_unchanged_sends_nothing() -> None:
     pod = make_pod(status=make_status())
     api = Api(pod)
     async with sending(api) as sender:
@@ -165,7 +167,7 @@ async def test_nothing_is_sent_of_a_pod_that_is_as_the_api_server_knows() -> Non
         await asyncio.wait_for(sender.wait_reported(pod.uid), 1)
 
 
-async def test_the_newest_wins_and_no_pod_is_asked_for_twice_at_once() -> None:
+async def test_status_manager_request_in_flight_sends_only_newest_afterwards() -> None:
     pod = make_pod()
     api = Api(pod, delay=1.0)
     async with sending(api) as sender:
@@ -178,7 +180,7 @@ async def test_the_newest_wins_and_no_pod_is_asked_for_twice_at_once() -> None:
         assert api.pods[pod.full_name].status.container_statuses[0].restart_count == 5
 
 
-async def test_only_so_many_requests_are_under_way() -> None:
+async def test_status_manager_limits_concurrent_requests() -> None:
     pods = [make_pod(f"u{number}", f"p{number}") for number in range(40)]
     api = Api(*pods, delay=0.5)
     async with sending(api) as sender:
@@ -189,7 +191,7 @@ async def test_only_so_many_requests_are_under_way() -> None:
         assert MAX_CONCURRENT_REQUESTS - 1 <= api.most <= MAX_CONCURRENT_REQUESTS
 
 
-async def test_what_others_overwrote_is_corrected_but_not_in_a_race() -> None:
+async def test_status_manager_status_overwritten_is_corrected_with_rate_limit() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
@@ -207,7 +209,7 @@ async def test_what_others_overwrote_is_corrected_but_not_in_a_race() -> None:
         assert 3 <= len(api.verbs) <= 8
 
 
-async def test_foreign_conditions_survive() -> None:
+async def test_status_manager_foreign_conditions_unchanged() -> None:
     pod = make_pod()
     api = Api(pod)
     async with sending(api) as sender:
@@ -223,7 +225,7 @@ async def test_foreign_conditions_survive() -> None:
         assert conditions == {"Ready": "False", "ContainersReady": "False", "example.com/gate": "True"}
 
 
-async def test_a_field_that_the_server_drops_is_not_sent_again_and_again() -> None:
+async def test_status_manager_field_dropped_by_server_is_not_resent() -> None:
     pod = make_pod()
     api = Api(pod)
     api.drops = {"observedGeneration", "podIP"}
@@ -239,7 +241,7 @@ async def test_a_field_that_the_server_drops_is_not_sent_again_and_again() -> No
         assert api.verbs == ["patch web"] * 2
 
 
-async def test_the_end_is_told_only_when_nothing_runs() -> None:
+async def test_status_manager_terminal_phase_sent_only_after_containers_stop() -> None:
     pod = make_pod(policy="Never", status=make_status())
     api, running = Api(pod), {"u1"}
     async with sending(api, running) as sender:
@@ -252,7 +254,7 @@ async def test_the_end_is_told_only_when_nothing_runs() -> None:
         assert api.phases == {"web": "Failed"}
 
 
-async def test_told_waits_for_the_newest_status_without_hold() -> None:
+async def test_wait_reported_sends_newest_status_without_hold() -> None:
     pod = make_pod(deleting=True)
     api = Api(pod)
     async with sending(api) as sender:
@@ -265,7 +267,7 @@ async def test_told_waits_for_the_newest_status_without_hold() -> None:
         assert api.verbs == ["patch web"]
 
 
-async def test_a_pod_that_is_forgotten_is_waited_for_by_nobody() -> None:
+async def test_wait_reported_pod_forgotten_returns() -> None:
     pod = make_pod()
     api = Api(pod, delay=5)
     async with sending(api) as sender:
@@ -279,7 +281,7 @@ async def test_a_pod_that_is_forgotten_is_waited_for_by_nobody() -> None:
         assert len(api.verbs) == 1
 
 
-async def test_a_mirror_gets_the_status_as_soon_as_it_is_there() -> None:
+async def test_status_manager_mirror_pod_created_receives_status_immediately() -> None:
     static, mirror = make_pod("static"), make_pod("m1")
     api = Api()
     async with sending(api) as sender:

@@ -26,7 +26,7 @@ from tests.sync.sender_api import Api, sending
 pytestmark = pytest.mark.looptime
 
 
-async def test_an_outage_is_waited_for_and_pods_are_told_in_order() -> None:
+async def test_status_manager_api_server_down_sends_in_order_after_recovery() -> None:
     pods = [make_pod(f"u{number}", f"p{number}") for number in range(30)]
     api = Api(*pods)
     api.down = True
@@ -46,7 +46,7 @@ async def test_an_outage_is_waited_for_and_pods_are_told_in_order() -> None:
         assert done == [f"patch p{number}" for number in range(30)]
 
 
-async def test_failures_of_one_pod_do_not_delay_others() -> None:
+async def test_status_manager_patch_fails_other_pods_not_delayed() -> None:
     bad, good = make_pod("u1", "bad"), make_pod("u2", "good")
     api = Api(bad, good)
     api.failures = [ServerError(500, "InternalError", "webhook")] * 3
@@ -71,7 +71,7 @@ async def test_failures_of_one_pod_do_not_delay_others() -> None:
         Unreachable("https://api", "reset"),
     ],
 )
-async def test_a_pod_that_was_made_anew_is_let_be(err: KubeError) -> None:
+async def test_status_manager_pod_recreated_new_pod_not_patched(err: KubeError) -> None:
     """Whatever happens first, another pod of the same name never gets this one's status."""
     pod, other = make_pod(), make_pod("u2")
     api = Api(pod)
@@ -87,7 +87,7 @@ async def test_a_pod_that_was_made_anew_is_let_be(err: KubeError) -> None:
         await asyncio.wait_for(sender.wait_reported(pod.uid), 1)
 
 
-async def test_a_real_conflict_is_tried_again() -> None:
+async def test_status_manager_conflict_same_uid_is_retried() -> None:
     pod = make_pod()
     api = Api(pod)
     api.failures = [Conflict(409, "Conflict", "the object has been modified")]
@@ -98,7 +98,7 @@ async def test_a_real_conflict_is_tried_again() -> None:
         assert api.phases == {"web": "Running"}
 
 
-async def test_told_waits_out_an_outage_and_ends_with_the_pod() -> None:
+async def test_wait_reported_api_server_down_returns_when_pod_deleted() -> None:
     pod = make_pod()
     api = Api(pod)
     api.down = True
@@ -114,7 +114,7 @@ async def test_told_waits_out_an_outage_and_ends_with_the_pod() -> None:
         await asyncio.wait_for(waits, 70)
 
 
-async def test_a_status_that_the_server_finds_invalid_does_not_hold_a_pod_for_ever() -> None:
+async def test_wait_reported_status_invalid_returns() -> None:
     pod = make_pod()
     api = Api(pod)
     api.failures = [Invalid(422, "Invalid", "status.podIP: Invalid value")] * 1000
@@ -123,7 +123,7 @@ async def test_a_status_that_the_server_finds_invalid_does_not_hold_a_pod_for_ev
         await asyncio.wait_for(sender.wait_reported(pod.uid), 5)
 
 
-async def test_removal_is_tried_until_it_works() -> None:
+async def test_status_manager_remove_fails_is_retried_until_pod_gone() -> None:
     pod = make_pod(deleting=True)
     api = Api(pod)
     api.failures = [ServerError(503, "", "busy"), Conflict(409, "Conflict", "modified")]
@@ -158,7 +158,7 @@ events = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(events, st.randoms(use_true_random=False))
-def test_in_the_end_the_api_server_knows_the_truth(
+def test_status_manager_any_faults_api_server_converges_to_last_status(
     many: list[tuple[str, int, str, bool]], chance: random.Random
 ) -> None:
     """Whatever goes wrong and in whichever order, the last status arrives and nothing is left to send."""

@@ -62,7 +62,7 @@ def initialized(found: PodStatus) -> tuple[str, object]:
         (None, "", "Pending"),
     ],
 )
-def test_a_sidecar_that_starts_takes_an_initialized_pod_not_back_to_pending(
+def test_compute_status_sidecar_restarts_initialized_pod_stays_running(
     main: ContainerPhase | None, box: str, phase: str
 ) -> None:
     containers = [one("side", "running", attempt=1)]
@@ -71,7 +71,7 @@ def test_a_sidecar_that_starts_takes_an_initialized_pod_not_back_to_pending(
     assert status(picture(*containers), failures=BACK_OFF if main == "exited" else {}).phase == phase
 
 
-def test_a_pod_is_initialized_once_for_all() -> None:
+def test_compute_status_initialized_stays_true() -> None:
     coming = picture(one("side", "running"))
     first = status(coming)
     assert initialized(first) == ("False", "ContainersNotInitialized")
@@ -83,7 +83,7 @@ def test_a_pod_is_initialized_once_for_all() -> None:
     assert initialized(status(picture(ready=False), previous=before)) == ("True", "")
 
 
-def test_initialized_init_containers_run_again_without_gate_returns_to_false() -> None:
+def test_compute_status_init_rerun_without_gate_initialized_is_false() -> None:
     """Verify that without RestartAllContainersOnContainerExits a new sandbox takes `Initialized` back."""
     before = PodStatus(phase="Running", conditions=[condition("Initialized")])
     fresh = picture(one("main", "exited", "old"), one("side", "running", attempt=1))

@@ -60,7 +60,7 @@ def warnings(journal: PodHistory) -> list[tuple[str, str]]:
     return [(event.reason, event.message) for event in journal.events(POD.uid) if event.kind == "Warning"]
 
 
-async def test_a_runtime_that_cannot_be_asked() -> None:
+async def test_sync_observe_fails_records_failed_sync_event() -> None:
     journal, away = PodHistory(), Unavailable("ListPodSandbox", "Unavailable", "connection refused")
     with pytest.raises(SyncError, match="connection refused"):
         await life(Faulty(observe_pod=away), journal).sync(POD)
@@ -82,7 +82,9 @@ BOX_FAILS = f'failed to "KillPodSandbox" for "u1" with KillPodSandboxError: "{RP
     ],
 )
 @pytest.mark.parametrize("pod", [POD, None], ids=["wanted", "known to the runtime only"])
-async def test_a_pod_that_cannot_be_stopped(pod: Pod | None, failing: tuple[str, ...], words: str) -> None:
+async def test_terminate_stop_fails_records_failed_kill_pod_event(
+    pod: Pod | None, failing: tuple[str, ...], words: str
+) -> None:
     journal = PodHistory()
     failures = {
         "stop_container": CriError("StopContainer", "Unknown", "a"),
@@ -94,7 +96,7 @@ async def test_a_pod_that_cannot_be_stopped(pod: Pod | None, failing: tuple[str,
     assert warnings(journal) == [("FailedKillPod", f"error killing pod: {words}")]
 
 
-async def test_what_is_gone_already_is_no_fault() -> None:
+async def test_terminate_stop_not_found_records_no_event() -> None:
     journal, gone = PodHistory(), NotFound("Stop", "NotFound", "no such thing")
     with pytest.raises(SyncError, match="still run"):
         await life(Faulty(stop_container=gone, stop_pod_sandbox=gone), journal).terminate(

@@ -73,7 +73,7 @@ async def workers(life: Life) -> AsyncIterator[PodWorkers]:
         yield workers
 
 
-async def test_a_pod_lives_and_dies(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_terminate_synced_pod_cleans_up(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("1"))
     await asyncio.sleep(1)
     assert life.diary == ["sync 1"]
@@ -83,14 +83,16 @@ async def test_a_pod_lives_and_dies(life: Life, workers: PodWorkers) -> None:
     assert len(workers) == 0
 
 
-async def test_a_finished_pod_is_cleaned_up_by_itself(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_pod_finished_terminates_and_cleans_up(life: Life, workers: PodWorkers) -> None:
     life.finished.add("1")
     workers.sync(pod("1"))
     await asyncio.sleep(1)
     assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
 
 
-async def test_wake_ups_during_a_step_become_one_more_step(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_wake_ups_during_sync_coalesce_into_one_sync(
+    life: Life, workers: PodWorkers
+) -> None:
     life.slow["sync 1"] = 5
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -100,7 +102,7 @@ async def test_wake_ups_during_a_step_become_one_more_step(life: Life, workers: 
     assert life.diary == ["sync 1", "sync 1"]
 
 
-async def test_a_quiet_pod_is_looked_at_each_minute_and_when_due(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_idle_pod_synced_each_minute_and_when_due(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("1"))
     await asyncio.sleep(121)
     assert life.diary == ["sync 1"] * 3
@@ -110,7 +112,7 @@ async def test_a_quiet_pod_is_looked_at_each_minute_and_when_due(life: Life, wor
     assert life.diary == ["sync 1"] * 6
 
 
-async def test_termination_interrupts_a_sync(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_terminate_interrupts_sync(life: Life, workers: PodWorkers) -> None:
     life.slow["sync 1"] = 3600
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -119,7 +121,9 @@ async def test_termination_interrupts_a_sync(life: Life, workers: PodWorkers) ->
     assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
 
 
-async def test_failures_are_tried_again_with_growing_pauses(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_sync_fails_retried_with_exponential_back_off(
+    life: Life, workers: PodWorkers
+) -> None:
     life.failing["sync 1"] = SyncError("runtime away")
     workers.sync(pod("1"))
     await asyncio.sleep(1 + 2 + 4 + 8 + 10 + 0.5)
@@ -129,7 +133,7 @@ async def test_failures_are_tried_again_with_growing_pauses(life: Life, workers:
     assert worker.state is PodWorkerState.SYNCING
 
 
-async def test_a_failure_may_say_when_to_try_again(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_sync_error_retry_after_sets_retry_delay(life: Life, workers: PodWorkers) -> None:
     life.failing["sync 1"] = SyncError("a volume", retry_after=0.5)
     workers.sync(pod("1"))
     await asyncio.sleep(1.2)
@@ -142,7 +146,7 @@ async def test_a_failure_may_say_when_to_try_again(life: Life, workers: PodWorke
     assert life.diary == ["sync 1"] * 5
 
 
-async def test_a_bug_in_one_pod_does_not_stop_another(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_unexpected_exception_other_pod_continues(life: Life, workers: PodWorkers) -> None:
     life.failing["sync 1"] = ZeroDivisionError()
     workers.sync(pod("1", "one"))
     workers.sync(pod("2", "two"))
@@ -151,7 +155,7 @@ async def test_a_bug_in_one_pod_does_not_stop_another(life: Life, workers: PodWo
     assert life.diary.count("sync 2") == 1
 
 
-async def test_termination_is_repeated_until_it_works(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_terminate_fails_is_retried_until_success(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("1"))
     life.failing["terminate 1"] = SyncError("runtime away")
     workers.terminate("1")
@@ -162,7 +166,7 @@ async def test_termination_is_repeated_until_it_works(life: Life, workers: PodWo
     assert len(workers) == 0
 
 
-async def test_an_edited_pod_waits_for_its_predecessor(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_static_pod_edited_waits_for_predecessor(life: Life, workers: PodWorkers) -> None:
     life.slow["terminate 1"] = 30
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -176,9 +180,7 @@ async def test_an_edited_pod_waits_for_its_predecessor(life: Life, workers: PodW
     assert life.diary == ["sync 1", "terminate 1", "clean_up 1", "sync 3"]
 
 
-async def test_a_pod_of_the_api_server_does_not_wait_for_its_namesake(
-    life: Life, workers: PodWorkers
-) -> None:
+async def test_pod_workers_api_pod_same_name_does_not_wait(life: Life, workers: PodWorkers) -> None:
     life.slow["terminate 1"] = 30
     workers.sync(pod("1", source="api"))
     await asyncio.sleep(1)
@@ -191,7 +193,7 @@ async def test_a_pod_of_the_api_server_does_not_wait_for_its_namesake(
     assert workers.uids() == {"2"}
 
 
-async def test_a_waiting_pod_can_be_withdrawn(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_waiting_pod_terminated_is_never_synced(life: Life, workers: PodWorkers) -> None:
     life.slow["terminate 1"] = 30
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -202,7 +204,9 @@ async def test_a_waiting_pod_can_be_withdrawn(life: Life, workers: PodWorkers) -
     assert life.diary == ["sync 1", "terminate 1", "clean_up 1"]
 
 
-async def test_a_pod_that_comes_back_while_it_ends_starts_anew(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_same_uid_readded_while_terminating_starts_again(
+    life: Life, workers: PodWorkers
+) -> None:
     life.slow["terminate 1"] = 30
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -212,7 +216,7 @@ async def test_a_pod_that_comes_back_while_it_ends_starts_anew(life: Life, worke
     assert life.diary == ["sync 1", "terminate 1", "clean_up 1", "sync 1"]
 
 
-async def test_a_shorter_grace_interrupts_a_termination(life: Life, workers: PodWorkers) -> None:
+async def test_terminate_shorter_grace_period_interrupts_termination(life: Life, workers: PodWorkers) -> None:
     life.slow["terminate 1"] = 300
     workers.sync(pod("1"))
     await asyncio.sleep(1)
@@ -224,7 +228,7 @@ async def test_a_shorter_grace_interrupts_a_termination(life: Life, workers: Pod
     assert len(workers) == 0
 
 
-async def test_an_orphan_is_ended_without_a_spec(life: Life, workers: PodWorkers) -> None:
+async def test_terminate_orphan_without_spec_terminates_once(life: Life, workers: PodWorkers) -> None:
     workers.terminate_orphan("9")
     workers.terminate_orphan("9")
     await asyncio.sleep(1)
@@ -232,7 +236,9 @@ async def test_an_orphan_is_ended_without_a_spec(life: Life, workers: PodWorkers
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_any_sequence_of_wishes_converges(life: Life, workers: PodWorkers, seed: int) -> None:
+async def test_pod_workers_any_call_sequence_converges_to_desired_pods(
+    life: Life, workers: PodWorkers, seed: int
+) -> None:
     """Whatever is asked in whatever order, in the end exactly the wanted pods are alive."""
     import random
 
@@ -260,14 +266,14 @@ async def test_any_sequence_of_wishes_converges(life: Life, workers: PodWorkers,
     assert workers.uids() == set(wanted.values())
 
 
-async def test_a_pod_that_only_has_to_end_is_never_synced(life: Life, workers: PodWorkers) -> None:
+async def test_end_unknown_pod_terminates_without_sync(life: Life, workers: PodWorkers) -> None:
     workers.end(pod("a"), 5)
     await asyncio.sleep(1)
     assert life.diary == ["terminate a", "clean_up a"]
     assert workers.get("a") is None
 
 
-async def test_ending_a_pod_that_waits_lets_the_next_one_wait_on(life: Life, workers: PodWorkers) -> None:
+async def test_end_waiting_pod_next_pod_waits_for_predecessor(life: Life, workers: PodWorkers) -> None:
     life.slow["terminate a"] = 30
     workers.sync(pod("a"))
     await asyncio.sleep(1)
@@ -281,7 +287,7 @@ async def test_ending_a_pod_that_waits_lets_the_next_one_wait_on(life: Life, wor
     assert life.diary[4:] == ["clean_up a", "sync c"]
 
 
-async def test_a_version_without_new_wishes_wakes_nobody(life: Life, workers: PodWorkers) -> None:
+async def test_set_pod_replaces_pod_without_sync(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("a"))
     await asyncio.sleep(1)
     newer = pod("a")

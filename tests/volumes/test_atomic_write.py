@@ -65,7 +65,7 @@ def volume(tmp_path: Path) -> Path:
 
 
 class TestVersions:
-    def test_the_first(self, volume: Path) -> None:
+    def test_publish_empty_volume_creates_version_and_links(self, volume: Path) -> None:
         assert put(volume, {"a": b"1", "deep/er/b": b"2"}) is True
         assert through_links(volume) == {"a": b"1", "deep/er/b": b"2"}
         version = version_of(volume).name
@@ -74,7 +74,7 @@ class TestVersions:
         assert (volume / "a").readlink() == Path("..data/a")
         assert (volume / "deep").readlink() == Path("..data/deep")
 
-    def test_nothing_is_written_when_nothing_changed(self, volume: Path) -> None:
+    def test_publish_unchanged_writes_nothing(self, volume: Path) -> None:
         put(volume, {"a": b"1", "b/c": b""})
         before = {path: path.lstat().st_ino for path in volume.rglob("*")}
         assert put(volume, {"b/c": b"", "./a": b"1"}) is False
@@ -92,7 +92,7 @@ class TestVersions:
             {"a": b"1", "b/c/d": b"x"},
         ],
     )
-    def test_a_change_replaces_everything(self, volume: Path, after: Contents) -> None:
+    def test_publish_changed_replaces_version(self, volume: Path, after: Contents) -> None:
         put(volume, {"a": b"1", "b/c": b"x"})
         first = version_of(volume)
         assert put(volume, after) is True
@@ -100,13 +100,13 @@ class TestVersions:
         assert not first.exists()
         assert sum(path.name.startswith("..") for path in volume.iterdir()) == 2
 
-    def test_paths_that_lead_out_touch_nothing(self, volume: Path) -> None:
+    def test_publish_path_outside_volume_writes_nothing(self, volume: Path) -> None:
         for path in ("../x", "/etc/x", "..data", "a/../../x"):
             with pytest.raises(VolumePluginError):
                 put(volume, {"good": b"", path: b""})
         assert list(volume.iterdir()) == []
 
-    def test_modes_do_not_depend_on_the_umask(self, volume: Path) -> None:
+    def test_publish_modes_independent_of_umask(self, volume: Path) -> None:
         files = {"a": File(b"", 0o666), "b/c": File(b"", 0o400), "d": File(b"", 0)}
         with umask(0o077):
             publish(volume, files, moment=MOMENT)
@@ -119,7 +119,7 @@ class TestVersions:
         assert mode_of(version_of(volume)) == "0o755"
 
     @needs_root
-    def test_owners(self, volume: Path) -> None:
+    def test_publish_sets_owner_and_group(self, volume: Path) -> None:
         files = {"a": File(b"", 0o600, user=1234), "b/c": File(b"", 0o604)}
         publish(volume, files, 2000, moment=MOMENT)
         found = {path: (volume / DATA / path).stat() for path in ("a", "b", "b/c", ".")}
@@ -129,7 +129,7 @@ class TestVersions:
         assert modes == {"a": "0o640", "b": "0o2755", "b/c": "0o644", ".": "0o2755"}
         assert (volume / "a").lstat().st_uid == 1234
 
-    def test_folders_that_others_are_mounted_on_stay(self, volume: Path) -> None:
+    def test_publish_keeps_existing_mount_point_directories(self, volume: Path) -> None:
         (volume / "nested/deep").mkdir(parents=True)
         (volume / "a").mkdir()
         put(volume, {"a": b"hidden", "b": b""})
@@ -138,7 +138,7 @@ class TestVersions:
         assert (volume / "a").is_dir()
         assert not (volume / "b").exists()
 
-    def test_a_full_disk_leaves_the_version_before(
+    def test_publish_disk_full_keeps_previous_version(
         self, volume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         put(volume, {"a": b"1", "b": b"1"})
@@ -174,16 +174,18 @@ class TestTricks:
         assert content(treasure) == {"a": b"1"}
 
     @pytest.mark.parametrize("target", ["../treasure", ".", "..", "..data", "sub/x", "..gone"])
-    def test_data_leads_elsewhere(self, volume: Path, treasure: Path, target: str) -> None:
+    def test_publish_data_link_redirected_is_replaced(
+        self, volume: Path, treasure: Path, target: str
+    ) -> None:
         (volume / DATA).symlink_to(target)
         self.check(volume, treasure)
 
-    def test_a_version_is_a_link(self, volume: Path, treasure: Path) -> None:
+    def test_publish_version_is_symlink_is_not_followed(self, volume: Path, treasure: Path) -> None:
         (volume / "..version").symlink_to(treasure)
         (volume / DATA).symlink_to("..version")
         self.check(volume, treasure)
 
-    def test_files_are_links(self, volume: Path, treasure: Path) -> None:
+    def test_publish_files_are_symlinks_are_replaced(self, volume: Path, treasure: Path) -> None:
         put(volume, {"a": b"1", "b/a": b"1"})
         version = version_of(volume)
         (version / "a").unlink()
@@ -196,7 +198,7 @@ class TestTricks:
         assert put(volume, {"a": b"1", "b/a": b"1"}) is True
         self.check(volume, treasure)
 
-    def test_pipes_do_not_block(self, volume: Path, treasure: Path) -> None:
+    def test_publish_files_are_fifos_does_not_block(self, volume: Path, treasure: Path) -> None:
         put(volume, {"a": b""})
         version = version_of(volume)
         (version / "a").unlink()
@@ -204,11 +206,11 @@ class TestTricks:
         os.mkfifo(volume / NEXT)
         self.check(volume, treasure)
 
-    def test_links_of_ours_that_lead_elsewhere(self, volume: Path, treasure: Path) -> None:
+    def test_publish_user_visible_link_redirected_is_replaced(self, volume: Path, treasure: Path) -> None:
         (volume / "a").symlink_to(treasure / "a")
         self.check(volume, treasure)
 
-    def test_the_volume_itself_is_a_link(self, volume: Path, treasure: Path) -> None:
+    def test_publish_volume_is_symlink_raises(self, volume: Path, treasure: Path) -> None:
         link = volume.parent / "link"
         link.symlink_to(treasure)
         with pytest.raises(OSError, match=r"directory|symbolic"):
@@ -218,7 +220,9 @@ class TestTricks:
     @pytest.mark.machine
     @needs_root
     @pytest.mark.parametrize("bound", [False, True])
-    def test_what_is_mounted_inside_is_not_deleted(self, volume: Path, treasure: Path, bound: bool) -> None:
+    def test_publish_mount_inside_old_version_is_not_deleted(
+        self, volume: Path, treasure: Path, bound: bool
+    ) -> None:
         put(volume, {"a": b"1", "b/c": b""})
         point = version_of(volume) / "b"
         if bound:
@@ -291,7 +295,7 @@ steps = st.tuples(payloads, st.none() | st.integers(0, 30))
 class TestKills:
     @settings(max_examples=60)
     @given(st.lists(steps, min_size=1, max_size=5), payloads)
-    def test_readers_see_one_version_or_the_next(
+    def test_publish_killed_readers_see_old_or_new_version(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         steps: list[tuple[Contents, int | None]],
@@ -321,7 +325,7 @@ class TestKills:
                     assert sorted(hidden) == sorted([DATA, version_of(volume).name])
             seen.append(visible())
 
-    def test_every_single_step(self, tmp_path: Path) -> None:
+    def test_publish_killed_at_each_step_next_publish_completes(self, tmp_path: Path) -> None:
         """From a version to a very different one, killed at each step in turn, and then finished."""
         before, after = {"a": b"1", "b/c": b"1", "d": b"1"}, {"a/x": b"2", "b/c": b"2", "e/f/g": b"2"}
         outcomes = set()
@@ -345,7 +349,7 @@ class TestKills:
             pytest.fail("more steps than were tried")
         assert outcomes == {False, True}
 
-    def test_a_real_kill(self, volume: Path) -> None:
+    def test_publish_process_killed_readers_see_single_version(self, volume: Path) -> None:
         """A process that writes as fast as it can is killed again and again while we read."""
         program = (
             "import sys, itertools\n"
@@ -405,7 +409,9 @@ class TestKills:
 
 @given(st.dictionaries(st.text(max_size=12), st.binary(max_size=5), max_size=4))
 @settings(max_examples=60)
-def test_any_names(tmp_path_factory: pytest.TempPathFactory, contents: Contents) -> None:
+def test_publish_any_names_writes_exact_files_or_none(
+    tmp_path_factory: pytest.TempPathFactory, contents: Contents
+) -> None:
     """Whatever the names are: exactly these files, or a refusal and none."""
     outside = tmp_path_factory.mktemp("outside")
     volume = outside / "volume"

@@ -90,7 +90,7 @@ async def failure(volumes: PodVolumes, uid: str = "u-1") -> str:
     return str(caught.value)
 
 
-async def test_a_disk_that_is_still_another_nodes(
+async def test_pod_volumes_disk_not_attached_mount_waits_until_attached(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     rig = Rig(root, shelf, scope)
@@ -104,7 +104,7 @@ async def test_a_disk_that_is_still_another_nodes(
     assert bound == ["u-1"]
 
 
-async def test_it_is_in_use_until_the_node_has_unmounted_it(
+async def test_pod_volumes_disk_in_use_until_unmounted_from_node(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(root, shelf, scope)
@@ -124,7 +124,7 @@ async def test_it_is_in_use_until_the_node_has_unmounted_it(
     assert rig.volumes.attached.in_use() == []
 
 
-async def test_a_pod_that_leaves_while_it_waits(
+async def test_pod_volumes_pod_removed_while_waiting_disk_not_in_use(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     rig = Rig(root, shelf, scope)
@@ -135,7 +135,7 @@ async def test_a_pod_that_leaves_while_it_waits(
     assert rig.woken == []
 
 
-async def test_a_server_that_is_away_lets_nobody_use_a_disk(
+async def test_pod_volumes_api_server_down_disk_is_not_mounted(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     rig = Rig(root, shelf, scope)
@@ -145,7 +145,7 @@ async def test_a_server_that_is_away_lets_nobody_use_a_disk(
     assert bound == []
 
 
-async def test_a_node_that_attaches_by_itself(
+async def test_pod_volumes_controller_attach_detach_disabled_mounts_immediately(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     """`enableControllerAttachDetach: false`."""
@@ -155,7 +155,7 @@ async def test_a_node_that_attaches_by_itself(
     assert rig.volumes.attached.in_use() == [NAME]
 
 
-async def test_a_status_that_cannot_be_read(
+async def test_attached_node_status_invalid_wakes_no_pod(
     root: Path, shelf: Shelf, scope: TaskScope, bound: list[str]
 ) -> None:
     rig = Rig(root, shelf, scope)

@@ -46,7 +46,9 @@ async def refusal(volumes: PodVolumes, pod: Pod) -> str:
     return str(caught.value)
 
 
-async def test_a_host_path_behind_a_claim(volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+async def test_mount_claim_with_host_path_returns_path(
+    volumes: PodVolumes, server: Server, tmp_path: Path
+) -> None:
     bound(server, tmp_path)
     mounted = (await volumes.mount(pod_with(CLAIM)))["data"]
     assert (mounted.path, mounted.read_only) == (str(tmp_path), False)
@@ -54,7 +56,7 @@ async def test_a_host_path_behind_a_claim(volumes: PodVolumes, server: Server, t
     assert (await volumes.mount(pod_with(read_only)))["data"].read_only
 
 
-def test_words_of_events() -> None:
+def test_failure_event_follows_action_and_volume_mode() -> None:
     affinity = set_up_failure_text("v", "no", AffinityError.action, block=True)
     assert affinity == 'MapVolume.NodeAffinity check failed for volume "v" : no'
     assert failure_event(affinity) == "FailedMount"
@@ -87,18 +89,18 @@ class TestRefused:
             ),
         ],
     )
-    async def test_claims(
+    async def test_mount_claim_unusable_raises_upstream_message(
         self, volumes: PodVolumes, server: Server, tmp_path: Path, claim: dict[str, Any], reason: str
     ) -> None:
         bound(server, tmp_path)
         server.claim("claim", "pv-1", **claim)
         assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
 
-    async def test_one_that_is_missing(self, volumes: PodVolumes) -> None:
+    async def test_mount_claim_missing_raises(self, volumes: PodVolumes) -> None:
         reason = 'failed to fetch PVC from API server: persistentvolumeclaims "claim" not found'
         assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
 
-    async def test_one_that_is_kept_for_its_pods(
+    async def test_mount_claim_deleted_with_pvc_protection_succeeds(
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path)
@@ -111,7 +113,7 @@ class TestRefused:
         server.claim("claim", "pv-1", metadata=metadata)
         assert (await volumes.mount(pod_with(CLAIM))).keys() == {"data"}
 
-    async def test_a_volume_that_is_not_bound(self, volumes: PodVolumes, server: Server) -> None:
+    async def test_mount_persistent_volume_unbound_raises(self, volumes: PodVolumes, server: Server) -> None:
         server.claim("claim", "pv-1")
         server.volume("pv-1", hostPath={"path": "/"})
         reason = (
@@ -120,7 +122,9 @@ class TestRefused:
         )
         assert await refusal(volumes, pod_with(CLAIM)) == FAILED + reason
 
-    async def test_files_and_devices(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+    async def test_mount_volume_mode_mismatch_raises(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
         bound(server, tmp_path, volumeMode="Block")
         assert "volume data has volumeMode Block, but is specified in volumeMounts" in await refusal(
             volumes, pod_with(CLAIM)
@@ -133,7 +137,7 @@ class TestRefused:
             volumes, pod_with(CLAIM, containers=DEVICE)
         )
 
-    async def test_mount_options_that_mean_nothing(
+    async def test_mount_unsupported_mount_options_raises(
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path, mountOptions=["hard"])
@@ -142,7 +146,7 @@ class TestRefused:
             "mount options are not supported for this volume type"
         )
 
-    async def test_another_node(
+    async def test_mount_node_affinity_mismatch_raises(
         self, volumes: PodVolumes, server: Server, labels: dict[str, str], tmp_path: Path
     ) -> None:
         terms = [
@@ -155,14 +159,14 @@ class TestRefused:
             'MountVolume.NodeAffinity check failed for volume "data" : no matching NodeSelectorTerms'
         )
 
-    async def test_a_kind_of_old(self, volumes: PodVolumes, server: Server) -> None:
+    async def test_mount_removed_volume_type_raises(self, volumes: PodVolumes, server: Server) -> None:
         server.claim("claim", "pv-1")
         server.volume("pv-1", "claim", cephfs={"monitors": ["m"]})
         assert 'for volume "pv-1" : cephfs volumes are no longer mounted' in await refusal(
             volumes, pod_with(CLAIM)
         )
 
-    async def test_a_kind_that_became_a_drivers_without_a_counterpart(
+    async def test_mount_untranslatable_in_tree_volume_raises(
         self, volumes: PodVolumes, server: Server
     ) -> None:
         server.claim("claim", "pv-1")
@@ -171,12 +175,14 @@ class TestRefused:
             f"{FAILED}failed to translate in-tree pv to CSI: kind(Shared) is not supported in csi migration"
         )
 
-    async def test_no_cluster(self, root: Path, shelf: Shelf) -> None:
+    async def test_mount_claim_standalone_raises(self, root: Path, shelf: Shelf) -> None:
         said = await refusal(volumes_at(root, shelf), pod_with(CLAIM))
         assert said.startswith(UNABLE)
         assert 'needs the claim "claim", and this node belongs to no cluster' in said
 
-    async def test_several_at_once(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+    async def test_mount_several_failures_are_aggregated(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
         other = {"name": "other", "persistentVolumeClaim": {"claimName": "nothing"}}
         bad = {"name": "bad", "hostPath": {"path": "/nowhere", "type": "File"}}
         bound(server, tmp_path)
@@ -194,7 +200,9 @@ class TestRefused:
 
 
 class TestEphemeral:
-    async def test_it_must_be_the_pods_own(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+    async def test_ephemeral_claim_not_owned_by_pod_raises(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
         owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u-1", "controller": True}
         metadata = {"name": "p-data", "namespace": "default", "uid": "uid-of-p-data"}
         server.volume("pv-1", "p-data", hostPath={"path": str(tmp_path)})
@@ -209,7 +217,7 @@ class TestEphemeral:
 
 
 class TestOnePodOnly:
-    async def test_a_second_pod_waits_for_the_first(
+    async def test_read_write_once_pod_second_pod_waits_until_first_unmounts(
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         woken: list[str] = []
@@ -227,12 +235,14 @@ class TestOnePodOnly:
         assert woken == ["u-2"]
         await volumes.mount(second)
 
-    async def test_others_may_share(self, volumes: PodVolumes, server: Server, tmp_path: Path) -> None:
+    async def test_read_write_once_pod_with_other_mode_is_shared(
+        self, volumes: PodVolumes, server: Server, tmp_path: Path
+    ) -> None:
         bound(server, tmp_path, accessModes=["ReadWriteOncePod", "ReadWriteOnce"])
         for uid in ("u-1", "u-2"):
             await volumes.mount(pod_with(CLAIM, metadata={"uid": uid}))
 
-    async def test_what_an_earlier_agent_gave_counts(
+    async def test_read_write_once_pod_kubelet_restarted_counts_existing_mount(
         self, root: Path, shelf: Shelf, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
@@ -247,7 +257,7 @@ class TestOnePodOnly:
 
 
 class TestRefresh:
-    async def test_after_a_restart_claims_are_looked_at_once(
+    async def test_refresh_after_restart_fetches_claims_once(
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path)
@@ -256,7 +266,7 @@ class TestRefresh:
         await volumes.refresh(pod_with(CLAIM))
         assert server.asked == 2
 
-    async def test_pods_run_on_while_the_server_is_away(
+    async def test_refresh_api_server_down_mounted_pod_keeps_volume(
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         bound(server, tmp_path)
@@ -269,7 +279,7 @@ class TestRefresh:
         mounted = await volumes.mount(pod_with(CLAIM))
         assert mounted["data"].path == str(tmp_path), "what was said of the claim still holds"
 
-    async def test_a_pod_keeps_what_it_has(
+    async def test_mount_claim_lost_or_labels_changed_returns_existing_mount(
         self, volumes: PodVolumes, server: Server, labels: dict[str, str], tmp_path: Path
     ) -> None:
         """Its containers may be started again, whatever has become of the claim and of the node's labels."""
@@ -289,7 +299,7 @@ class TestRefresh:
         assert "not found" in await refusal(volumes, pod_with(CLAIM))
 
 
-async def test_volumes_that_nobody_uses_are_left_alone(volumes: PodVolumes) -> None:
+async def test_mount_unused_volume_is_not_mounted(volumes: PodVolumes) -> None:
     pod = pod_with(CLAIM)
     pod.spec.containers[0].volume_mounts.clear()
     assert await volumes.mount(pod) == {}
@@ -299,7 +309,7 @@ def persistent(metadata: dict[str, Any] | None = None, **spec: Any) -> Persisten
     return from_document(PersistentVolume, {"metadata": metadata or {}, "spec": spec})
 
 
-def test_mount_options() -> None:
+def test_mount_options_are_deduplicated_and_sorted() -> None:
     assert mount_options(persistent()) == ()
     assert mount_options(persistent(mountOptions=["ro", "hard", "", "hard"])) == ("hard", "ro")
     old = {"annotations": {"volume.beta.kubernetes.io/mount-options": "soft,bg"}}
@@ -309,12 +319,12 @@ def test_mount_options() -> None:
 @pytest.mark.parametrize(
     ("text", "group"), [("1234", 1234), ("", None), ("-1", None), ("x", None), ("٣", None)]
 )
-def test_groups_of_volumes(text: str, group: int | None) -> None:
+def test_volume_group_parses_gid_annotation(text: str, group: int | None) -> None:
     assert volume_group(persistent({"annotations": {"pv.beta.kubernetes.io/gid": text}})) == group
     assert volume_group(None) is None
 
 
-def test_exclusive_means_that_only() -> None:
+def test_is_exclusive_only_read_write_once_pod_returns_true() -> None:
     assert is_exclusive(persistent(accessModes=["ReadWriteOncePod"]))
     assert not is_exclusive(persistent(accessModes=["ReadWriteOncePod", "ReadWriteMany"]))
     assert not is_exclusive(persistent())
@@ -337,12 +347,12 @@ def test_exclusive_means_that_only() -> None:
         ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}], False),
     ],
 )
-def test_choosing_nodes(terms: list[dict[str, Any]], fits: bool) -> None:
+def test_node_selector_fits_matches_terms(terms: list[dict[str, Any]], fits: bool) -> None:
     selector = from_document(NodeSelector, {"nodeSelectorTerms": terms})
     assert selector.fits({"zone": "a", "cores": "8"}, "n1") is fits
 
 
-def test_a_selector_that_is_none() -> None:
+def test_check_affinity_invalid_operator_raises() -> None:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "Near"}]}]
     found = persistent(nodeAffinity={"required": {"nodeSelectorTerms": terms}})
     with pytest.raises(Exception, match='"Near" is not a valid'):

@@ -29,7 +29,7 @@ class Behind(Server):
 
 
 @pytest.mark.looptime
-async def test_the_claim_and_its_volume_are_asked_for_again(root: Path, shelf: Shelf, tmp_path: Path) -> None:
+async def test_mount_claim_forbidden_for_new_pod_is_retried(root: Path, shelf: Shelf, tmp_path: Path) -> None:
     server = Behind(refusals=2)
     server.claim("claim", "pv-1")
     server.volume("pv-1", "claim", hostPath={"path": str(tmp_path)})

@@ -25,7 +25,7 @@ from tests.volumes.helpers import stand_ins, wait_until_free
         ("", ""),
     ],
 )
-def test_what_blkid_says(said: str, found: str) -> None:
+def test_parse_format_blkid_output_returns_file_system(said: str, found: str) -> None:
     assert parse_format(said) == found
 
 
@@ -49,7 +49,7 @@ class TestDisks:
         while unmount(place):
             pass
 
-    async def test_an_empty_one_is_formatted(self, disk: Path, place: Path) -> None:
+    async def test_format_and_mount_empty_disk_is_formatted(self, disk: Path, place: Path) -> None:
         assert await disk_format(disk) == ""
         await format_and_mount(disk, place, "", ["noatime"], read_only=False)
         assert await disk_format(disk) == "ext4"
@@ -62,13 +62,13 @@ class TestDisks:
         with pytest.raises(OSError, match="Read-only"):
             (place / "new").touch()
 
-    async def test_what_is_not_to_be_written_is_not_formatted(self, disk: Path, place: Path) -> None:
+    async def test_format_and_mount_read_only_unformatted_raises(self, disk: Path, place: Path) -> None:
         with pytest.raises(DiskError, match=r"cannot mount unformatted disk .* read-only mode"):
             await format_and_mount(disk, place, "ext4", ["ro"], read_only=True)
         assert await disk_format(disk) == ""
         assert not place.exists()
 
-    async def test_what_has_something_on_it_is_not_formatted(self, disk: Path, place: Path) -> None:
+    async def test_format_and_mount_partitioned_disk_is_not_formatted(self, disk: Path, place: Path) -> None:
         with disk.open("r+b") as file:
             file.seek(446)
             file.write(struct.pack("<B3sB3sII", 0x80, b"\0\2\0", 0x83, b"\4\1\4", 2048, 60000))
@@ -80,20 +80,20 @@ class TestDisks:
         assert await disk_format(disk) == PARTITIONED
         assert not place.exists()
 
-    async def test_another_file_system_than_expected(self, disk: Path, place: Path) -> None:
+    async def test_format_and_mount_other_file_system_raises(self, disk: Path, place: Path) -> None:
         subprocess.run(["mkfs.ext4", "-q", str(disk)], check=True)
         with pytest.raises(HelperError, match=r"^mount failed: mount -t xfs -o defaults "):
             await format_and_mount(disk, place, "xfs", [], read_only=False)
         assert await disk_format(disk) == "ext4"
 
-    async def test_no_way_to_format_it(self, disk: Path, place: Path) -> None:
+    async def test_format_and_mount_mkfs_missing_or_invalid_raises(self, disk: Path, place: Path) -> None:
         with pytest.raises(DiskError, match=r"format of disk .* failed: the program mkfs.nofs is not on"):
             await format_and_mount(disk, place, "nofs", [], read_only=False)
         with pytest.raises(DiskError, match="is no file system"):
             await format_and_mount(disk, place, "ext4/../../tmp/x", [], read_only=False)
 
     @pytest.mark.parametrize(("status", "mounted"), [(0, True), (1, True), (4, False), (8, True)])
-    async def test_it_is_checked_before(
+    async def test_format_and_mount_runs_fsck_and_uncorrectable_errors_raise(
         self, disk: Path, place: Path, tmp_path: Path, status: int, mounted: bool
     ) -> None:
         subprocess.run(["mkfs.ext4", "-q", str(disk)], check=True)

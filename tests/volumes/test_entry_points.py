@@ -55,7 +55,7 @@ def host(tmp_path: Path, shelf: Shelf) -> VolumeHost:
     return VolumeHost(tmp_path, shelf, Node(), MemoryLimits(lambda pod: None, 1))
 
 
-def test_a_new_kind(host: VolumeHost) -> None:
+def test_load_third_party_plugins_entry_point_is_loaded(host: VolumeHost) -> None:
     kinds = load_third_party_plugins(host, {}, [Entry("cloud", Cloud)])
     assert isinstance(kinds["cloud"], Cloud)
     assert kinds["cloud"].host is host
@@ -70,7 +70,7 @@ def test_a_new_kind(host: VolumeHost) -> None:
         (Entry("emptyDir", Cloud), "of an already supported type"),
     ],
 )
-def test_what_is_wrong_is_told_by_name_and_passed_over(
+def test_load_third_party_plugins_invalid_entry_point_logged_and_skipped(
     host: VolumeHost, caplog: pytest.LogCaptureFixture, entry: Entry, said: str
 ) -> None:
     own = load_plugins(host)
@@ -80,13 +80,15 @@ def test_what_is_wrong_is_told_by_name_and_passed_over(
     assert f"'kind': '{entry.name}'" in str(told.__dict__)
 
 
-def test_one_folder_has_one_kind(host: VolumeHost, caplog: pytest.LogCaptureFixture) -> None:
+def test_load_third_party_plugins_duplicate_directory_is_skipped(
+    host: VolumeHost, caplog: pytest.LogCaptureFixture
+) -> None:
     kinds = load_third_party_plugins(host, {}, [Entry("one", Cloud), Entry("two", Cloud)])
     assert kinds.keys() == {"one"}
     assert "with a duplicate directory" in caplog.text
 
 
-def test_an_installed_one_is_found(tmp_path: Path) -> None:
+def test_load_plugins_installed_distribution_is_found(tmp_path: Path) -> None:
     """As pip lays a package out: its folder, and beside it what it offers."""
     info = tmp_path / "cloudy-1.0.dist-info"
     info.mkdir()

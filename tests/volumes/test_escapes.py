@@ -50,7 +50,9 @@ class TestRaces:
     """Somebody swaps a folder for a link out of the volume, or a link for another, all the time."""
 
     @pytest.mark.parametrize("make", [True, False], ids=["making", "looking"])
-    def test_a_folder_on_the_way(self, volume: Path, make: bool) -> None:
+    def test_opened_inside_parent_swapped_for_link_never_leaves_volume(
+        self, volume: Path, make: bool
+    ) -> None:
         (volume / "a/trap").symlink_to("../../secret")
         outcomes = set[str]()
         with swapping((volume / "a/swapped", volume / "a/trap")):
@@ -58,7 +60,7 @@ class TestRaces:
                 outcomes.add(self.outcome(volume, "a/swapped/b", make=make))
         assert outcomes == {"inside", "refused"}, "both were met, so that the race was a race"
 
-    def test_the_last_folder(self, volume: Path) -> None:
+    def test_opened_inside_last_directory_swapped_never_leaves_volume(self, volume: Path) -> None:
         (volume / "a/trap").symlink_to("../../secret/b")
         outcomes = set[str]()
         with swapping((volume / "a/swapped", volume / "a/trap")):
@@ -66,7 +68,7 @@ class TestRaces:
                 outcomes.add(self.outcome(volume, "a/swapped"))
         assert outcomes == {"inside", "refused"}
 
-    def test_a_good_link_for_a_bad_one(self, volume: Path) -> None:
+    def test_opened_inside_link_swapped_never_leaves_volume(self, volume: Path) -> None:
         (volume / "good").symlink_to("a/swapped")
         (volume / "bad").symlink_to("../secret")
         outcomes = set[str]()
@@ -75,7 +77,7 @@ class TestRaces:
                 outcomes.add(self.outcome(volume, "good/b"))
         assert outcomes == {"inside", "refused"}
 
-    def test_nothing_is_made_outside(self, volume: Path) -> None:
+    def test_opened_inside_make_during_swap_creates_nothing_outside(self, volume: Path) -> None:
         (volume / "a/trap").symlink_to("../../secret")
         before, outcomes = secrets(volume), list[str]()
         with swapping((volume / "a/swapped", volume / "a/trap")):
@@ -106,7 +108,7 @@ class TestMountingRaces:
         while unmount(target, detach=True):
             pass
 
-    def test_what_is_mounted_is_what_was_opened(self, volume: Path, target: Path) -> None:
+    def test_bind_opened_path_swapped_mounts_opened_directory(self, volume: Path, target: Path) -> None:
         (volume / "a/swapped/b/file").write_text("mine")
         (volume / "a/trap").symlink_to("../../secret")
         mounted = list[str]()
@@ -123,7 +125,7 @@ class TestMountingRaces:
         assert len(mounted) > 10
 
     @pytest.mark.parametrize("what", ["folder", "file"])
-    def test_bind_path_swapped_after_opening_mounts_what_was_opened(
+    def test_bind_opened_path_swapped_after_opening_mounts_opened_file(
         self, volume: Path, target: Path, what: str
     ) -> None:
         """Verify without a race that a directory swapped for a link before the mount is of no use."""
@@ -145,7 +147,7 @@ class TestMountingRaces:
             bind_opened(found, target, [])
         assert shown.read_text() == "mine"
 
-    def test_bind_mount_over_the_opened_path_mounts_what_was_opened(self, volume: Path, target: Path) -> None:
+    def test_bind_opened_path_overmounted_mounts_opened_directory(self, volume: Path, target: Path) -> None:
         """Verify that no path is resolved again, not even the one that the kernel knows."""
         (volume / "a/swapped/b/file").write_text("mine")
         with opened_inside(volume, "a/swapped/b", make=False) as found:
@@ -156,7 +158,9 @@ class TestMountingRaces:
                 unmount(volume / "a/swapped/b")
         assert (target / "file").read_text() == "mine"
 
-    async def test_through_the_front_door(self, volumes: PodVolumes, root: Path, volume: Path) -> None:
+    async def test_sub_paths_directory_swapped_mounts_only_volume_content(
+        self, volumes: PodVolumes, root: Path, volume: Path
+    ) -> None:
         """As above, with a pod's own volume and all that is around it."""
         pod = pod_with(
             DATA,
@@ -189,7 +193,9 @@ class TestMountingRaces:
 @pytest.mark.machine
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("path", ["link", "link/b", "a/up/b"])
-async def test_links_out(volumes: PodVolumes, root: Path, volume: Path, name: str, path: str) -> None:
+async def test_sub_paths_link_outside_volume_raises_and_creates_nothing(
+    volumes: PodVolumes, root: Path, volume: Path, name: str, path: str
+) -> None:
     """CVE-2017-1002101: however it is put, a link out of the volume shows nothing and makes nothing."""
     secret = volume.parent / "secret"
     pod = pod_with(
@@ -218,7 +224,7 @@ class TestTakingDown:
     def data(self, root: Path) -> Path:
         return root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
 
-    async def test_links_are_deleted_and_not_followed(
+    async def test_unmount_links_deleted_and_not_followed(
         self, volumes: PodVolumes, volume: Path, data: Path
     ) -> None:
         await volumes.mount(pod_with(DATA))
@@ -228,7 +234,7 @@ class TestTakingDown:
         assert not data.exists()
         assert (volume.parent / "secret/b/file").read_text() == "secret"
 
-    async def test_not_even_while_they_are_swapped(
+    async def test_unmount_directories_swapped_for_links_not_followed(
         self, volumes: PodVolumes, volume: Path, data: Path
     ) -> None:
         for _ in tries(15, seconds=3):
@@ -250,7 +256,7 @@ class TestTakingDown:
                 continue
         raise AssertionError("a pod can always be deleted")
 
-    async def test_somebody_s_mount_in_a_volume_is_taken_away_and_not_emptied(
+    async def test_unmount_foreign_mount_in_volume_is_unmounted_not_emptied(
         self, volumes: PodVolumes, volume: Path, data: Path
     ) -> None:
         await volumes.mount(pod_with(DATA))
@@ -261,7 +267,7 @@ class TestTakingDown:
         assert (volume.parent / "secret/b/file").read_text() == "secret"
         assert not [one for one in read_mounts() if one.point == data / "mine"]
 
-    async def test_a_link_in_place_of_a_kind_s_folder(
+    async def test_unmount_plugin_directory_is_link_is_not_followed(
         self, volumes: PodVolumes, volume: Path, data: Path
     ) -> None:
         data.parent.parent.mkdir(parents=True)
@@ -278,7 +284,9 @@ class TestWrittenFiles:
 
     POD = pod_with({"name": "config", "configMap": {"name": "c"}})
 
-    async def test_replacing_follows_no_link(self, volumes: PodVolumes, shelf: Shelf, volume: Path) -> None:
+    async def test_refresh_version_is_link_is_not_followed(
+        self, volumes: PodVolumes, shelf: Shelf, volume: Path
+    ) -> None:
         shelf.config_maps["c"] = {"file": "one"}
         folder = Path((await volumes.mount(self.POD))["config"].path)
         current = folder / (folder / "..data").readlink()
@@ -295,7 +303,7 @@ class TestWrittenFiles:
         await volumes.unmount("u-1")
         assert (secret / "file").exists()
 
-    async def test_containers_cannot_write_to_them(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_config_map_is_read_only(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.config_maps["c"] = {"file": "one"}
         assert (await volumes.mount(self.POD))["config"].read_only
         await volumes.unmount("u-1")

@@ -53,7 +53,9 @@ def disk(root: Path) -> Iterator[Disk]:
             unmount(mounted.point, detach=True)
 
 
-async def test_a_full_disk(disk: Disk, root: Path, shelf: Shelf) -> None:
+async def test_pod_volumes_disk_full_mount_raises_and_unmount_succeeds(
+    disk: Disk, root: Path, shelf: Shelf
+) -> None:
     shelf.config_maps["c"] = {"a": "old"}
     volumes, pod = volumes_at(root, shelf), pod_with(CONFIG, EMPTY)
     given = Path((await volumes.mount(pod))["config"].path)
@@ -73,7 +75,7 @@ async def test_a_full_disk(disk: Disk, root: Path, shelf: Shelf) -> None:
     await volumes.unmount("u-2")
 
 
-async def test_an_update_goes_on_when_there_is_room_again(disk: Disk, root: Path, shelf: Shelf) -> None:
+async def test_refresh_disk_full_completes_after_space_is_freed(disk: Disk, root: Path, shelf: Shelf) -> None:
     shelf.config_maps["c"] = {"a": "old"}
     volumes, pod = volumes_at(root, shelf), pod_with(CONFIG)
     given = Path((await volumes.mount(pod))["config"].path)
@@ -89,7 +91,7 @@ async def test_an_update_goes_on_when_there_is_room_again(disk: Disk, root: Path
 
 
 @pytest.mark.parametrize("part", ["pods/u-1", "pods/u-1/volumes", "pods/u-1/plugins", "plugins"])
-async def test_folders_that_somebody_else_deleted(
+async def test_pod_volumes_directories_deleted_are_recreated_and_unmountable(
     volumes: PodVolumes, root: Path, shelf: Shelf, part: str
 ) -> None:
     shelf.config_maps["c"] = {"a": "1"}
@@ -112,7 +114,7 @@ async def test_folders_that_somebody_else_deleted(
     assert not list(root.glob("pods/u-1/volumes/*"))
 
 
-def test_agents_that_are_killed_before_anything_they_change(root: Path) -> None:
+def test_pod_volumes_kubelet_killed_at_any_step_next_one_recovers(root: Path) -> None:
     """All kinds that need only this machine: the next agent goes on, or takes everything down."""
 
     async def live() -> None:

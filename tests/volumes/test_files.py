@@ -31,7 +31,7 @@ A = File(b"a", 0o644)
         ("a/" * MAX_DEPTH + "b", "a/" * MAX_DEPTH + "b"),
     ],
 )
-def test_good_paths(path: str, clean: str) -> None:
+def test_checked_path_valid_path_returns_clean_path(path: str, clean: str) -> None:
     assert checked_path(path) == clean
 
 
@@ -53,7 +53,7 @@ def test_good_paths(path: str, clean: str) -> None:
         ("a\udcff", "must be text"),
     ],
 )
-def test_bad_paths(path: str, problem: str) -> None:
+def test_checked_path_invalid_path_raises(path: str, problem: str) -> None:
     with pytest.raises(VolumePluginError) as caught:
         checked_path(path)
     assert str(caught.value).startswith("invalid path: ")
@@ -61,7 +61,7 @@ def test_bad_paths(path: str, problem: str) -> None:
 
 
 @given(st.text(alphabet=st.sampled_from("ab./\0ü\udc80"), max_size=40) | st.text())
-def test_no_path_leaves_the_volume_or_meets_the_writers_names(path: str) -> None:
+def test_checked_path_any_text_stays_inside_volume(path: str) -> None:
     try:
         clean = checked_path(path)
     except VolumePluginError:
@@ -75,34 +75,34 @@ def test_no_path_leaves_the_volume_or_meets_the_writers_names(path: str) -> None
 class TestKeys:
     DATA = {"a": b"1", "b": b"2"}
 
-    def test_all(self) -> None:
+    def test_files_for_keys_no_items_returns_all_keys(self) -> None:
         files = files_for_keys(self.DATA, [], 0o400, optional=False, missing="no")
         assert files == {"a": File(b"1", 0o400), "b": File(b"2", 0o400)}
 
-    def test_chosen(self) -> None:
+    def test_files_for_keys_items_returns_selected_paths(self) -> None:
         items = [KeyToPath(key="b", path="x/y"), KeyToPath(key="b", path="z", mode=0)]
         files = files_for_keys(self.DATA, items, 0o400, optional=False, missing="no")
         assert files == {"x/y": File(b"2", 0o400), "z": File(b"2", 0)}
 
-    def test_missing(self) -> None:
+    def test_files_for_keys_missing_key_raises_unless_optional(self) -> None:
         items = [KeyToPath(key="c", path="x"), KeyToPath(key="a", path="y")]
         with pytest.raises(VolumePluginError, match=r"^no such key: c$"):
             files_for_keys(self.DATA, items, 0o400, optional=False, missing="no such key")
         assert files_for_keys(self.DATA, items, 0o400, optional=True, missing="") == {"y": File(b"1", 0o400)}
 
 
-def test_trees() -> None:
+def test_build_tree_nests_directories() -> None:
     tree = build_tree({"a": A, "b/c": A, "./b//d/e": A, "mode": File(b"", 0o106755)})
     assert tree == {"a": A, "b": {"c": A, "d": {"e": A}}, "mode": File(b"", 0o755)}
 
 
 @pytest.mark.parametrize("paths", [["a", "a/b"], ["a/b", "a"], ["x/a", "x/a/b/c"]])
-def test_a_file_is_no_folder(paths: list[str]) -> None:
+def test_build_tree_path_is_file_and_directory_raises(paths: list[str]) -> None:
     with pytest.raises(VolumePluginError, match="cannot be a file and a folder"):
         build_tree(dict.fromkeys(paths, A))
 
 
-def test_contents_are_not_shown() -> None:
+def test_file_repr_hides_content() -> None:
     assert "secret" not in repr({"x": File(b"secret", 0o600, user=5)})
 
 
@@ -110,5 +110,5 @@ def test_contents_are_not_shown() -> None:
     ("reasons", "text"),
     [(["a"], "a"), (["a", "a"], "a"), (["a", "b", "a"], "[a, b]"), (["[a, b]"], "[a, b]")],
 )
-def test_several_reasons(reasons: list[str], text: str) -> None:
+def test_join_reasons_deduplicates_and_brackets(reasons: list[str], text: str) -> None:
     assert join_reasons(reasons) == text

@@ -105,7 +105,7 @@ def pod_of(driver: str = "example.com/disk", uid: str = "u-1", **source: Any) ->
 
 
 class TestAnswers:
-    def test_good(self) -> None:
+    def test_parse_response_success_returns_capabilities(self) -> None:
         answer = parse_response("init", '{"Status":"Success","capabilities":{"fsGroup":false,"new":1},"x":2}')
         assert answer.capabilities is not None
         assert (answer.capabilities.attach, answer.capabilities.fsgroup) == (True, False)
@@ -122,16 +122,16 @@ class TestAnswers:
             ("", DriverError, "unreadable"),
         ],
     )
-    def test_bad(self, said: str, error: type[DriverError], message: str) -> None:
+    def test_parse_response_failure_raises(self, said: str, error: type[DriverError], message: str) -> None:
         with pytest.raises(error, match=message):
             parse_response("mount", said)
 
     @pytest.mark.parametrize(("driver", "folder"), [("a/b", "a~b"), ("b", "b"), ("a.com/x/b", "a.com~x~b")])
-    def test_names(self, driver: str, folder: str) -> None:
+    def test_driver_directory_name_replaces_slashes(self, driver: str, folder: str) -> None:
         assert driver_directory_name(driver) == folder
 
     @pytest.mark.parametrize("driver", ["", ".", "..", "../x", ".hidden/x", "a/", "a\0b"])
-    def test_no_names(self, driver: str) -> None:
+    def test_driver_directory_name_invalid_driver_raises(self, driver: str) -> None:
         with pytest.raises(BadSource, match="cannot be the name of a FlexVolume driver"):
             driver_directory_name(driver)
 
@@ -139,7 +139,9 @@ class TestAnswers:
 @pytest.mark.machine
 @needs_root
 class TestPlainDrivers:
-    async def test_there_and_gone(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
+    async def test_set_up_and_tear_down_call_driver_and_leave_nothing(
+        self, kind: FlexVolumePlugin, root: Path, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN)
         mounted = await kind.set_up(
             wanted(pod_of(fsType="xfs", options={"size": "3", "kubernetes.io/x": "y"}))
@@ -169,7 +171,7 @@ class TestPlainDrivers:
         assert not place.parent.exists()
         await kind.tear_down("u-1", "v")
 
-    async def test_by_an_agent_that_never_saw_the_pod(
+    async def test_tear_down_kubelet_restarted_unmounts_unknown_pod(
         self, kind: FlexVolumePlugin, root: Path, shelf: Shelf, drivers: Drivers
     ) -> None:
         drivers.add(PLAIN)
@@ -178,7 +180,9 @@ class TestPlainDrivers:
         await other.tear_down("u-1", "v")
         assert not (root / "pods/u-1/volumes/example.com~disk").exists()
 
-    async def test_read_only(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
+    async def test_set_up_read_only_passes_ro_and_skips_fs_group(
+        self, kind: FlexVolumePlugin, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN)
         mounted = await kind.set_up(wanted(pod_of(readOnly=True)))
         assert mounted.read_only
@@ -186,7 +190,7 @@ class TestPlainDrivers:
         assert json.loads(drivers.calls[1][2])["kubernetes.io/readwrite"] == "ro"
         await kind.tear_down("u-1", "v")
 
-    async def test_a_walk_that_was_cut_off_is_made_again(
+    async def test_set_up_ownership_walk_interrupted_is_repeated(
         self, kind: FlexVolumePlugin, drivers: Drivers
     ) -> None:
         drivers.add(PLAIN)
@@ -197,7 +201,9 @@ class TestPlainDrivers:
         assert (place / "file").stat().st_gid == 2345
         await kind.tear_down("u-1", "v")
 
-    async def test_a_new_program_is_asked_anew(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
+    async def test_set_up_driver_replaced_calls_init_again(
+        self, kind: FlexVolumePlugin, drivers: Drivers
+    ) -> None:
         drivers.add("if command == 'init': answer('Failure', 1, message='not today')")
         with pytest.raises(DriverError, match="init command failed, status: Failure, reason: not today"):
             await kind.set_up(wanted(pod_of()))
@@ -205,7 +211,7 @@ class TestPlainDrivers:
         await kind.set_up(wanted(pod_of()))
         await kind.tear_down("u-1", "v")
 
-    async def test_a_driver_that_only_fails_cannot_keep_a_pod_for_ever(
+    async def test_tear_down_driver_fails_is_forced_after_timeout(
         self, kind: FlexVolumePlugin, drivers: Drivers, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         drivers.add(PLAIN)
@@ -220,7 +226,9 @@ class TestPlainDrivers:
         assert not place.exists()
         assert not read_mounts(root)
 
-    async def test_secrets(self, kind: FlexVolumePlugin, shelf: Shelf, drivers: Drivers) -> None:
+    async def test_set_up_secret_of_driver_type_is_passed(
+        self, kind: FlexVolumePlugin, shelf: Shelf, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN + "\nif command == 'mount': answer('Failure', 1, message='no')")
         shelf.secrets["s"] = {"key": b"\xffvalue"}
         volume = wanted(pod_of(secretRef={"name": "s"}))
@@ -232,7 +240,7 @@ class TestPlainDrivers:
         assert options["kubernetes.io/secret/key"] == base64.b64encode(b"\xffvalue").decode()
         await kind.tear_down("u-1", "v")
 
-    async def test_what_is_secret_is_not_told(
+    async def test_set_up_driver_fails_secret_options_masked_in_error(
         self, kind: FlexVolumePlugin, shelf: Shelf, drivers: Drivers
     ) -> None:
         drivers.add(PLAIN.replace('run("mount"', 'sys.exit("broken"); run("mount"'))
@@ -240,7 +248,7 @@ class TestPlainDrivers:
         with pytest.raises(HelperError, match=r"disk mount \S+ \*\*\* failed: exit status 1: broken$"):
             await kind.set_up(wanted(pod_of(secretRef={"name": "s"})))
 
-    async def test_a_missing_secret(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
+    async def test_set_up_secret_missing_raises(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         drivers.add(PLAIN)
         with pytest.raises(
             VolumePluginError, match=r"couldn't get secret default/s err: secret \"s\" not found"
@@ -251,12 +259,14 @@ class TestPlainDrivers:
 @pytest.mark.machine
 @needs_root
 class TestFaults:
-    async def test_no_driver(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
+    async def test_set_up_driver_not_installed_raises(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
         with pytest.raises(BadSource, match=r"no volume plugin matched: .* is not installed at .*/disk$"):
             await kind.set_up(wanted(pod_of()))
         await kind.tear_down("u-1", "v")
 
-    async def test_a_driver_that_is_gone(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
+    async def test_tear_down_driver_uninstalled_unmounts(
+        self, kind: FlexVolumePlugin, root: Path, drivers: Drivers
+    ) -> None:
         """A pod can always be deleted."""
         drivers.add(PLAIN)
         place = Path((await kind.set_up(wanted(pod_of()))).path)
@@ -265,7 +275,9 @@ class TestFaults:
         assert not place.parent.exists()
         assert not read_mounts(root)
 
-    async def test_a_mount_that_fails(self, kind: FlexVolumePlugin, root: Path, drivers: Drivers) -> None:
+    async def test_set_up_mount_command_fails_leaves_nothing(
+        self, kind: FlexVolumePlugin, root: Path, drivers: Drivers
+    ) -> None:
         drivers.add(PLAIN.replace('"tmpfs"', '"nofs"'))
         with pytest.raises(
             DriverError, match=r"^mount command failed, status: Failure, reason: mount: .*flex does not exist"
@@ -274,7 +286,9 @@ class TestFaults:
         assert not (root / "pods/u-1/volumes/example.com~disk/v").exists()
         await kind.tear_down("u-1", "v")
 
-    async def test_a_success_that_is_none(self, kind: FlexVolumePlugin, drivers: Drivers) -> None:
+    async def test_set_up_success_with_nonzero_exit_raises(
+        self, kind: FlexVolumePlugin, drivers: Drivers
+    ) -> None:
         drivers.add("if command == 'init': answer(capabilities=dict(attach=False))\nanswer(code=3)")
         with pytest.raises(HelperError, match="exit status 3"):
             await kind.set_up(wanted(pod_of()))
@@ -283,7 +297,7 @@ class TestFaults:
 @pytest.mark.machine
 @needs_root
 class TestAttachingDrivers:
-    async def test_one_device_for_all_pods(
+    async def test_set_up_two_pods_attach_and_mount_device_once(
         self, kind: FlexVolumePlugin, root: Path, drivers: Drivers
     ) -> None:
         drivers.add(ATTACHING)
@@ -311,7 +325,9 @@ class TestAttachingDrivers:
         assert not read_mounts(root)
         assert not device.exists()
 
-    async def test_a_cluster_s_controllers_attach(self, root: Path, shelf: Shelf, drivers: Drivers) -> None:
+    async def test_set_up_controller_attaches_waits_for_attached_device(
+        self, root: Path, shelf: Shelf, drivers: Drivers
+    ) -> None:
         """Then the agent only waits until they have, and says that it uses the volume."""
         drivers.add(ATTACHING)
         attached = ""

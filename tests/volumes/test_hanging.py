@@ -92,7 +92,7 @@ async def until_called(cloud: Cloud, name: str) -> None:
 
 
 class TestKinds:
-    async def test_a_hanging_volume_is_told_of_and_found_ready_later(
+    async def test_mount_set_up_hangs_raises_timeout_and_later_mount_joins_it(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(pod_volumes, "MOUNT_TIMEOUT_SECONDS", 0.2)
@@ -109,7 +109,9 @@ class TestKinds:
         assert cloud.calls == ["set_up"], "the same one that hung"
         assert volumes.attached.in_use() == ["cloud/1"]
 
-    async def test_its_pod_can_be_deleted(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
+    async def test_unmount_set_up_hangs_cancels_it_and_tears_down(
+        self, volumes: PodVolumes, cloud: Cloud, root: Path
+    ) -> None:
         pod = pod_with(CLOUD)
         mounting = asyncio.ensure_future(volumes.mount(pod))
         await until_called(cloud, "set_up")
@@ -123,7 +125,7 @@ class TestKinds:
         await until_called(cloud, "sweep []")
         assert cloud.calls == ["set_up", "take_down", "sweep []"], "setting up was given up"
 
-    async def test_what_a_kind_cannot_undo_is_told_and_tried_again(
+    async def test_unmount_tear_down_fails_raises_and_is_retried(
         self, volumes: PodVolumes, cloud: Cloud, root: Path
     ) -> None:
         cloud.up.set()
@@ -138,7 +140,7 @@ class TestKinds:
         assert not (root / "pods/u-1/volumes" / cloud.directory_name).exists()
         assert volumes.attached.in_use() == []
 
-    async def test_who_waits_is_woken(
+    async def test_wake_plugin_failed_ends_back_off(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(operations, "INITIAL_BACKOFF_SECONDS", 60.0)
@@ -161,7 +163,7 @@ class TestKinds:
         assert woken == ["u-1"]
         assert (await volumes.mount(pod_with(CLOUD))).keys() == {"cloud"}
 
-    async def test_a_kind_with_a_bug_is_a_failure_like_others(
+    async def test_mount_plugin_unexpected_exception_raises_volume_error(
         self, volumes: PodVolumes, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It may be somebody else's: the agent goes on, and the pod's author is told."""
@@ -179,7 +181,9 @@ class TestKinds:
         monkeypatch.setattr(cloud, "in_use", lambda: 1 // 0)
         assert volumes.attached.in_use() is None, "not that there are none: they would be detached"
 
-    async def test_volumes_of_an_earlier_agent(self, volumes: PodVolumes, cloud: Cloud, root: Path) -> None:
+    async def test_refresh_kubelet_restarted_sets_up_existing_volume_once(
+        self, volumes: PodVolumes, cloud: Cloud, root: Path
+    ) -> None:
         (root / "pods/u-1/volumes" / cloud.directory_name / "cloud").mkdir(parents=True)
         assert volumes.attached.in_use() is None, "nothing is said while it is not known"
         cloud.up.set()
@@ -193,7 +197,7 @@ class TestKinds:
 @needs_root
 @pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="needs fuse")
 class TestDeadServer:
-    async def test_a_host_path_that_does_not_answer(
+    async def test_mount_host_path_hangs_other_pods_mounted(
         self, volumes: PodVolumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(host_path, "CHECK_TIMEOUT_SECONDS", 10.0)
@@ -208,7 +212,7 @@ class TestDeadServer:
                 await hanging
             await volumes.unmount("u-1")
 
-    async def test_a_part_of_a_volume_that_does_not_answer(
+    async def test_sub_paths_volume_hangs_raises_with_single_thread(
         self, volumes: PodVolumes, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Its pod is told, tried again without one more thread that hangs, and can be deleted."""
@@ -230,7 +234,9 @@ class TestDeadServer:
         await volumes.unmount(pod.uid)
         assert read_mounts(root.resolve()) == []
 
-    async def test_another_pods_flex_volume_is_not_looked_into(self, root: Path, shelf: Shelf) -> None:
+    async def test_flex_is_used_by_other_pod_hanging_mount_is_not_accessed(
+        self, root: Path, shelf: Shelf
+    ) -> None:
         """Whether another pod has a volume is asked while the first one's is taken down."""
         kind = FlexVolumePlugin(surroundings(root, shelf))
         volumes = root / "pods/u-2/volumes"
@@ -249,7 +255,7 @@ class TestDeadServer:
             assert await others("example.com~disk")
             assert not await others("example.com~other")
 
-    async def test_work_in_a_thread_that_hangs_is_left_behind(self, tmp_path: Path) -> None:
+    async def test_in_own_thread_call_hangs_returns_after_cancel_timeout(self, tmp_path: Path) -> None:
         with dead_server(tmp_path / "dead"):
             loop = asyncio.get_running_loop()
             began = loop.time()
@@ -262,7 +268,7 @@ class TestDeadServer:
 @pytest.mark.machine
 @needs_root
 class TestUnmount:
-    async def test_one_that_hangs_is_detached(
+    async def test_unmount_hangs_mount_is_detached(
         self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await volumes.mount(pod_with(MEMORY, DATA))
@@ -287,7 +293,7 @@ class TestUnmount:
         finally:
             forever.set()
 
-    async def test_many_files_are_deleted_by_one_thread(
+    async def test_unmount_slow_deletion_retries_join_one_thread(
         self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each try joins it: more of them would only keep each other from running."""
@@ -344,7 +350,7 @@ class TestUnmount:
         assert read_mounts(root.resolve()) == []
         assert not list(root.glob("pods/u-1/volumes/*"))
 
-    async def test_kinds_that_are_not_known_any_more(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_unmount_unknown_plugin_mount_is_unmounted(self, volumes: PodVolumes, root: Path) -> None:
         """Who gave them is not installed any more, and the pod has to go."""
         place = root / "pods/u-1/volumes/example.com~gone/v"
         place.mkdir(parents=True)
@@ -353,7 +359,7 @@ class TestUnmount:
         assert read_mounts(root.resolve()) == []
         assert place.is_dir(), "it goes with the pod's folder"
 
-    async def test_one_that_is_busy_is_detached_in_the_end(
+    async def test_unmount_busy_mount_is_detached_after_busy_seconds(
         self, volumes: PodVolumes, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = Path((await volumes.mount(pod_with(MEMORY)))["memory"].path)
@@ -370,7 +376,9 @@ class TestUnmount:
             assert held.read() == "x", "who uses it is not harmed"
         assert not path.parent.exists()
 
-    async def test_one_that_is_free_again(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_unmount_busy_mount_is_unmounted_after_release(
+        self, volumes: PodVolumes, root: Path
+    ) -> None:
         path = Path((await volumes.mount(pod_with(MEMORY)))["memory"].path)
         with (path / "held").open("w"), pytest.raises(VolumeError, match="busy"):
             await volumes.unmount("u-1")

@@ -15,7 +15,7 @@ def possible(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-async def test_an_image_where_the_runtime_can(root: Path, shelf: Shelf, possible: bool) -> None:
+async def test_mount_image_volume_follows_runtime_support(root: Path, shelf: Shelf, possible: bool) -> None:
     volumes = PodVolumes(
         root,
         objects=shelf,

@@ -104,12 +104,12 @@ def pod(uid: str = "u-1", *volumes: dict[str, Any]) -> Pod:
     return pod_with(*(volumes or (CLOUD,)), metadata={"uid": uid, "name": uid})
 
 
-async def test_without_a_cluster_nobody_waits(root: Path, shelf: Shelf, scope: TaskScope) -> None:
+async def test_mount_standalone_does_not_wait_for_report(root: Path, shelf: Shelf, scope: TaskScope) -> None:
     volumes = volumes_at(root, shelf, tasks=scope)
     assert (await volumes.mount(pod())).keys() == {"cloud"}
 
 
-async def test_a_volume_is_mounted_when_it_has_been_reported(volumes: PodVolumes, node: Node) -> None:
+async def test_mount_attached_volume_waits_until_reported_in_use(volumes: PodVolumes, node: Node) -> None:
     mounting = asyncio.ensure_future(volumes.mount(pod()))
     await rung(node)
     assert volumes.attached.in_use() == [NAME]
@@ -123,7 +123,7 @@ async def test_a_volume_is_mounted_when_it_has_been_reported(volumes: PodVolumes
     assert node.rings == 1, "it is known to be in use"
 
 
-async def test_a_second_pod_waits_as_the_first_does(volumes: PodVolumes, node: Node) -> None:
+async def test_mount_second_pod_waits_until_reported_in_use(volumes: PodVolumes, node: Node) -> None:
     mounting = [asyncio.ensure_future(volumes.mount(pod(uid))) for uid in ("u-1", "u-2")]
     await rung(node)
     await asyncio.sleep(0.01)
@@ -132,7 +132,7 @@ async def test_a_second_pod_waits_as_the_first_does(volumes: PodVolumes, node: N
     await asyncio.gather(*mounting)
 
 
-async def test_an_earlier_report_does_not_count(volumes: PodVolumes, node: Node) -> None:
+async def test_mount_earlier_report_is_ignored(volumes: PodVolumes, node: Node) -> None:
     """The volume was given back, so a report without it may be on its way."""
     volumes.attached.set_reported([NAME])
     mounting = asyncio.ensure_future(volumes.mount(pod()))
@@ -146,7 +146,9 @@ async def test_an_earlier_report_does_not_count(volumes: PodVolumes, node: Node)
     await mounting
 
 
-async def test_a_pod_that_leaves_before_is_not_reported_any_more(volumes: PodVolumes, node: Node) -> None:
+async def test_unmount_pod_waiting_for_report_removes_volume_from_in_use(
+    volumes: PodVolumes, node: Node
+) -> None:
     mounting = asyncio.ensure_future(volumes.mount(pod()))
     await rung(node)
     mounting.cancel()
@@ -156,12 +158,12 @@ async def test_a_pod_that_leaves_before_is_not_reported_any_more(volumes: PodVol
     assert volumes.attached.in_use() == []
 
 
-async def test_pods_without_such_volumes_do_not_wait(volumes: PodVolumes, node: Node) -> None:
+async def test_mount_without_attachable_volume_requests_no_report(volumes: PodVolumes, node: Node) -> None:
     assert (await volumes.mount(pod("u-1", PLAIN))).keys() == {"data"}
     assert node.rings == 0
 
 
-async def test_a_server_that_cannot_be_told(
+async def test_mount_report_times_out_raises_and_retry_succeeds(
     volumes: PodVolumes, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_use, "REPORT_TIMEOUT_SECONDS", 0.05)
@@ -177,7 +179,7 @@ async def test_a_server_that_cannot_be_told(
     await volumes.mount(pod())
 
 
-async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
+async def test_in_use_kubelet_restarted_includes_reported_until_pods_known(
     volumes: PodVolumes, node: Node, root: Path
 ) -> None:
     (root / "pods/u-9/volumes" / Cloud.directory_name / "old").mkdir(parents=True)
@@ -193,7 +195,7 @@ async def test_what_an_earlier_agent_reported_counts_until_its_pods_were_met(
 
 
 @pytest.mark.looptime
-async def test_patience() -> None:
+async def test_wait_reported_no_report_raises_after_timeout() -> None:
     reports = VolumesInUseReporter(lambda: None)
     begin = asyncio.get_running_loop().time()
     with pytest.raises(NotReported):
@@ -201,7 +203,7 @@ async def test_patience() -> None:
     assert asyncio.get_running_loop().time() - begin == in_use.REPORT_TIMEOUT_SECONDS
 
 
-async def test_a_pod_whose_volume_does_not_fit_is_refused_after_a_while(
+async def test_mount_attach_limit_exceeded_rejects_pod_after_timeout(
     volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(volume: VolumeToMount) -> MountedVolume:

@@ -86,7 +86,7 @@ asyncio.run(main())
 
 @pytest.mark.machine
 @needs_root
-async def test_nothing_is_left_and_nothing_is_broken(root: Path) -> None:
+async def test_pod_volumes_kubelet_process_killed_next_one_recovers(root: Path) -> None:
     chance = random.Random(5)
     seen = set[int]()
     for attempt in range(4 * KILLS):

@@ -72,7 +72,7 @@ def place(root: Path, uid: str = "u-1") -> Path:
 
 
 class TestDirectory:
-    async def test_bound_and_gone(
+    async def test_mount_local_directory_is_bound_and_unmounted(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path
     ) -> None:
         bound(server, folder)
@@ -87,7 +87,7 @@ class TestDirectory:
         assert not place(root).parent.exists()
         assert sorted(path.name for path in folder.iterdir()) == ["kept", "new"]
 
-    async def test_two_pods_share_it(
+    async def test_mount_local_directory_two_pods_share(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path
     ) -> None:
         bound(server, folder)
@@ -99,7 +99,7 @@ class TestDirectory:
         assert read_mounts(root.resolve()) == []
 
     @pytest.mark.parametrize("reader_first", [True, False])
-    async def test_one_claim_twice_in_a_pod(
+    async def test_mount_claim_twice_in_pod_is_bound_once(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path, reader_first: bool
     ) -> None:
         """Once to write, once to read only: it is mounted once, and each container's mount tells."""
@@ -115,7 +115,7 @@ class TestDirectory:
         await volumes.unmount("u-1")
         assert read_mounts(root.resolve()) == []
 
-    async def test_read_only_and_options(
+    async def test_mount_local_directory_read_only_sets_mount_flags(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path
     ) -> None:
         bound(server, folder, mountOptions=["noexec", "nodev"])
@@ -127,7 +127,7 @@ class TestDirectory:
             Path(mounted.path, "x").touch()
         (folder / "x").touch()
 
-    async def test_flags_that_an_interrupted_try_did_not_set(
+    async def test_mount_existing_bind_sets_missing_flags(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path
     ) -> None:
         bound(server, folder)
@@ -135,7 +135,9 @@ class TestDirectory:
         await volumes.mount(pod_with(READ_ONLY))
         assert "ro" in mounted_at(place(root))[0].options
 
-    async def test_the_pods_group_once(self, volumes: PodVolumes, server: Server, folder: Path) -> None:
+    async def test_mount_other_fs_group_keeps_first_and_records_event(
+        self, volumes: PodVolumes, server: Server, folder: Path
+    ) -> None:
         told: list[tuple[str, str]] = []
         volumes.set_callbacks(
             lambda uid: None, lambda pod, kind, reason, message: told.append((reason, message))
@@ -171,7 +173,9 @@ class TestDirectory:
             ("", 'SetUp failed for volume "pv-1" : LocalVolume volume "pv-1" path is empty'),
         ],
     )
-    async def test_refused(self, volumes: PodVolumes, server: Server, path: str, reason: str) -> None:
+    async def test_mount_local_invalid_path_raises(
+        self, volumes: PodVolumes, server: Server, path: str, reason: str
+    ) -> None:
         bound(server, path)
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLAIM))
@@ -180,14 +184,14 @@ class TestDirectory:
         assert caught.value.retry_after is not None
         assert 0 < caught.value.retry_after <= 0.5
 
-    async def test_an_option_that_means_nothing(
+    async def test_mount_local_unknown_mount_option_raises(
         self, volumes: PodVolumes, server: Server, folder: Path
     ) -> None:
         bound(server, folder, mountOptions=["hard"])
         with pytest.raises(VolumeError, match="mount option 'hard' means nothing"):
             await volumes.mount(pod_with(CLAIM))
 
-    async def test_a_folder_that_somebody_else_deleted(
+    async def test_unmount_local_directory_deleted_succeeds(
         self, volumes: PodVolumes, server: Server, root: Path, folder: Path
     ) -> None:
         bound(server, folder)
@@ -199,7 +203,7 @@ class TestDirectory:
 
 
 class TestDisk:
-    async def test_formatted_mounted_once_and_released(
+    async def test_mount_local_disk_formatted_once_and_unmounted_when_unused(
         self, root: Path, shelf: Shelf, server: Server, disk: str
     ) -> None:
         bound(server, disk, mountOptions=["noatime"])
@@ -221,7 +225,7 @@ class TestDisk:
         assert read_mounts(root.resolve()) == []
         assert not staged.exists()
 
-    async def test_a_later_agent_finds_and_releases_it(
+    async def test_unmount_local_disk_kubelet_restarted_is_released(
         self, root: Path, shelf: Shelf, volumes: PodVolumes, server: Server, disk: str
     ) -> None:
         bound(server, disk)
@@ -234,7 +238,7 @@ class TestDisk:
         await later.unmount_unused()
         assert read_mounts(root.resolve()) == []
 
-    async def test_what_is_on_it_stays(
+    async def test_mount_local_disk_existing_file_system_is_preserved(
         self, volumes: PodVolumes, server: Server, disk: str, image: Path
     ) -> None:
         subprocess.run(["mkfs.ext4", "-q", "-L", "mine", disk], check=True)
@@ -269,7 +273,9 @@ class TestDevice:
         assert not (root / "pods/u-1/volumeDevices").exists()
         assert not (root / "plugins/kubernetes.io~local-volume/volumeDevices").exists()
 
-    async def test_a_disk(self, volumes: PodVolumes, server: Server, root: Path, disk: str) -> None:
+    async def test_mount_local_block_device_is_mapped_and_unmapped(
+        self, volumes: PodVolumes, server: Server, root: Path, disk: str
+    ) -> None:
         events: list[tuple[str, ...]] = []
         volumes.set_callbacks(lambda uid: None, lambda pod, *event: events.append(event))
         bound(server, disk, volumeMode="Block")
@@ -292,7 +298,9 @@ class TestDevice:
         self.check_gone(root)
         assert Path(disk).exists()
 
-    async def test_a_file(self, volumes: PodVolumes, server: Server, root: Path, image: Path) -> None:
+    async def test_mount_local_file_is_mapped_as_loop_device(
+        self, volumes: PodVolumes, server: Server, root: Path, image: Path
+    ) -> None:
         bound(server, image, volumeMode="Block")
         device = await self.check(volumes, root)
         assert loops_of(image) == [device]
@@ -304,7 +312,7 @@ class TestDevice:
         assert loops_left(image.parent) == []
         assert image.read_bytes()[:512] == b"x" * 512
 
-    async def test_a_file_that_may_only_be_read(
+    async def test_mount_local_file_read_only_loop_device_is_read_only(
         self, volumes: PodVolumes, server: Server, root: Path, image: Path
     ) -> None:
         bound(server, image, volumeMode="Block")
@@ -313,7 +321,7 @@ class TestDevice:
         await volumes.unmount("u-1")
         self.check_gone(root)
 
-    async def test_two_pods_share_a_file(
+    async def test_mount_local_file_two_pods_share_loop_device(
         self, volumes: PodVolumes, server: Server, root: Path, image: Path
     ) -> None:
         bound(server, image, volumeMode="Block")
@@ -326,7 +334,7 @@ class TestDevice:
         self.check_gone(root)
         assert loops_left(image.parent) == []
 
-    async def test_a_later_agent_takes_it_down(
+    async def test_unmount_local_file_kubelet_restarted_is_unmapped(
         self, root: Path, shelf: Shelf, volumes: PodVolumes, server: Server, image: Path
     ) -> None:
         bound(server, image, volumeMode="Block")
@@ -336,7 +344,9 @@ class TestDevice:
         self.check_gone(root)
         assert loops_left(image.parent) == []
 
-    async def test_neither_disk_nor_file(self, volumes: PodVolumes, server: Server, folder: Path) -> None:
+    async def test_mount_local_directory_as_block_raises(
+        self, volumes: PodVolumes, server: Server, folder: Path
+    ) -> None:
         bound(server, folder, volumeMode="Block")
         with pytest.raises(VolumeError, match="neither a block device nor a file") as caught:
             await volumes.mount(pod_with(CLAIM, containers=DEVICE))

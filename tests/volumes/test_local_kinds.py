@@ -40,7 +40,7 @@ TMP: dict[str, Any] = {"name": "tmp", "emptyDir": {"medium": "Memory"}}
 
 
 class TestEmptyDir:
-    async def test_on_disk(self, root: Path, volumes: PodVolumes) -> None:
+    async def test_mount_default_medium_creates_directory(self, root: Path, volumes: PodVolumes) -> None:
         with umask(0o077):
             mounted = await volumes.mount(pod_with(DATA, {"name": "none"}))
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
@@ -53,7 +53,7 @@ class TestEmptyDir:
         assert mode_of(path.parents[1]) == "0o750"
         assert (root / "pods/u-1/plugins/kubernetes.io~empty-dir/data/ready").exists()
 
-    async def test_what_containers_made_of_it_is_kept(self, volumes: PodVolumes) -> None:
+    async def test_mount_again_keeps_content_and_mode(self, volumes: PodVolumes) -> None:
         pod = pod_with(DATA, securityContext={"fsGroup": 4242})
         path = Path((await volumes.mount(pod))["data"].path)
         path.chmod(0o700)
@@ -62,7 +62,7 @@ class TestEmptyDir:
         assert mode_of(path) == "0o700"
         assert (path / "file").read_text() == "theirs"
 
-    async def test_an_interrupted_start_is_finished(self, root: Path, volumes: PodVolumes) -> None:
+    async def test_mount_interrupted_set_up_is_completed(self, root: Path, volumes: PodVolumes) -> None:
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
         path.mkdir(parents=True, mode=0o700)
         await volumes.mount(pod_with(DATA))
@@ -73,7 +73,9 @@ class TestEmptyDir:
         assert mode_of(path) == "0o777"
 
     @needs_root
-    async def test_a_group_owns_everything(self, root: Path, volumes: PodVolumes) -> None:
+    async def test_mount_fs_group_applied_without_following_links(
+        self, root: Path, volumes: PodVolumes
+    ) -> None:
         path = root / "pods/u-1/volumes/kubernetes.io~empty-dir/data"
         (path / "inner").mkdir(parents=True)
         (path / "inner/file").touch(mode=0o600)
@@ -90,7 +92,7 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_in_memory(self, root: Path, shelf: Shelf) -> None:
+    async def test_mount_memory_medium_is_tmpfs_with_size(self, root: Path, shelf: Shelf) -> None:
         volumes = volumes_at(root, shelf, lambda pod: 8 * MIB)
         pod = pod_with(TMP, {"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}})
         mounted = await volumes.mount(pod)
@@ -105,7 +107,7 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_memory_is_lost_with_a_reboot(self, volumes: PodVolumes) -> None:
+    async def test_mount_memory_medium_after_reboot_is_remounted(self, volumes: PodVolumes) -> None:
         path = Path((await volumes.mount(pod_with(TMP)))["tmp"].path)
         unmount(path)
         await volumes.mount(pod_with(TMP))
@@ -113,7 +115,7 @@ class TestEmptyDir:
 
     @pytest.mark.machine
     @needs_root
-    async def test_in_huge_pages(self, volumes: PodVolumes) -> None:
+    async def test_mount_huge_pages_medium_is_hugetlbfs(self, volumes: PodVolumes) -> None:
         if not Path("/sys/kernel/mm/hugepages/hugepages-2048kB").is_dir():
             pytest.skip("this machine has no huge pages of 2 MiB")
         pages = {"requests": {"hugepages-2Mi": "4Mi"}, "limits": {"hugepages-2Mi": "4Mi"}}
@@ -132,11 +134,11 @@ class TestEmptyDir:
         ("limits", "size"),
         [((0, 0, 0), 0), ((0, 0, 9), 9), ((0, 5, 9), 5), ((3, 5, 9), 3), ((7, 5, 9), 5), ((20, 0, 9), 9)],
     )
-    def test_size_in_memory(self, limits: tuple[int, int, int], size: int) -> None:
+    def test_tmpfs_size_returns_smallest_limit(self, limits: tuple[int, int, int], size: int) -> None:
         assert tmpfs_size(*limits) == size
 
     @given(st.tuples(*[st.integers(0, 2**50)] * 3))
-    def test_no_limit_is_exceeded(self, limits: tuple[int, int, int]) -> None:
+    def test_tmpfs_size_any_limits_never_exceeds_limit(self, limits: tuple[int, int, int]) -> None:
         size = tmpfs_size(*limits)
         assert all(size <= limit for limit in limits if limit)
         assert size in limits
@@ -156,7 +158,7 @@ class TestEmptyDir:
             ("HugePages-1Gi", ["hugepages-2Mi", "hugepages-1Gi"], "pagesize=1Gi"),
         ],
     )
-    def test_huge_page_sizes(self, medium: str, resources: list[str], option: str) -> None:
+    def test_huge_page_option_returns_page_size(self, medium: str, resources: list[str], option: str) -> None:
         assert huge_page_option(medium, self.asking(*resources)) == option
 
     @pytest.mark.parametrize(
@@ -168,7 +170,9 @@ class TestEmptyDir:
             ("HugePages-x", ["hugepages-2Mi"], "not a quantity"),
         ],
     )
-    def test_huge_pages_that_cannot_be(self, medium: str, resources: list[str], problem: str) -> None:
+    def test_huge_page_option_invalid_request_raises(
+        self, medium: str, resources: list[str], problem: str
+    ) -> None:
         with pytest.raises(MediumError, match=problem):
             huge_page_option(medium, self.asking(*resources))
 
@@ -198,7 +202,9 @@ class TestHostPath:
         ],
     )
     @needs_root
-    def test_types(self, things: dict[str, Path], kind: str, words: str, tmp_path: Path) -> None:
+    def test_check_host_path_type_mismatch_raises(
+        self, things: dict[str, Path], kind: str, words: str, tmp_path: Path
+    ) -> None:
         for name, path in things.items():
             link = tmp_path / "link"
             link.symlink_to(path)
@@ -211,7 +217,7 @@ class TestHostPath:
                     assert str(caught.value) == f"hostPath type check failed: {place} is not {words}"
             link.unlink()
 
-    def test_made_where_missing(self, tmp_path: Path) -> None:
+    def test_check_host_path_or_create_creates_missing_path(self, tmp_path: Path) -> None:
         folder, file = tmp_path / "a/b/c", tmp_path / "a/b/c/file"
         with umask(0o022):
             check_host_path(HostPath(path=str(folder), type="DirectoryOrCreate"))
@@ -227,15 +233,17 @@ class TestHostPath:
             check_host_path(HostPath(path=str(file), type="DirectoryOrCreate"))
 
     @pytest.mark.parametrize("kind", ["Folder", "SocketOrCreate", "OrCreate", "directory"])
-    def test_unknown_types(self, kind: str) -> None:
+    def test_check_host_path_unknown_type_raises(self, kind: str) -> None:
         with pytest.raises(HostPathError, match=f"^{kind} is an invalid volume type$"):
             check_host_path(HostPath(path="/tmp", type=kind))
 
-    def test_steps_back(self) -> None:
+    def test_check_host_path_with_dot_dot_raises(self) -> None:
         with pytest.raises(HostPathError, match=r"invalid HostPath `/a/\.\./etc`: must not contain '\.\.'"):
             check_host_path(HostPath(path="/a/../etc"))
 
-    async def test_mounting(self, volumes: PodVolumes, tmp_path: Path) -> None:
+    async def test_mount_returns_host_path_and_unmount_keeps_it(
+        self, volumes: PodVolumes, tmp_path: Path
+    ) -> None:
         given = [
             {"name": "any", "hostPath": {"path": "/nowhere/at/all"}},
             {"name": "dir", "hostPath": {"path": str(tmp_path), "type": "Directory"}},
@@ -249,7 +257,9 @@ class TestHostPath:
 
 
 class TestRefusals:
-    async def test_each_volume_that_cannot_be_had_is_told(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_mount_several_volumes_fail_raises_problem_for_each(
+        self, volumes: PodVolumes, root: Path
+    ) -> None:
         pod = pod_with(
             DATA,
             {"name": "share", "glusterfs": {"endpoints": "e", "path": "p"}},
@@ -267,14 +277,16 @@ class TestRefusals:
         assert len(caught.value.problems) == 3, "for an event each"
         assert PodVolumePaths.for_pod(root, "u-1").volume(EMPTY_DIR, "data").is_dir()
 
-    async def test_system_errors_name_the_path(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_mount_os_error_names_path(self, volumes: PodVolumes, root: Path) -> None:
         root.mkdir()
         (root / "pods").touch()
         with pytest.raises(VolumeError, match=r'volume "data" : .*root/pods.*: Not a directory'):
             await volumes.mount(pod_with(DATA))
 
     @pytest.mark.parametrize("name", ["..", "a/b", "", "."])
-    async def test_hostile_names(self, volumes: PodVolumes, root: Path, name: str) -> None:
+    async def test_mount_invalid_volume_name_or_uid_raises(
+        self, volumes: PodVolumes, root: Path, name: str
+    ) -> None:
         with pytest.raises(VolumeError, match="cannot be a folder's name"):
             await volumes.mount(pod_with({"name": name, "emptyDir": {}}))
         pod = pod_with(DATA)
@@ -295,7 +307,7 @@ class TestUnmount:
             await volumes.unmount("u-1")
             assert not path.exists()
 
-    async def test_everything_goes_and_nothing_else(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_unmount_removes_only_pod_volumes(self, volumes: PodVolumes, root: Path) -> None:
         other = root / "pods/u-1/volumes/example.com~unheard/share"
         other.mkdir(parents=True)
         path = Path((await volumes.mount(pod_with(DATA)))["data"].path)
@@ -314,7 +326,9 @@ class TestUnmount:
 
     @pytest.mark.machine
     @needs_root
-    async def test_by_an_agent_that_never_saw_the_pod(self, root: Path, tmp_path: Path, shelf: Shelf) -> None:
+    async def test_unmount_kubelet_restarted_removes_nested_mounts(
+        self, root: Path, tmp_path: Path, shelf: Shelf
+    ) -> None:
         """Through a link to the root, with a mount that a container left in a volume."""
         link = tmp_path / "link"
         link.symlink_to(root)
@@ -333,7 +347,7 @@ class TestUnmount:
 
     @pytest.mark.machine
     @needs_root
-    async def test_what_is_in_use_is_told_and_kept(self, volumes: PodVolumes) -> None:
+    async def test_unmount_busy_volume_raises_and_keeps_content(self, volumes: PodVolumes) -> None:
         path = Path((await volumes.mount(pod_with(DATA, TMP)))["tmp"].path)
         (path / "file").write_text("kept")
         with subprocess.Popen(["sleep", "60"], cwd=path) as user:
@@ -348,7 +362,7 @@ class TestUnmount:
 
 
 class TestCancellation:
-    async def test_a_cancelled_caller_waits_for_the_work(
+    async def test_mount_cancelled_waits_for_thread(
         self, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         begun, go, ended = threading.Event(), threading.Event(), threading.Event()
@@ -373,7 +387,7 @@ class TestCancellation:
         assert task.cancelled()
         assert ended.is_set()
 
-    async def test_a_failure_after_cancelling_is_not_lost(
+    async def test_mount_fails_after_cancellation_raises_timeout_error(
         self, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         go = threading.Event()

@@ -67,7 +67,7 @@ def scraper(root: Path, shelf: Shelf, server: Server) -> Scraper:
     return Scraper(root, shelf, server)
 
 
-async def test_a_pods_volumes_in_numbers(scraper: Scraper, shelf: Shelf) -> None:
+async def test_volume_metrics_count_operations_and_total_volumes(scraper: Scraper, shelf: Shelf) -> None:
     volumes, (pod,) = scraper.volumes, scraper.pods
     with pytest.raises(VolumeError):
         await volumes.mount(pod)
@@ -94,7 +94,7 @@ async def test_a_pods_volumes_in_numbers(scraper: Scraper, shelf: Shelf) -> None
     assert page.value(operations, status="success", **gone) == 1
 
 
-async def test_pods_of_an_earlier_agent_count(
+async def test_volume_metrics_kubelet_restarted_counts_existing_volumes(
     scraper: Scraper, root: Path, shelf: Shelf, server: Server
 ) -> None:
     shelf.config_maps["c"] = {"a": "1"}
@@ -106,7 +106,7 @@ async def test_pods_of_an_earlier_agent_count(
     assert page.values("storage_operation_duration_seconds_count") == []
 
 
-def test_claimed_volumes_and_how_full_they_are(scraper: Scraper) -> None:
+def test_volume_numbers_reports_stats_of_claimed_volumes_only(scraper: Scraper) -> None:
     assert not [name for name in scraper.page().types if name.startswith("kubelet_volume_stats")]
     scraper.usage = {"claimed": USAGE, "empty": USAGE}
     page = scraper.page()
@@ -121,7 +121,7 @@ def test_claimed_volumes_and_how_full_they_are(scraper: Scraper) -> None:
         assert page.value(f"kubelet_volume_stats_{name}", **labels) == value
 
 
-def test_the_table_has_them(scraper: Scraper) -> None:
+def test_volume_metrics_all_listed_in_metrics_table(scraper: Scraper) -> None:
     metrics = scraper.volumes.metrics
     metrics.record_csi_call("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
     metrics.record_mount("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, succeeded=True)
@@ -134,7 +134,7 @@ def test_the_table_has_them(scraper: Scraper) -> None:
         assert (row.state, row.type, row.labels) == ("event", kind, page.labels(name))
 
 
-def test_names() -> None:
+def test_claim_name_and_plugin_name_equal_upstream() -> None:
     ephemeral = {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}}
     pod = pod_with(CLAIM, ephemeral, EMPTY)
     assert [claim_name(pod, volume) for volume in pod.spec.volumes] == ["claim", "p-scratch", ""]
@@ -144,7 +144,9 @@ def test_names() -> None:
     assert plugin_name("csi", "kubernetes.io~csi", inline.csi) == "kubernetes.io/csi:d.example"
 
 
-async def test_nobody_looks(root: Path, shelf: Shelf, server: Server) -> None:
+async def test_volume_metrics_without_registry_two_instances_do_not_collide(
+    root: Path, shelf: Shelf, server: Server
+) -> None:
     """Two agents in one process do not meet in their metrics."""
     await asyncio.gather(
         *(

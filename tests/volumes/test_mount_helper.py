@@ -42,7 +42,7 @@ def programs(tmp_path: Path) -> Iterator[StandIns]:
         (["ro"], ["ro"], ["ro"]),
     ],
 )
-def test_options(wanted: list[str], own: list[str], joined: list[str]) -> None:
+def test_join_options_deduplicates_and_sorts(wanted: list[str], own: list[str], joined: list[str]) -> None:
     assert join_options(wanted, own) == joined
 
 
@@ -61,25 +61,27 @@ def test_options(wanted: list[str], own: list[str], joined: list[str]) -> None:
         ),
     ],
 )
-def test_commands(kind: str, options: list[str], scoped: bool, command: str) -> None:
+def test_mount_command_returns_arguments_and_systemd_scope(
+    kind: str, options: list[str], scoped: bool, command: str
+) -> None:
     given = mount_command(kind, "s:/x", TARGET, options, scoped=scoped)
     assert " ".join(given) == command.format(t=TARGET)
 
 
 class TestRunning:
-    async def test_what_it_says_is_given(self, programs: StandIns) -> None:
+    async def test_run_helper_returns_output(self, programs: StandIns) -> None:
         programs.add("speak", "print('one', flush=True); print('two', file=sys.stderr)")
         assert await run_helper("speak", "a b", "c") == "one\ntwo\n"
         assert programs.calls == [["speak", "a b", "c"]]
 
-    async def test_failing(self, programs: StandIns) -> None:
+    async def test_run_helper_nonzero_exit_raises_with_masked_arguments(self, programs: StandIns) -> None:
         programs.add("fail", "print('one\\ntwo'); sys.exit(32)")
         with pytest.raises(HelperError) as caught:
             await run_helper("fail", "secret", "x", hidden={"secret"})
         assert str(caught.value) == "fail *** x failed: exit status 32: one two"
         assert (caught.value.status, caught.value.output) == (32, "one\ntwo\n")
 
-    async def test_dying(self, programs: StandIns) -> None:
+    async def test_run_helper_killed_by_signal_raises(self, programs: StandIns) -> None:
         programs.add("die", "os.kill(os.getpid(), 9)")
         with pytest.raises(HelperError, match=r"^die failed: signal 9: it gave no reason$"):
             await run_helper("die")
@@ -91,25 +93,29 @@ class TestRunning:
             ("no-such", "the program no-such is not on this machine"),
         ],
     )
-    async def test_missing(self, program: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_run_helper_binary_missing_names_package(
+        self, program: str, message: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(mount_helper, "search_path", lambda: "/nowhere")
         with pytest.raises(MissingHelper, match=f"^{message}$"):
             await run_helper(program)
 
-    async def test_one_that_is_no_program(self, programs: StandIns) -> None:
+    async def test_run_helper_interpreter_missing_raises(self, programs: StandIns) -> None:
         (programs.folder / "bad").write_text("#!/no/such/interpreter\n")
         (programs.folder / "bad").chmod(0o755)
         with pytest.raises(HelperError, match=r"^bad could not be started: No such file"):
             await run_helper("bad")
 
-    async def test_too_many_words(self, programs: StandIns) -> None:
+    async def test_run_helper_long_output_is_truncated(self, programs: StandIns) -> None:
         programs.add("talk", "for _ in range(100): print('word ' * 4000)\nsys.exit(1)")
         with pytest.raises(HelperError) as caught:
             await run_helper("talk")
         assert len(str(caught.value)) < 1100
         assert len(caught.value.output) == 64 << 10
 
-    async def test_hanging_with_a_child_that_hangs(self, programs: StandIns, tmp_path: Path) -> None:
+    async def test_run_helper_hangs_with_child_kills_both_at_deadline(
+        self, programs: StandIns, tmp_path: Path
+    ) -> None:
         script = f"""
 import subprocess, time
 child = subprocess.Popen(["sleep", "600"])
@@ -123,7 +129,7 @@ child.wait()
         child = int((tmp_path / "pid").read_text())
         await _until(lambda: not _runs(child))
 
-    async def test_cancelling_kills(self, programs: StandIns, tmp_path: Path) -> None:
+    async def test_run_helper_cancelled_kills_process(self, programs: StandIns, tmp_path: Path) -> None:
         pid = tmp_path / "pid"
         programs.add("hang", f"open({str(pid)!r}, 'w').write(str(os.getpid()))\nimport time; time.sleep(600)")
         async with asyncio.TaskGroup() as tasks:
@@ -132,7 +138,9 @@ child.wait()
             task.cancel()
         assert not _runs(int(pid.read_text()))
 
-    async def test_a_daemon_that_stays_holds_nobody_up(self, programs: StandIns, tmp_path: Path) -> None:
+    async def test_run_helper_daemon_left_running_returns_immediately(
+        self, programs: StandIns, tmp_path: Path
+    ) -> None:
         script = f"""
 import subprocess
 daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -149,7 +157,7 @@ print("started")
         finally:
             os.kill(daemon, 9)
 
-    async def test_nothing_is_left_open(self, programs: StandIns) -> None:
+    async def test_run_helper_leaves_no_open_descriptors(self, programs: StandIns) -> None:
         programs.add("speak", "print('word')")
         await run_helper("speak")
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -159,7 +167,7 @@ print("started")
 
 
 class TestMounting:
-    async def test_the_helper_of_a_file_system_is_missing(
+    async def test_mount_with_helper_file_system_helper_missing_names_package(
         self, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         programs.add("mount", "sys.exit('bad option')")
@@ -171,7 +179,7 @@ class TestMounting:
             "the program mount.nfs is not on this machine: install the package nfs-common"
         )
 
-    def test_of_a_volume(self) -> None:
+    def test_mounts_of_volume_returns_volume_and_sub_paths(self) -> None:
         table = parse_mountinfo(
             "1 0 0:1 / / rw - ext4 /dev/vda rw\n"
             "2 1 0:2 / /r/pods/u/volumes/kubernetes.io~nfs/v rw - nfs4 s:/x rw\n"
@@ -195,13 +203,13 @@ class TestUnmounting:
         while unmount(place, detach=True):
             pass
 
-    async def test_the_usual(self, place: Path) -> None:
+    async def test_unmount_with_helper_unmounts_and_is_idempotent(self, place: Path) -> None:
         assert is_mounted(place)
         await unmount_with_helper(place)
         assert not is_mounted(place)
         await unmount_with_helper(place)
 
-    async def test_what_is_in_use(self, place: Path) -> None:
+    async def test_unmount_with_helper_busy_raises(self, place: Path) -> None:
         opened = os.open(place, os.O_RDONLY)
         try:
             with pytest.raises(HelperError, match=r"unmount failed: .*busy"):
@@ -209,7 +217,7 @@ class TestUnmounting:
         finally:
             os.close(opened)
 
-    async def test_a_dead_server(
+    async def test_unmount_with_helper_hangs_tries_force_then_lazy(
         self, place: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """First asked, then forced, and in the end only taken out of sight."""

@@ -26,14 +26,14 @@ PATHS: list[tuple[dict[str, str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("mounts", "points"), PATHS)
-def test_which(mounts: dict[str, str], points: list[str]) -> None:
+def test_nested_mount_points_returns_outermost_paths(mounts: dict[str, str], points: list[str]) -> None:
     listed = [{"name": name, "mountPath": path} for path, name in mounts.items()]
     container, other = {"name": "c", "volumeMounts": listed}, {"name": "other"}
     for pod in (pod_with(containers=[container]), pod_with(containers=[other], initContainers=[container])):
         assert nested_mount_points(pod, "me") == points
 
 
-def test_of_all_containers() -> None:
+def test_nested_mount_points_merges_all_containers() -> None:
     def mounting(inner: str) -> list[dict[str, str]]:
         return [{"name": "me", "mountPath": "/v"}, {"name": "other", "mountPath": inner}]
 
@@ -48,14 +48,14 @@ def test_of_all_containers() -> None:
 
 
 @pytest.mark.parametrize("path", ["..", "../x", "a/../../x"])
-def test_places_out_of_the_container(path: str) -> None:
+def test_nested_mount_points_path_outside_container_raises(path: str) -> None:
     mounts = [{"name": "me", "mountPath": path}, {"name": "other", "mountPath": f"{path}/in"}]
     pod = pod_with(containers=[{"name": "c", "volumeMounts": mounts}])
     with pytest.raises(VolumePluginError, match="invalid container mount point"):
         nested_mount_points(pod, "me")
 
 
-def test_making_them(tmp_path: Path) -> None:
+def test_make_mount_points_creates_directories_inside_volume_only(tmp_path: Path) -> None:
     volume, outside = tmp_path / "volume", tmp_path / "outside"
     volume.mkdir()
     outside.mkdir()

@@ -52,12 +52,12 @@ def kind(root: Path, shelf: Shelf) -> NfsPlugin:
         ("[2001:db8::9]", "[2001:db8::9]:/x"),
     ],
 )
-def test_servers(server: str, remote: str) -> None:
+def test_nfs_source_valid_server_returns_remote(server: str, remote: str) -> None:
     assert nfs_source(wanted(pod_of(server=server)).source) == remote
 
 
 @pytest.mark.parametrize("server", ["", "-o", "--bind"])
-def test_no_servers(server: str) -> None:
+def test_nfs_source_invalid_server_raises(server: str) -> None:
     with pytest.raises(BadSource, match="is no server"):
         nfs_source(wanted(pod_of(server=server)).source)
 
@@ -65,7 +65,7 @@ def test_no_servers(server: str) -> None:
 @pytest.mark.machine
 @needs_root
 class TestMounting:
-    async def test_there_and_gone(
+    async def test_nfs_set_up_mounts_once_and_tear_down_unmounts(
         self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         programs.add("mount", MOUNT)
@@ -81,7 +81,9 @@ class TestMounting:
         await kind.tear_down("u-1", "v")
         assert not self.left(root)
 
-    async def test_read_only(self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path) -> None:
+    async def test_nfs_set_up_read_only_passes_ro(
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
+    ) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export), readOnly=True)))
         assert mounted.read_only
@@ -90,7 +92,7 @@ class TestMounting:
         assert programs.calls[0][1:5] == ["-t", "nfs", "-o", "ro"]
         await kind.tear_down("u-1", "v")
 
-    async def test_options_of_a_persistent_volume(
+    async def test_nfs_set_up_persistent_volume_passes_mount_options(
         self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         """Whether it is read-only is for the claim to say, as everywhere."""
@@ -109,7 +111,7 @@ class TestMounting:
         assert programs.calls[0][3:5] == ["-o", "hard,vers=4.1"]
         await kind.tear_down("u-1", "pv-1")
 
-    async def test_sub_paths_go_with_it(
+    async def test_nfs_tear_down_unmounts_sub_paths(
         self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         programs.add("mount", MOUNT)
@@ -120,13 +122,15 @@ class TestMounting:
         await kind.tear_down("u-1", "v")
         assert not self.left(root)
 
-    async def test_a_server_that_refuses(self, kind: NfsPlugin, root: Path, programs: StandIns) -> None:
+    async def test_nfs_set_up_access_denied_raises_and_leaves_nothing(
+        self, kind: NfsPlugin, root: Path, programs: StandIns
+    ) -> None:
         programs.add("mount", "sys.exit('mount.nfs: access denied by server while mounting 192.0.2.9:/x')")
         with pytest.raises(HelperError, match=r"^mount failed: .* access denied by server while mounting"):
             await kind.set_up(wanted(pod_of()))
         assert not (root / "pods/u-1/volumes/kubernetes.io~nfs/v").exists()
 
-    async def test_a_mount_that_fails_after_mounting(
+    async def test_nfs_set_up_fails_after_mounting_is_unmounted(
         self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
     ) -> None:
         programs.add("mount", MOUNT + "sys.exit('too late')")
@@ -134,7 +138,9 @@ class TestMounting:
             await kind.set_up(wanted(pod_of(path=str(export))))
         assert not self.left(root)
 
-    async def test_in_use(self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path) -> None:
+    async def test_nfs_tear_down_busy_stays_mounted_until_released(
+        self, kind: NfsPlugin, root: Path, programs: StandIns, export: Path
+    ) -> None:
         programs.add("mount", MOUNT)
         mounted = await kind.set_up(wanted(pod_of(path=str(export))))
         with subprocess.Popen(["sleep", "60"], cwd=mounted.path) as user:
@@ -152,7 +158,7 @@ class TestMounting:
 
 @pytest.mark.machine
 @needs_root
-async def test_a_server_that_does_not_answer_holds_up_nobody_else(
+async def test_mount_nfs_server_hangs_other_pods_mounted(
     volumes: PodVolumes, root: Path, programs: StandIns, tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"

@@ -48,7 +48,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_who_asks_for_the_same_joins(operations: PendingOperations) -> None:
+async def test_pending_operations_same_operation_is_joined(operations: PendingOperations) -> None:
     work = Work(5)
     one, other = await asyncio.gather(
         operations.run("p/v", "up", work, timeout=60), operations.run("p/v", "up", work, timeout=60)
@@ -57,7 +57,7 @@ async def test_who_asks_for_the_same_joins(operations: PendingOperations) -> Non
     assert await operations.run("p/v", "up", work, timeout=60) == 2
 
 
-async def test_who_asks_for_the_opposite_waits(operations: PendingOperations) -> None:
+async def test_pending_operations_opposite_operation_waits(operations: PendingOperations) -> None:
     up, down = Work(5), Work(1)
     async with asyncio.TaskGroup() as group:
         group.create_task(operations.run("p/v", "up", up, timeout=60))
@@ -67,7 +67,7 @@ async def test_who_asks_for_the_opposite_waits(operations: PendingOperations) ->
         assert now() - began == pytest.approx(4 + 1)
 
 
-async def test_others_do_not_wait(operations: PendingOperations) -> None:
+async def test_pending_operations_other_volume_does_not_wait(operations: PendingOperations) -> None:
     with pytest.raises(OperationPending, match="up of v is still under way"):
         await operations.run("p/v", "up", Work(1000), timeout=1)
     began = now()
@@ -75,7 +75,7 @@ async def test_others_do_not_wait(operations: PendingOperations) -> None:
     assert now() == began
 
 
-async def test_it_goes_on_without_its_asker(operations: PendingOperations) -> None:
+async def test_pending_operations_caller_cancelled_operation_continues(operations: PendingOperations) -> None:
     work = Work(10)
     with pytest.raises(OperationPending):
         await operations.run("p/v", "up", work, timeout=3)
@@ -89,7 +89,7 @@ async def test_it_goes_on_without_its_asker(operations: PendingOperations) -> No
     assert work.begun == 1
 
 
-async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(
+async def test_pending_operations_failure_backs_off_and_returns_last_error(
     operations: PendingOperations,
 ) -> None:
     work, waits = Work(error=VolumePluginError("no")), []
@@ -115,7 +115,7 @@ async def test_pauses_grow_after_failures_and_the_failure_is_told_meanwhile(
     assert operations.backoff_left("p/v", "up") == INITIAL_BACKOFF_SECONDS, "it starts anew after a success"
 
 
-async def test_news_end_the_pause(operations: PendingOperations) -> None:
+async def test_pending_operations_reset_backoff_only_for_prefix(operations: PendingOperations) -> None:
     work = Work(error=VolumePluginError("no"))
     for uid in ("p", "q"):
         with pytest.raises(VolumePluginError):
@@ -125,7 +125,7 @@ async def test_news_end_the_pause(operations: PendingOperations) -> None:
     assert operations.backoff_left("q/v", "up") > 0
 
 
-async def test_what_waits_to_be_woken_has_no_pause(operations: PendingOperations) -> None:
+async def test_pending_operations_volume_not_ready_has_no_back_off(operations: PendingOperations) -> None:
     work = Work(error=VolumeNotReady("not attached"))
     for _ in range(3):
         with pytest.raises(VolumeNotReady):
@@ -133,7 +133,7 @@ async def test_what_waits_to_be_woken_has_no_pause(operations: PendingOperations
     assert work.begun == 3
 
 
-async def test_without_pauses_everything_is_tried_at_once(operations: PendingOperations) -> None:
+async def test_pending_operations_backoff_disabled_retries_immediately(operations: PendingOperations) -> None:
     work = Work(error=OSError("busy"))
     for _ in range(3):
         with pytest.raises(OSError, match="busy"):
@@ -141,7 +141,9 @@ async def test_without_pauses_everything_is_tried_at_once(operations: PendingOpe
     assert work.begun == 3
 
 
-async def test_operations_of_a_pod_can_be_ended(operations: PendingOperations) -> None:
+async def test_pending_operations_cancel_prefix_cancels_only_its_operations(
+    operations: PendingOperations,
+) -> None:
     ours, others = Work(1000), Work(1000)
     for key, work in (("p/v", ours), ("p/w", ours), ("pp/v", others)):
         with pytest.raises(OperationPending):
@@ -151,7 +153,9 @@ async def test_operations_of_a_pod_can_be_ended(operations: PendingOperations) -
     assert await operations.run("p/v", "down", Work(), timeout=0.1) == 1
 
 
-async def test_what_does_not_end_is_told(operations: PendingOperations) -> None:
+async def test_pending_operations_cancel_ignored_raises_operation_pending(
+    operations: PendingOperations,
+) -> None:
     async def stubborn() -> None:
         try:
             await asyncio.sleep(1000)
@@ -165,7 +169,9 @@ async def test_what_does_not_end_is_told(operations: PendingOperations) -> None:
     await operations.cancel("p/", "up", timeout=200)
 
 
-async def test_one_that_is_ended_before_its_first_step(operations: PendingOperations) -> None:
+async def test_pending_operations_cancelled_before_start_raises_operation_pending(
+    operations: PendingOperations,
+) -> None:
     work = Work(5)
     asker = asyncio.ensure_future(operations.run("p/v", "up", work, timeout=60))
     await asyncio.sleep(0)
@@ -175,13 +181,15 @@ async def test_one_that_is_ended_before_its_first_step(operations: PendingOperat
     assert await operations.run("p/v", "down", Work(), timeout=1) == 1
 
 
-async def test_a_bug_goes_to_who_asked_and_not_to_the_scope(operations: PendingOperations) -> None:
+async def test_pending_operations_unexpected_exception_raised_to_caller_only(
+    operations: PendingOperations,
+) -> None:
     with pytest.raises(ZeroDivisionError):
         await operations.run("p/v", "up", Work(error=ZeroDivisionError()), timeout=1)
     assert await operations.run("p/w", "up", Work(), timeout=1) == 1
 
 
-async def test_locks() -> None:
+async def test_locks_same_name_serialized_and_unused_removed() -> None:
     locks, order = Locks(), []
 
     async def visit(name: str, who: str) -> None:

@@ -63,7 +63,7 @@ def nobody(*_: object) -> None:
         (0o1777, True, False, 0o3777),
     ],
 )
-def test_modes(mode: int, folder: bool, read_only: bool, wanted: int) -> None:
+def test_group_mode_adds_group_bits(mode: int, folder: bool, read_only: bool, wanted: int) -> None:
     assert oct(group_mode(mode, is_directory=folder, read_only=read_only)) == oct(wanted)
 
 
@@ -85,7 +85,7 @@ class Groups:
 
 @needs_root
 class TestGiving:
-    def test_everything_inside_and_nothing_outside(self, volume: Path) -> None:
+    def test_apply_group_changes_volume_and_not_link_targets(self, volume: Path) -> None:
         apply_group(volume, GROUP)
         inside = [volume, *volume.rglob("*")]
         assert len(inside) == 10
@@ -105,7 +105,7 @@ class TestGiving:
             (0, "0o600"),
         ]
 
-    def test_read_only_is_only_readable(self, volume: Path) -> None:
+    def test_ownership_walk_read_only_adds_only_group_read(self, volume: Path) -> None:
         OwnershipWalk(GROUP, read_only=True).apply(volume)
         assert [mode_of(volume / name) for name in (".", "program", "shown")] == [
             "0o2755",
@@ -113,22 +113,22 @@ class TestGiving:
             "0o644",
         ]
 
-    def test_what_is_right_is_not_touched(self, volume: Path) -> None:
+    def test_apply_group_correct_entries_are_not_modified(self, volume: Path) -> None:
         apply_group(volume, GROUP)
         before = {path: path.lstat().st_ctime_ns for path in volume.rglob("*")}
         apply_group(volume, GROUP)
         assert before == {path: path.lstat().st_ctime_ns for path in volume.rglob("*")}
 
-    def test_a_volume_that_is_a_file(self, volume: Path) -> None:
+    def test_apply_group_volume_is_file_changes_file(self, volume: Path) -> None:
         apply_group(volume / "program", GROUP)
         assert ((volume / "program").stat().st_gid, mode_of(volume / "program")) == (GROUP, "0o4760")
 
-    def test_a_volume_that_is_a_link_leads_nowhere(self, volume: Path) -> None:
+    def test_apply_group_volume_is_link_is_not_followed(self, volume: Path) -> None:
         apply_group(volume / "folder-link", GROUP)
         assert (volume.parent / "outside").stat().st_gid == 0
 
     @pytest.mark.machine
-    def test_a_file_system_that_cannot(self, volume: Path) -> None:
+    def test_ownership_walk_read_only_file_system_counts_failures(self, volume: Path) -> None:
         mount(str(volume), volume, "", flags=MS_BIND)
         try:
             mount("", volume, "", flags=MS_BIND | MS_REMOUNT | MS_RDONLY)
@@ -138,7 +138,7 @@ class TestGiving:
         finally:
             unmount(volume)
 
-    def test_walk_deep_tree_changes_everything_with_few_open_files(self) -> None:
+    def test_ownership_walk_deep_tree_uses_few_open_files(self) -> None:
         """Verify that nesting keeps no pod from starting; more than 1,000 levels had."""
         groups: list[int] = []
         with deep_directory() as tree:
@@ -150,7 +150,7 @@ class TestGiving:
         assert (walk.files, walk.failures) == (6001, 0)
         assert groups == [GROUP] * 6001
 
-    def test_nobody_can_win_the_race(self, volume: Path) -> None:
+    def test_apply_group_entries_swapped_for_links_not_followed(self, volume: Path) -> None:
         """A container swaps files and folders for links out of the volume as fast as it can."""
         outside = volume.parent / "outside"
         for name in ("one", "two"):
@@ -168,7 +168,7 @@ class TestGiving:
             (0, "0o600"),
         ]
 
-    def test_what_others_delete_is_passed_over(self, volume: Path) -> None:
+    def test_apply_group_entries_deleted_concurrently_are_skipped(self, volume: Path) -> None:
         stop = threading.Event()
 
         def churn() -> None:
@@ -191,7 +191,9 @@ class TestGiving:
 @needs_root
 class TestPolicies:
     @pytest.mark.parametrize("policy", [None, "Always", "OnRootMismatch"])
-    async def test_the_first_time(self, volume: Path, policy: str | None) -> None:
+    async def test_apply_fs_group_first_mount_changes_all_files(
+        self, volume: Path, policy: str | None
+    ) -> None:
         await apply_fs_group(grouped(policy), volume, nobody)
         assert {path.lstat().st_gid for path in volume.rglob("*")} == {GROUP}
 
@@ -207,7 +209,7 @@ class TestPolicies:
             ("OnRootMismatch", 0o2770, GROUP + 1, True),
         ],
     )
-    async def test_the_volume_s_own_folder_decides(
+    async def test_apply_fs_group_on_root_mismatch_checks_root_directory(
         self, volume: Path, policy: str | None, mode: int, group: int, given: bool
     ) -> None:
         os.chown(volume, -1, group)
@@ -215,21 +217,21 @@ class TestPolicies:
         await apply_fs_group(grouped(policy), volume, nobody)
         assert ((volume / "a/file").stat().st_gid == GROUP) is given
 
-    async def test_read_only_asks_for_less(self, volume: Path) -> None:
+    async def test_apply_fs_group_read_only_root_without_group_write_matches(self, volume: Path) -> None:
         os.chown(volume, -1, GROUP)
         volume.chmod(0o2750)
         await apply_fs_group(grouped("OnRootMismatch"), volume, nobody, read_only=True)
         assert (volume / "a/file").stat().st_gid == 0
 
-    async def test_a_file_is_always_given(self, volume: Path) -> None:
+    async def test_apply_fs_group_volume_is_file_is_always_changed(self, volume: Path) -> None:
         await apply_fs_group(grouped("OnRootMismatch"), volume / "shown", nobody)
         assert (volume / "shown").stat().st_gid == GROUP
 
-    async def test_no_group_no_change(self, volume: Path) -> None:
+    async def test_apply_fs_group_no_fs_group_changes_nothing(self, volume: Path) -> None:
         await apply_fs_group(grouped("Always", None), volume, nobody)
         assert stat.S_IMODE(volume.stat().st_mode) == 0o755
 
-    async def test_a_walk_that_was_cut_off_is_made_again(
+    async def test_apply_fs_group_walk_interrupted_is_repeated(
         self, volume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def die(*_: object) -> None:
@@ -242,7 +244,7 @@ class TestPolicies:
         await apply_fs_group(grouped("OnRootMismatch"), volume, nobody)
         assert (volume / "a/file").stat().st_gid == GROUP
 
-    async def test_no_volume(self, tmp_path: Path) -> None:
+    async def test_apply_fs_group_volume_missing_raises(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
             await apply_fs_group(grouped("OnRootMismatch"), tmp_path / "missing", nobody)
 
@@ -265,7 +267,9 @@ class _Gate:
 
 @needs_root
 class TestTakingLong:
-    async def test_it_is_told_now_and_then(self, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_apply_fs_group_slow_walk_records_events_periodically(
+        self, volume: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(ownership, "FIRST_EVENT_SECONDS", 0.02)
         monkeypatch.setattr(ownership, "EVENT_INTERVAL_SECONDS", 0.03)
         gate, events = _Gate(monkeypatch), []
@@ -289,10 +293,10 @@ class TestTakingLong:
             "Setting volume ownership for u-1/volumes/kubernetes.io~x/v, processed 1 files."
         )
 
-    def test_its_rhythm(self) -> None:
+    def test_event_intervals_equal_upstream(self) -> None:
         assert (ownership.FIRST_EVENT_SECONDS, ownership.EVENT_INTERVAL_SECONDS) == (30, 60)
 
-    async def test_the_loop_goes_on_and_a_cancelled_walk_stops(
+    async def test_apply_fs_group_cancelled_stops_walk(
         self, volume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gate = _Gate(monkeypatch)

@@ -88,7 +88,7 @@ def row(path: Path, pod: Path) -> Row:
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-async def test_the_same_files(root: Path, volumes: PodVolumes, name: str) -> None:
+async def test_mount_recorded_pod_files_equal_upstream(root: Path, volumes: PodVolumes, name: str) -> None:
     pod = recorded_pod(name)
     mounted = await volumes.mount(pod)
     assert found(root / "pods/u-1") == recorded(name)
@@ -100,7 +100,9 @@ async def test_the_same_files(root: Path, volumes: PodVolumes, name: str) -> Non
     assert sorted(path.name for path in (root / "pods/u-1").rglob("*")) == ["plugins", "volumes"]
 
 
-async def test_the_same_mounts(root: Path, volumes: PodVolumes, tmp_path: Path) -> None:
+async def test_sub_paths_recorded_pod_mounts_equal_upstream(
+    root: Path, volumes: PodVolumes, tmp_path: Path
+) -> None:
     """What of the host the recorded container was given."""
     document = given_documents()[2]
     (host,) = (volume for volume in document["spec"]["volumes"] if volume["name"] == "host")

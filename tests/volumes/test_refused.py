@@ -16,7 +16,7 @@ BY_CLAIM = {"persistentVolumeClaim", "ephemeral"}
 
 
 @pytest.mark.parametrize("kind", REASONS)
-async def test_what_to_use_instead(kind: str) -> None:
+async def test_unsupported_volume_plugin_error_names_alternative(kind: str) -> None:
     with pytest.raises(BadSource) as caught:
         await UnsupportedVolumePlugin().set_up(wanted(pod_with({"name": "v", kind: {}})))
     text = str(caught.value)
@@ -25,12 +25,12 @@ async def test_what_to_use_instead(kind: str) -> None:
     assert "use " in text or "instead" in text
 
 
-def test_why_not_git_repositories() -> None:
+def test_unsupported_volume_plugin_git_repo_names_cve() -> None:
     assert "CVE-2024-10220" in REASONS["gitRepo"]
     assert "init container" in REASONS["gitRepo"]
 
 
-def test_every_kind_of_the_api_is_given_or_refused(tmp_path: Path, shelf: Shelf) -> None:
+def test_load_plugins_covers_every_volume_type_of_api(tmp_path: Path, shelf: Shelf) -> None:
     known = {wire for wire in Volume.__struct_encode_fields__ if wire != "name"}
     kinds = load_plugins(surroundings(tmp_path, shelf))
     assert known - set(kinds) - BY_CLAIM - set(MIGRATED) == set()

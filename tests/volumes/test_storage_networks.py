@@ -117,7 +117,9 @@ class TestNames:
             ),
         ],
     )
-    def test_iscsi(self, source: Iscsi, name: str, portals: list[str]) -> None:
+    def test_disk_for_iscsi_source_returns_name_and_portals(
+        self, source: Iscsi, name: str, portals: list[str]
+    ) -> None:
         disk = disk_for(source, "v")
         assert (disk.name, disk.portals) == (name, portals)
 
@@ -131,7 +133,7 @@ class TestNames:
             Iscsi("192.0.2.7", IQN, 0, initiator_name="a/../b"),
         ],
     )
-    def test_no_iscsi(self, source: Iscsi) -> None:
+    def test_disk_for_invalid_iscsi_source_raises(self, source: Iscsi) -> None:
         with pytest.raises(BadSource, match="cannot be part of an iSCSI disk's address"):
             disk_for(source, "v")
 
@@ -143,17 +145,17 @@ class TestNames:
             (FibreChannel(["50a"], wwids=["36"]), "36"),
         ],
     )
-    def test_fc(self, source: FibreChannel, name: str) -> None:
+    def test_fc_name_valid_source_returns_name(self, source: FibreChannel, name: str) -> None:
         assert fc_name(source) == name
 
     @pytest.mark.parametrize("source", [FibreChannel(), FibreChannel(["a"]), FibreChannel(wwids=["a/b"])])
-    def test_no_fc(self, source: FibreChannel) -> None:
+    def test_fc_name_invalid_source_raises(self, source: FibreChannel) -> None:
         with pytest.raises(BadSource):
             fc_name(source)
 
 
 @pytest.mark.parametrize("behind_pci", [False, True])
-def test_disk_by_path_name_is_not_a_pattern(scsi: Scsi, behind_pci: bool) -> None:
+def test_disk_by_path_wildcard_in_name_is_literal(scsi: Scsi, behind_pci: bool) -> None:
     """Verify that wildcards in a pod's spec do not find the disks of other pods."""
     bus = "pci-0000:05:00.0-" if behind_pci else ""
     folder = scsi.dev / "disk/by-path"
@@ -184,7 +186,7 @@ class TestIscsi:
     def kind(self, root: Path, shelf: Shelf, scsi: Scsi) -> IscsiPlugin:
         return IscsiPlugin(surroundings(root, shelf), scsi)
 
-    async def test_one_disk_for_all_pods(
+    async def test_set_up_two_pods_share_one_login_and_disk(
         self, kind: IscsiPlugin, root: Path, scsi: Scsi, programs: StandIns
     ) -> None:
         one = await kind.set_up(wanted(iscsi_pod()))
@@ -215,7 +217,7 @@ class TestIscsi:
         await kind.unmount_unused([])
         assert Path(two.path, "file").exists()
 
-    async def test_it_is_detached_when_nobody_has_it(
+    async def test_unmount_unused_kubelet_restarted_logs_out(
         self, kind: IscsiPlugin, root: Path, shelf: Shelf, scsi: Scsi, programs: StandIns
     ) -> None:
         """By another agent, which never saw the pod."""
@@ -243,7 +245,7 @@ class TestIscsi:
         ]
         assert (scsi.sys / "block/sdz/device/delete").read_text() == "1"
 
-    async def test_another_disk_of_the_target_keeps_the_login(
+    async def test_unmount_unused_target_has_other_disk_keeps_login(
         self, kind: IscsiPlugin, root: Path, programs: StandIns
     ) -> None:
         mounted = await kind.set_up(wanted(iscsi_pod()))
@@ -258,7 +260,9 @@ class TestIscsi:
         assert len(programs.calls) == count
         assert not read_mounts(root)
 
-    async def test_as_a_device(self, kind: IscsiPlugin, root: Path, programs: StandIns, disk: Path) -> None:
+    async def test_set_up_block_volume_is_mapped_as_device(
+        self, kind: IscsiPlugin, root: Path, programs: StandIns, disk: Path
+    ) -> None:
         volume = wanted(iscsi_pod(), name="pv-1", persistent=PersistentVolume(), block=True)
         mounted = await kind.set_up(volume)
         assert mounted.path == ""
@@ -270,7 +274,7 @@ class TestIscsi:
         assert [call for call in programs.calls if "--logout" in call]
         assert not list((root / "plugins/kubernetes.io/iscsi/volumeDevices").glob("iface-*/*"))
 
-    async def test_secrets_are_set_and_not_told(
+    async def test_set_up_chap_passes_secrets_to_iscsiadm(
         self, kind: IscsiPlugin, shelf: Shelf, programs: StandIns
     ) -> None:
         shelf.secrets["s"] = {
@@ -290,7 +294,9 @@ class TestIscsi:
         ]
         unmount(Path(mounted.path))
 
-    async def test_an_interface_of_its_own(self, kind: IscsiPlugin, programs: StandIns) -> None:
+    async def test_set_up_initiator_name_creates_own_interface(
+        self, kind: IscsiPlugin, programs: StandIns
+    ) -> None:
         mounted = await kind.set_up(wanted(iscsi_pod(initiatorName="iqn.2026-01.com.example:me")))
         own = f"{PORTAL}:v"
         assert [call[3:] for call in programs.calls if call[2] == "iface"] == [
@@ -304,7 +310,7 @@ class TestIscsi:
         await kind.unmount_unused([])
         assert programs.calls[-1][1:] == ["-m", "iface", "-I", own, "-o", "delete"]
 
-    async def test_a_dead_portal_of_two(
+    async def test_set_up_one_portal_dead_uses_other(
         self, kind: IscsiPlugin, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEAD_PORTALS", "192.0.2.8:3260")
@@ -313,7 +319,7 @@ class TestIscsi:
         assert len([call for call in programs.calls if "--login" in call]) == 1 + iscsi.MAX_ATTEMPTS
         unmount(Path(mounted.path))
 
-    async def test_no_way_to_the_target(
+    async def test_set_up_all_portals_dead_raises_and_leaves_nothing(
         self, kind: IscsiPlugin, root: Path, programs: StandIns, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEAD_PORTALS", PORTAL)
@@ -324,7 +330,7 @@ class TestIscsi:
         await kind.unmount_unused([])
         assert not list((root / "plugins/kubernetes.io/iscsi").glob("iface-*/*"))
 
-    async def test_no_device_in_time(
+    async def test_set_up_device_missing_raises_timeout(
         self, kind: IscsiPlugin, programs: StandIns, scsi: Scsi, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(iscsi, "DEVICE_SECONDS", 0.1)
@@ -334,7 +340,9 @@ class TestIscsi:
             await kind.set_up(wanted(iscsi_pod(lun=5)))
         await kind.unmount_unused([])
 
-    async def test_no_iscsiadm(self, kind: IscsiPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_set_up_iscsiadm_missing_names_package(
+        self, kind: IscsiPlugin, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("pykubelet.volumes.mount_helper.search_path", lambda: "/nowhere")
         with pytest.raises(HelperError, match="install the package open-iscsi"):
             await kind.set_up(wanted(iscsi_pod()))
@@ -350,7 +358,7 @@ class TestFibreChannel:
     def pod(self, **source: Any) -> Any:
         return pod_with({"name": "v", "fc": source or {"targetWWNs": ["50a"], "lun": 2}})
 
-    async def test_there_and_gone(
+    async def test_set_up_mounts_disk_and_unmount_unused_deletes_device(
         self, kind: FcPlugin, root: Path, scsi: Scsi, disk: Path, programs: StandIns
     ) -> None:
         (scsi.dev / "disk/by-path/pci-0000:00:01-fc-0x50a-lun-2").symlink_to(disk)
@@ -371,7 +379,7 @@ class TestFibreChannel:
         assert delete.read_text() == "1"
         assert (scsi.sys / "class/scsi_host/host3/scan").read_text() == "- - -"
 
-    async def test_several_paths_to_one_disk(
+    async def test_attach_multipath_disk_uses_device_mapper_and_detach_flushes(
         self, kind: FcPlugin, scsi: Scsi, disk: Path, programs: StandIns
     ) -> None:
         """The device on top is found, used, and taken apart."""
@@ -399,7 +407,7 @@ class TestFibreChannel:
             "1",
         ]
 
-    async def test_none(self, kind: FcPlugin, scsi: Scsi) -> None:
+    async def test_set_up_disk_missing_raises(self, kind: FcPlugin, scsi: Scsi) -> None:
         with pytest.raises(VolumePluginError, match="no fc disk found"):
             await kind.set_up(wanted(self.pod()))
 

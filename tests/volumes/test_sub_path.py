@@ -39,11 +39,11 @@ class TestOpening:
         return volume
 
     @pytest.mark.parametrize("path", ["a", "a/b", "a/./b", "a/file", "a//b/", "."])
-    def test_what_is_there(self, volume: Path, path: str) -> None:
+    def test_opened_inside_existing_path_is_opened(self, volume: Path, path: str) -> None:
         with opened_inside(volume, path) as found:
             assert os.fstat(found).st_ino == inode(volume / path)
 
-    def test_what_is_not_there_is_made_like_the_volume(self, volume: Path) -> None:
+    def test_opened_inside_missing_path_created_with_volume_mode(self, volume: Path) -> None:
         before = os.umask(0o077)
         try:
             with opened_inside(volume, "a/new/er") as found:
@@ -53,7 +53,7 @@ class TestOpening:
         modes = [stat.S_IMODE((volume / path).stat().st_mode) for path in ("a/new", "a/new/er")]
         assert modes == [0o2770, 0o2770]
 
-    def test_links_inside_are_followed(self, volume: Path) -> None:
+    def test_opened_inside_link_inside_volume_is_followed(self, volume: Path) -> None:
         (volume / "relative").symlink_to("a/b")
         (volume / "absolute").symlink_to(volume / "a")
         with opened_inside(volume, "relative") as found:
@@ -65,19 +65,19 @@ class TestOpening:
         "target", ["/etc", "../secret", "../../..", "/proc/self/root/etc", "../secret/new"]
     )
     @pytest.mark.parametrize("path", ["link", "link/new"])
-    def test_links_out_are_refused(self, volume: Path, target: str, path: str) -> None:
+    def test_opened_inside_link_outside_volume_raises(self, volume: Path, target: str, path: str) -> None:
         (volume / "link").symlink_to(target)
         with pytest.raises(SubPathEscapeError), opened_inside(volume, path):
             pass
         assert list((volume.parent / "secret").iterdir()) == []
 
-    def test_a_loop_of_links(self, volume: Path) -> None:
+    def test_opened_inside_link_loop_raises(self, volume: Path) -> None:
         (volume / "one").symlink_to("two")
         (volume / "two").symlink_to("one")
         with pytest.raises(OSError, match="link"), opened_inside(volume, "one/x"):
             pass
 
-    def test_as_many_links_as_the_kernel_follows(self, volume: Path) -> None:
+    def test_opened_inside_more_than_forty_links_raises(self, volume: Path) -> None:
         for number in range(2000):
             (volume / f"l{number}").symlink_to(f"l{number + 1}")
         (volume / "l2000").mkdir()
@@ -87,7 +87,7 @@ class TestOpening:
             with pytest.raises(SubPathEscapeError, match="too many links"), opened_inside(volume, path):
                 pass
 
-    def test_links_that_multiply(self, volume: Path) -> None:
+    def test_opened_inside_exponential_links_raises(self, volume: Path) -> None:
         """Each leads twice through the next: a trillion steps for who counts neither steps nor links."""
         for number in range(40):
             (volume / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
@@ -95,7 +95,7 @@ class TestOpening:
         with pytest.raises(SubPathEscapeError, match="too many links"), opened_inside(volume, "l0"):
             pass
 
-    def test_links_that_leave_and_come_back(self, volume: Path) -> None:
+    def test_opened_inside_link_leaving_and_reentering_is_followed(self, volume: Path) -> None:
         (volume / "around").symlink_to("../volume/a")
         (volume.parent / "other").symlink_to(volume)
         (volume / "elsewhere").symlink_to(volume.parent / "other/a")
@@ -103,17 +103,19 @@ class TestOpening:
             with opened_inside(volume, path) as found:
                 assert os.fstat(found).st_ino == inode(volume / "a/b")
 
-    def test_a_volume_behind_a_link(self, volume: Path) -> None:
+    def test_opened_inside_volume_is_link_is_resolved(self, volume: Path) -> None:
         (volume.parent / "other").symlink_to("volume")
         with opened_inside(volume.parent / "other", "a/b") as found:
             assert os.fstat(found).st_ino == inode(volume / "a/b")
 
-    def test_a_relative_volume(self, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_opened_inside_relative_volume_path_is_opened(
+        self, volume: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(volume.parent)
         with opened_inside(Path("volume"), "a/b") as found:
             assert os.fstat(found).st_ino == inode(volume / "a/b")
 
-    def test_what_somebody_else_made_meanwhile_is_kept(
+    def test_opened_inside_directory_created_concurrently_keeps_mode(
         self, volume: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make = os.mkdir
@@ -126,16 +128,16 @@ class TestOpening:
         with opened_inside(volume, "new") as found:
             assert os.fstat(found).st_mode & 0o777 == 0o700
 
-    def test_below_a_file(self, volume: Path) -> None:
+    def test_opened_inside_path_below_file_raises(self, volume: Path) -> None:
         with pytest.raises(NotADirectoryError), opened_inside(volume, "a/file/x"):
             pass
 
-    def test_a_pipe_does_not_block(self, volume: Path) -> None:
+    def test_opened_inside_fifo_does_not_block(self, volume: Path) -> None:
         os.mkfifo(volume / "pipe")
         with opened_inside(volume, "pipe") as found:
             assert stat.S_ISFIFO(os.fstat(found).st_mode)
 
-    def test_descriptors_are_closed(self, volume: Path) -> None:
+    def test_opened_inside_closes_descriptors(self, volume: Path) -> None:
         gc.collect()  # what earlier tests left open is closed now and not meanwhile
         before = sorted(Path("/proc/self/fd").iterdir())
         for path in ("a/b", "x/y/z", "a/file/x"):
@@ -155,7 +157,9 @@ class TestBinding:
         mounted = await volumes.mount(pod)
         return pod, mounted, Path(mounted[names[0]].path)
 
-    async def test_folders_and_files(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_sub_paths_directory_and_file_are_bound_and_unmounted(
+        self, volumes: PodVolumes, root: Path
+    ) -> None:
         pod, mounted, data = await self.mounted(volumes, "data", "data", "data")
         (data / "file").write_text("content")
         paths = {0: "sub/folder", 2: "file"}
@@ -170,7 +174,7 @@ class TestBinding:
         assert not (root / "pods/u-1/volume-subpaths").exists()
         assert not data.exists()
 
-    async def test_the_same_again_is_kept_and_another_replaced(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_sub_paths_source_replaced_is_rebound(self, volumes: PodVolumes, root: Path) -> None:
         pod, mounted, data = await self.mounted(volumes, "data")
         target = root / "pods/u-1/volume-subpaths/data/main/0"
 
@@ -196,7 +200,9 @@ class TestBinding:
         await volumes.unmount("u-1")
         assert not target.exists()
 
-    async def test_the_rest_of_the_machine_is_out_of_reach(self, volumes: PodVolumes, root: Path) -> None:
+    async def test_sub_paths_link_to_host_raises_without_host_details(
+        self, volumes: PodVolumes, root: Path
+    ) -> None:
         pod, mounted, data = await self.mounted(volumes, "data")
         (data / "link").symlink_to("/etc")
         with pytest.raises(VolumeError) as caught:
@@ -206,12 +212,14 @@ class TestBinding:
         assert not (root / "pods/u-1/volume-subpaths").exists()
 
     @pytest.mark.parametrize("path", ["/etc", "a/../b", ".."])
-    async def test_paths_that_need_no_look(self, volumes: PodVolumes, path: str) -> None:
+    async def test_sub_paths_invalid_path_raises(self, volumes: PodVolumes, path: str) -> None:
         pod, mounted, _ = await self.mounted(volumes, "data")
         with pytest.raises(VolumeError, match="must be a relative path"):
             await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: path})
 
-    async def test_whole_volumes_and_missing_ones(self, volumes: PodVolumes) -> None:
+    async def test_sub_paths_empty_path_is_skipped_and_missing_volume_raises(
+        self, volumes: PodVolumes
+    ) -> None:
         pod, mounted, _ = await self.mounted(volumes, "data")
         nothing: dict[str, Any] = {}
         assert await volumes.sub_paths(pod, pod.spec.containers[0], mounted, {0: ""}) == {}

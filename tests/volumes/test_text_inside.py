@@ -17,40 +17,40 @@ def volume(tmp_path: Path) -> Path:
     return volume
 
 
-def test_a_file(volume: Path) -> None:
+def test_read_inside_file_or_link_returns_bytes(volume: Path) -> None:
     (volume / "link").symlink_to("a/file")
     assert read_inside(volume, "a/file") == read_inside(volume, "link") == b"text \xff"
 
 
 @pytest.mark.parametrize("path", ["a", "pipe"])
-def test_what_is_no_file(volume: Path, path: str) -> None:
+def test_read_inside_directory_or_fifo_raises(volume: Path, path: str) -> None:
     os.mkfifo(volume / "pipe")
     with pytest.raises(ValueError, match="not a file"):
         read_inside(volume, path)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/hostname", "a/../../secret"])
-def test_paths_that_lead_out(volume: Path, path: str) -> None:
+def test_read_inside_path_outside_volume_raises(volume: Path, path: str) -> None:
     with pytest.raises(ValueError, match="relative"):
         read_inside(volume, path)
 
 
 @pytest.mark.parametrize("target", ["../secret", "/etc/hostname", "/proc/self/environ"])
-def test_links_that_lead_out(volume: Path, target: str) -> None:
+def test_read_inside_link_outside_volume_raises(volume: Path, target: str) -> None:
     (volume / "link").symlink_to(target)
     with pytest.raises(OSError, match="leads out of the volume") as caught:
         read_inside(volume, "link")
     assert str(volume) not in str(caught.value)
 
 
-def test_nothing_is_made(volume: Path) -> None:
+def test_read_inside_missing_path_creates_nothing(volume: Path) -> None:
     for path in ("absent", "b/absent", "a/file/absent"):
         with pytest.raises(OSError, match=r"^\[Errno"):
             read_inside(volume, path)
     assert sorted(path.name for path in volume.rglob("*")) == ["a", "file"]
 
 
-def test_a_file_that_is_too_large(volume: Path) -> None:
+def test_read_inside_file_too_large_raises(volume: Path) -> None:
     (volume / "large").touch()
     os.truncate(volume / "large", LARGEST)
     assert len(read_inside(volume, "large")) == LARGEST

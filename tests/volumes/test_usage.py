@@ -49,7 +49,7 @@ async def running(usage: VolumeStatCalculator) -> AsyncIterator[None]:
 
 
 @needs_root
-async def test_each_kind_is_measured_as_it_is(root: Path, volumes: PodVolumes, shelf: Shelf) -> None:
+async def test_measure_each_volume_type_equals_du(root: Path, volumes: PodVolumes, shelf: Shelf) -> None:
     shelf.config_maps["c"] = {"a": "x" * 10_000, "b": "y"}
     shelf.secrets["s"] = {"password": b"z" * 5000}
     sources = [{"configMap": {"name": "c"}}, {"secret": {"name": "s"}}]
@@ -85,7 +85,7 @@ async def test_each_kind_is_measured_as_it_is(root: Path, volumes: PodVolumes, s
     assert measure(root, wanted, WalkThrottle(threading.Event())) == {}
 
 
-async def test_a_volume_that_cannot_be_measured_is_left_out(
+async def test_measure_volume_fails_is_omitted(
     root: Path, volumes: PodVolumes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wanted = pod("u-1", DISK, {"name": "other", "emptyDir": {}})
@@ -104,7 +104,7 @@ async def test_a_volume_that_cannot_be_measured_is_left_out(
     assert found.keys() == {"other"}
 
 
-def test_whose_volumes_are_measured_where(root: Path) -> None:
+def test_own_volumes_excludes_plugin_volumes(root: Path) -> None:
     mixed = pod("u-1", DISK, {"name": "share", "nfs": {"server": "s", "path": "/"}})
     assert list(own_volumes(root, mixed)) == ["disk"]
     assert has_plugin_volumes(mixed)
@@ -144,7 +144,7 @@ class Measured:
 
 
 @pytest.mark.looptime
-async def test_each_pod_is_measured_once_in_one_to_two_periods(
+async def test_volume_stat_calculator_measures_each_pod_every_one_to_two_periods(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Measured(monkeypatch)
@@ -163,7 +163,7 @@ async def test_each_pod_is_measured_once_in_one_to_two_periods(
 
 
 @pytest.mark.looptime
-async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
+async def test_volume_stat_calculator_pod_removed_or_without_volumes_not_measured(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Measured(monkeypatch)
@@ -193,14 +193,16 @@ async def test_pods_come_and_go_and_those_without_volumes_cost_nothing(
 
 
 @pytest.mark.looptime
-async def test_it_can_be_turned_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_volume_stat_calculator_period_zero_is_disabled(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = Measured(monkeypatch)
     await VolumeStatCalculator(root, lambda: [pod("a")], 0).run()
     assert measured.moments == {}
 
 
 @pytest.mark.looptime
-async def test_a_server_that_never_answers_holds_up_nobody(
+async def test_volume_stat_calculator_plugin_hangs_other_pods_measured(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = Measured(monkeypatch)
@@ -231,7 +233,7 @@ async def test_a_server_that_never_answers_holds_up_nobody(
 
 
 @pytest.mark.looptime
-async def test_a_volume_that_never_answers_holds_up_nobody(
+async def test_volume_stat_calculator_volume_hangs_other_pods_measured(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container has mounted a share inside of its volume, and the server is away."""
@@ -250,7 +252,9 @@ async def test_a_volume_that_never_answers_holds_up_nobody(
 
 
 @pytest.mark.looptime
-async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_volume_stat_calculator_slow_walks_run_one_at_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else those of many large volumes would all be made at once."""
     inside = most = 0
 
@@ -277,7 +281,9 @@ async def test_a_walk_that_goes_on_is_waited_for(root: Path, monkeypatch: pytest
     assert most == 1
 
 
-async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_volume_stat_calculator_cancelled_interrupts_walk(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def endless(root: Path, pod: Pod, pace: WalkThrottle, clock: object) -> None:
@@ -295,7 +301,7 @@ async def test_a_long_walk_ends_with_the_agent(root: Path, monkeypatch: pytest.M
     assert await asyncio.to_thread(ended.wait, 30)
 
 
-async def test_known_pods_evaluates_volumes_once_per_spec(
+async def test_volume_stat_calculator_volumes_evaluated_once_per_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify that a pod that is due costs little however many pods there are."""

@@ -62,7 +62,7 @@ def fill(path: Path) -> None:
     os.mkfifo(path / "pipe")
 
 
-def test_the_same_as_du(tmp_path: Path) -> None:
+def test_directory_usage_equals_du(tmp_path: Path) -> None:
     fill(tmp_path)
     found = count(tmp_path)
     assert found == du(tmp_path)
@@ -70,7 +70,7 @@ def test_the_same_as_du(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_the_same_as_du_in_memory_where_the_file_system_knows_it_too(tmpfs: Path) -> None:
+def test_directory_usage_tmpfs_equals_du_and_statvfs(tmpfs: Path) -> None:
     fill(tmpfs)
     assert count(tmpfs) == du(tmpfs)
     asked = file_system(tmpfs)
@@ -80,7 +80,7 @@ def test_the_same_as_du_in_memory_where_the_file_system_knows_it_too(tmpfs: Path
 
 
 @needs_root
-def test_other_file_systems_inside_do_not_count(tmp_path: Path, tmpfs: Path) -> None:
+def test_directory_usage_other_file_system_inside_is_excluded(tmp_path: Path, tmpfs: Path) -> None:
     (tmp_path / "plain").write_bytes(b"x" * 10_000)
     (tmpfs / "much").write_bytes(b"x" * 5 * MIB)
     assert count(tmp_path).used < MIB
@@ -96,7 +96,7 @@ steps = st.tuples(
 
 @given(st.lists(steps, max_size=25))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_tree_is_counted_as_du_does(
+def test_directory_usage_any_tree_equals_du(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[str, list[str]]]
 ) -> None:
     top = tmp_path_factory.mktemp("tree")
@@ -120,7 +120,7 @@ def test_any_tree_is_counted_as_du_does(
     assert count(top) == du(top)
 
 
-def test_tally_deep_and_wide_tree_counted_with_few_open_files() -> None:
+def test_directory_usage_deep_tree_uses_few_open_files() -> None:
     """Verify that nesting does not hide files from the measurement; more than 1,000 levels had."""
     with deep_directory() as tree:
         nest(tree, 3000, lambda here: os.mkdir("side", dir_fd=here))
@@ -128,7 +128,7 @@ def test_tally_deep_and_wide_tree_counted_with_few_open_files() -> None:
             assert count(tree).inodes == 6001
 
 
-def test_tally_too_many_pending_names_fails_and_leaves_nothing_open(
+def test_directory_usage_too_many_subdirectories_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tree_walk, "MAX_PENDING", 50)
@@ -143,7 +143,7 @@ def test_tally_too_many_pending_names_fails_and_leaves_nothing_open(
             count(tree)
 
 
-def test_tally_many_linked_inodes_counted_by_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_usage_many_hard_links_equals_du(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / f"a{number}").write_bytes(b"x" * 5000)
         (tmp_path / f"b{number}").hardlink_to(tmp_path / f"a{number}")
@@ -151,7 +151,7 @@ def test_tally_many_linked_inodes_counted_by_share(tmp_path: Path, monkeypatch: 
     assert count(tmp_path) == du(tmp_path)
 
 
-def test_what_is_no_folder(tmp_path: Path) -> None:
+def test_directory_usage_missing_or_link_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         count(tmp_path / "gone")
     (tmp_path / "link").symlink_to("/usr")
@@ -159,7 +159,7 @@ def test_what_is_no_folder(tmp_path: Path) -> None:
         count(tmp_path / "link")
 
 
-def test_links_planted_during_a_walk_lead_nowhere(tmp_path: Path) -> None:
+def test_directory_usage_directories_swapped_for_links_not_followed(tmp_path: Path) -> None:
     """Someone swaps folders for links to the machine's own files, as fast as they can."""
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     for n in range(50):
@@ -186,7 +186,7 @@ def test_links_planted_during_a_walk_lead_nowhere(tmp_path: Path) -> None:
         swapper.join()
 
 
-def test_tally_directory_swapped_for_a_link_before_it_is_entered_is_passed_over(
+def test_directory_usage_directory_swapped_before_entering_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verify without a race that a link in the place of a directory is not followed."""
@@ -207,7 +207,7 @@ def test_tally_directory_swapped_for_a_link_before_it_is_entered_is_passed_over(
     assert count(inside).inodes == 2
 
 
-def test_a_walk_rests_and_can_be_ended(tmp_path: Path) -> None:
+def test_walk_throttle_rests_and_stop_event_interrupts(tmp_path: Path) -> None:
     for n in range(1000):
         (tmp_path / f"f{n}").touch()
     now = 0.0

@@ -32,7 +32,7 @@ class Driver:
         return {"driven": SOME}
 
 
-async def test_file_systems_devices_and_those_who_know_are_asked(tmp_path: Path) -> None:
+async def test_plugin_stats_collector_returns_file_system_device_and_plugin_stats(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(b"\0" * 12345)
     names = ("share", "block", "driven", "coming", "host", "gone", "none")
@@ -62,7 +62,7 @@ async def test_file_systems_devices_and_those_who_know_are_asked(tmp_path: Path)
     assert found["driven"] == SOME
 
 
-async def test_a_dead_server_is_asked_once_until_it_answers(
+async def test_plugin_stats_collector_statvfs_hangs_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back = threading.Event()
@@ -92,7 +92,7 @@ async def test_a_dead_server_is_asked_once_until_it_answers(
             await asyncio.sleep(0.01)
 
 
-async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> None:
+async def test_plugin_stats_collector_plugin_raises_other_volumes_returned(tmp_path: Path) -> None:
     class Broken(Driver):
         async def usage(self, pod: Pod) -> Mapping[str, VolumeStats]:
             raise RuntimeError("a bug")
@@ -106,7 +106,7 @@ async def test_a_kind_with_a_bug_takes_nothing_from_others(tmp_path: Path) -> No
     assert (await others.for_pod(pod)).keys() == {"share"}
 
 
-def test_numbers_of_a_file_system_of_its_own() -> None:
+def test_volume_stats_from_file_system_computes_inodes_used() -> None:
     usage = VolumeStats.from_file_system(FileSystem(100, 40, 50, 10, 7), 1.0)
     assert usage == VolumeStats(
         capacity=100, available=40, used=50, inodes=10, inodes_free=7, inodes_used=3, moment=1.0

@@ -46,7 +46,7 @@ async def problems(volumes: PodVolumes, pod: Pod) -> list[str]:
 
 
 class TestConfigMap:
-    async def test_files(self, root: Path, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_writes_files(self, root: Path, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.config_maps["c"] = {"a": "1", "b": b"\x00\xff"}
         mounted = await volumes.mount(pod_with(config()))
         path = root / "pods/u-1/volumes/kubernetes.io~configmap/v"
@@ -56,7 +56,9 @@ class TestConfigMap:
         assert mode_of(path / "..data/a") == "0o644"
         assert (root / "pods/u-1/plugins/kubernetes.io~empty-dir/wrapped_v/ready").exists()
 
-    async def test_items_and_modes(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_items_writes_selected_paths_with_modes(
+        self, volumes: PodVolumes, shelf: Shelf
+    ) -> None:
         shelf.config_maps["c"] = {"a": "1", "b": "2"}
         items = [{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "b", "path": "z"}]
         volume = (await volumes.mount(pod_with(config(items=items, defaultMode=0o440))))["v"]
@@ -74,7 +76,7 @@ class TestConfigMap:
             ({"name": "away", "optional": True}, "failed to get configmap away: the API server is away"),
         ],
     )
-    async def test_what_cannot_be(
+    async def test_mount_invalid_source_raises_and_unmount_leaves_nothing(
         self, root: Path, volumes: PodVolumes, shelf: Shelf, source: dict[str, Any], reason: str
     ) -> None:
         shelf.config_maps["c"] = {"a": "1"}
@@ -83,14 +85,14 @@ class TestConfigMap:
         await volumes.unmount("u-1")
         assert not (root / "pods/u-1/volumes/kubernetes.io~configmap").exists()
 
-    async def test_optional(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_optional_missing_is_empty(self, volumes: PodVolumes, shelf: Shelf) -> None:
         assert texts((await volumes.mount(pod_with(config(optional=True))))["v"]) == {}
         shelf.config_maps["c"] = {"a": "1"}
         items = [{"key": "a", "path": "a"}, {"key": "z", "path": "z"}]
         pod = pod_with(config(items=items, optional=True))
         assert texts((await volumes.mount(pod))["v"]) == {"a": "1"}
 
-    async def test_updates(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_refresh_changed_data_replaces_files(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.config_maps["c"] = {"a": "1", "b": "1"}
         pod = pod_with(config(), {"name": "e", "emptyDir": {}})
         volume = (await volumes.mount(pod))["v"]
@@ -102,7 +104,9 @@ class TestConfigMap:
         assert texts(volume) == {"a": "2", "c": "2"}
         assert not os.path.lexists(Path(volume.path, "b"))
 
-    async def test_what_vanished_is_told_and_its_files_stay(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_refresh_config_map_deleted_raises_and_keeps_files(
+        self, volumes: PodVolumes, shelf: Shelf
+    ) -> None:
         shelf.config_maps["c"] = {"a": "1"}
         pod = pod_with(config())
         volume = (await volumes.mount(pod))["v"]
@@ -111,7 +115,7 @@ class TestConfigMap:
             await volumes.refresh(pod)
         assert texts(volume) == {"a": "1"}
 
-    async def test_deleted_by_someone_else(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_refresh_directory_removed_is_recreated(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.config_maps["c"] = {"a": "1"}
         pod = pod_with(config())
         volume = (await volumes.mount(pod))["v"]
@@ -119,7 +123,7 @@ class TestConfigMap:
         await volumes.refresh(pod)
         assert texts(volume) == {"a": "1"}
 
-    async def test_large_ones(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_and_refresh_large_data_writes_all(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.config_maps["c"] = {"a": "x" * 2 * written.MAX_INLINE_BYTES}
         pod = pod_with(config())
         volume = (await volumes.mount(pod))["v"]
@@ -130,7 +134,9 @@ class TestConfigMap:
 
     @pytest.mark.machine
     @needs_root
-    async def test_sub_paths_keep_their_version(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_sub_paths_refresh_keeps_version_until_next_start(
+        self, volumes: PodVolumes, shelf: Shelf
+    ) -> None:
         shelf.config_maps["c"] = {"a": "1"}
         container = {"name": "main", "image": "i", "volumeMounts": [{"name": "v", "mountPath": "/a"}]}
         pod = pod_with(config(), containers=[container])
@@ -150,7 +156,7 @@ class TestConfigMap:
 @pytest.mark.machine
 @needs_root
 class TestInMemory:
-    async def test_secrets(self, root: Path, shelf: Shelf) -> None:
+    async def test_mount_secret_is_tmpfs_with_files(self, root: Path, shelf: Shelf) -> None:
         volumes = volumes_at(root, shelf, lambda pod: 8 << 20)
         shelf.secrets["s"] = {"user": b"me", "pass": b"\xffword"}
         pod = pod_with({"name": "v", "secret": {"secretName": "s", "defaultMode": 0o400}})
@@ -168,7 +174,7 @@ class TestInMemory:
         await volumes.unmount("u-1")
         assert not Path(volume.path).exists()
 
-    async def test_missing_secrets(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_secret_or_key_missing_raises(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.secrets["s"] = {"a": b""}
         items = [{"key": "z", "path": "z"}]
         pod = pod_with(
@@ -181,7 +187,7 @@ class TestInMemory:
             f'{FAILED} "two" : references non-existent secret key: z',
         ]
 
-    async def test_downward(self, volumes: PodVolumes) -> None:
+    async def test_mount_downward_api_writes_fields_and_resources(self, volumes: PodVolumes) -> None:
         def field(path: str, **more: Any) -> dict[str, Any]:
             return {"path": path.replace(".", "/"), "fieldRef": {"fieldPath": path}, **more}
 
@@ -226,7 +232,7 @@ class TestInMemory:
         await volumes.refresh(pod)
         assert texts(volume)["metadata/labels"] == 'app="z"\ntier="x"'
 
-    async def test_downward_values_that_there_are_not(self, volumes: PodVolumes) -> None:
+    async def test_mount_downward_api_unsupported_field_raises(self, volumes: PodVolumes) -> None:
         items = [
             {"path": "a", "fieldRef": {"fieldPath": "spec.everything"}},
             {"path": "b", "fieldRef": {"fieldPath": "status.podIP"}},
@@ -238,7 +244,7 @@ class TestInMemory:
             "unsupported fieldPath: status.podIP, container who not found]"
         ]
 
-    async def test_lost_memory_is_filled_again(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_secret_after_reboot_is_rewritten(self, volumes: PodVolumes, shelf: Shelf) -> None:
         """As after a reboot: the folder is there and its mark, but what was in memory is not."""
         shelf.secrets["s"] = {"a": b"1"}
         pod = pod_with({"name": "v", "secret": {"secretName": "s"}})
@@ -255,7 +261,7 @@ class TestInMemory:
 class TestProjected:
     TOKEN = {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}}
 
-    async def test_what_every_pod_of_a_cluster_has(
+    async def test_mount_service_account_volume_writes_token_ca_and_namespace(
         self, root: Path, volumes: PodVolumes, shelf: Shelf
     ) -> None:
         shelf.config_maps["kube-root-ca.crt"] = {"ca.crt": "PEM"}
@@ -280,7 +286,7 @@ class TestProjected:
         await volumes.refresh(pod)
         assert texts(volume)["token"] == "p//3607/2"
 
-    async def test_sources(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_all_source_types_writes_files(self, volumes: PodVolumes, shelf: Shelf) -> None:
         shelf.secrets["s"] = {"a": b"secret", "x": b"secret"}
         shelf.config_maps["c"] = {"a": "config", "y": "config"}
         shelf.bundles = {"roots": "PEM1", "example.com/s['live']": "PEM2"}
@@ -311,7 +317,9 @@ class TestProjected:
             "three.pem": "",
         }
 
-    async def test_all_that_is_missing_is_told(self, volumes: PodVolumes, shelf: Shelf) -> None:
+    async def test_mount_several_sources_missing_raises_all_reasons(
+        self, volumes: PodVolumes, shelf: Shelf
+    ) -> None:
         shelf.secrets["s"] = {}
         shelf.broken.add("token")
         pod = pod_with(
@@ -342,7 +350,7 @@ class TestProjected:
             ({"securityContext": {"runAsUser": 7, "fsGroup": 8}}, "0o640", 7, 8),
         ],
     )
-    async def test_whose_the_token_is(
+    async def test_mount_token_mode_and_owner_follow_security_context(
         self, volumes: PodVolumes, spec: dict[str, Any], mode: str, user: int, group: int
     ) -> None:
         name = {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}
@@ -352,7 +360,7 @@ class TestProjected:
         assert (mode_of(data / "token"), token.st_uid, token.st_gid) == (mode, user, group)
         assert (mode_of(data / "name"), other.st_uid, other.st_gid) == ("0o644", 0, group)
 
-    async def test_without_an_api_server(self, root: Path) -> None:
+    async def test_mount_standalone_token_raises(self, root: Path) -> None:
         volumes = volumes_at(root, NoObjects())
         name = {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}
         about_itself = {"downwardAPI": {"items": [name]}}
@@ -360,7 +368,7 @@ class TestProjected:
         (problem,) = await problems(volumes, pod_with(projected(about_itself, self.TOKEN)))
         assert "no API server" in problem
 
-    async def test_volumes_inside_of_it(self, volumes: PodVolumes) -> None:
+    async def test_mount_nested_volume_creates_mount_point(self, volumes: PodVolumes) -> None:
         mounts = [{"name": "v", "mountPath": "/v"}, {"name": "data", "mountPath": "/v/in/side"}]
         pod = pod_with(
             projected(self.TOKEN),
@@ -383,7 +391,9 @@ class TestProjected:
         (None, [0, 0], 0),
     ],
 )
-def test_the_user_of_all_containers(pod_user: int | None, users: list[int | None], user: int | None) -> None:
+def test_fs_user_same_user_in_all_containers_returns_user(
+    pod_user: int | None, users: list[int | None], user: int | None
+) -> None:
     containers = [
         {"name": f"c{i}", "image": "i", "securityContext": {"runAsUser": own} if own is not None else {}}
         for i, own in enumerate(users)
@@ -405,7 +415,7 @@ def test_fs_user_ephemeral_container_does_not_count(context: dict[str, int]) -> 
 
 
 class TestTogether:
-    async def test_sources_are_asked_for_side_by_side(self, root: Path) -> None:
+    async def test_mount_sources_fetched_concurrently(self, root: Path) -> None:
         """Each of two volumes waits until the other one is asked for, too."""
         both = asyncio.Barrier(2)
 
@@ -420,7 +430,7 @@ class TestTogether:
             mounted = await volumes.mount(pod)
         assert [texts(mounted[name]) for name in "xy"] == [{"k": "1"}, {"k": "2"}]
 
-    async def test_one_that_waits_can_be_given_up(self, root: Path) -> None:
+    async def test_mount_source_hangs_is_cancellable(self, root: Path) -> None:
         class Silent(Shelf):
             async def config_map(self, pod: Pod, name: str) -> Any:
                 await asyncio.Event().wait()
@@ -431,7 +441,9 @@ class TestTogether:
             async with asyncio.timeout(0.05):
                 await volumes.mount(pod)
 
-    async def test_a_pod_without_live_volumes_costs_nothing(self, root: Path, volumes: PodVolumes) -> None:
+    async def test_refresh_without_projected_volumes_writes_nothing(
+        self, root: Path, volumes: PodVolumes
+    ) -> None:
         await volumes.refresh(
             pod_with({"name": "e", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/"}})
         )

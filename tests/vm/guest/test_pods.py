@@ -106,7 +106,7 @@ def settle(node: GuestNode, look: Callable[[GuestNode, list[Row]], list[str]], t
         raise AssertionError("\n".join([*look(node, table), str(err)])) from None
 
 
-def test_the_table(node: GuestNode) -> None:
+def test_pod_cgroups_kubelet_restarted_match_table_and_are_removed(node: GuestNode) -> None:
     """Thirty pods have what the table says, also after a kill; when they are gone nothing is left."""
     table = rows()
     assert len(table) >= 30
@@ -152,7 +152,7 @@ def _expect_table(node: GuestNode, table: list[Row]) -> None:
     assert {one.id for one in node.truth.running()} == containers, "nothing was restarted"
 
 
-def test_containers(node: GuestNode) -> None:
+def test_container_cgroup_has_memory_protection_throttling_and_swap_limit(node: GuestNode) -> None:
     """What the runtime was told for a container: protection, throttling, swap."""
     burst = container(resources={"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}})
     sure = container(resources={"limits": {"cpu": "1", "memory": "32Mi"}})
@@ -181,7 +181,7 @@ def _expect_limits(node: GuestNode, names: list[str]) -> None:
     assert value(node.container_place(names[1]), "memory.oom.group") == "1"
 
 
-def test_a_container_that_wants_too_much(node: GuestNode) -> None:
+def test_container_exceeds_memory_limit_is_oom_killed(node: GuestNode) -> None:
     greedy = container(
         command=["sh", "-c", "tail /dev/zero"], resources={"limits": {"cpu": "1", "memory": "32Mi"}}
     )
@@ -193,6 +193,6 @@ def test_a_container_that_wants_too_much(node: GuestNode) -> None:
         node.remove(name)
 
 
-def test_nothing_is_left(node: GuestNode) -> None:
+def test_pod_cgroups_pods_removed_leave_nothing(node: GuestNode) -> None:
     node.clear(SLOW)
     assert node.pod_cgroups() == []

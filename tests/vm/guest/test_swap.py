@@ -29,7 +29,7 @@ def unreachable_server(path: Path) -> Path:
     return path
 
 
-def test_a_share_of_the_swap(swap: None) -> None:
+def test_container_swap_limit_is_proportional_to_memory_request(swap: None) -> None:
     resources = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
     # With what an API server fills in.
     one = container(resources=resources, imagePullPolicy="IfNotPresent")

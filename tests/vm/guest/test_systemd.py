@@ -49,7 +49,7 @@ def systemd(request: pytest.FixtureRequest) -> Systemd:
     return Systemd(private=NOWHERE)
 
 
-async def test_a_slice_comes_changes_and_goes(systemd: Systemd) -> None:
+async def test_systemd_slice_started_changed_and_stopped(systemd: Systemd) -> None:
     unit = f"pyk{secrets.token_hex(4)}.slice"
     assert await systemd.version() >= 252
     await systemd.start(unit, [("MemoryMax", Variant("t", 1 << 26)), ("Wants", Variant("as", ["-.slice"]))])
@@ -86,7 +86,7 @@ async def group(driver: str) -> AsyncIterator[tuple[CgroupDriver, tuple[str, str
 
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
 class TestGroups:
-    async def test_every_value(self, driver: str) -> None:
+    async def test_cgroup_driver_make_writes_every_value(self, driver: str) -> None:
         values = CgroupValues(
             shares=1024,
             quota=12345,
@@ -121,7 +121,7 @@ class TestGroups:
             assert value(folder, "cpu.max") == "max 100000"
             assert value(folder, "pids.max") == "max"
 
-    async def test_what_is_inside_dies_with_it(self, driver: str) -> None:
+    async def test_cgroup_driver_remove_kills_processes_inside(self, driver: str) -> None:
         async with group(driver) as (groups, name, folder):
             await groups.make(name, CgroupValues())
             inner = folder / "inner"
@@ -132,7 +132,9 @@ class TestGroups:
             assert not folder.exists()
             assert await stubborn.wait() != 0
 
-    async def test_a_limit_below_what_is_in_use(self, driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_pod_cgroups_limit_below_usage_applied_after_memory_is_freed(
+        self, driver: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Lowering what all pods may have kills none of them; it comes into force when there is room."""
         monkeypatch.setattr(node_cgroups, "RETRY_SECONDS", 0.0)
         root = f"pyk{secrets.token_hex(4)}"
@@ -176,7 +178,7 @@ class TestGroups:
         assert not list(ROOT.glob(f"{root}*"))
 
 
-async def test_a_machine_that_leaves_no_descriptors() -> None:
+async def test_systemd_calls_leave_no_open_descriptors() -> None:
     """A connection for each task is one that is closed after each task."""
     manager = Systemd()
     await manager.version()

@@ -44,14 +44,14 @@ class Systemctl:
         return [line.split()[0] for line in said.splitlines() if line.startswith((root, "cri-containerd-"))]
 
 
-def test_it_is_what_the_tests_need() -> None:
+def test_guest_has_cgroup_v1_controllers_and_systemd() -> None:
     assert is_running()
     found = detect_cgroups()
     assert not found.unified
     assert {"cpu", "memory", "pids", "cpuset"} <= set(found.mounts)
 
 
-async def test_a_life() -> None:
+async def test_pod_cgroups_systemd_v1_created_updated_and_removed() -> None:
     root = f"pyk{secrets.token_hex(4)}"
     try:
         await a_life(root, Systemctl())
@@ -69,7 +69,7 @@ def node() -> Iterator[Node]:
             yield made
 
 
-def test_pods(node: Node) -> None:
+def test_pod_slices_systemd_v1_kubelet_restarted_keep_limits_and_are_removed(node: Node) -> None:
     """Containers are in their pods' slices with what they asked for, also after a kill; then all is gone."""
     for name, resources in PODS.items():
         node.write(pod(name, container(resources=resources), hostNetwork=True))

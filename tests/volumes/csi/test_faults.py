@@ -45,7 +45,7 @@ async def end(kind: CsiPlugin) -> None:
     await kind.unmount_unused(())
 
 
-async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_set_up_driver_returns_error_leaves_nothing(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object()
     wanted = persistent(make_pod(), fsType="ext4")
@@ -77,7 +77,9 @@ async def test_a_driver_that_refuses_leaves_nothing(rig: Rig, make_driver: MakeD
 
 
 @pytest.mark.parametrize("call", ["NodeStageVolume", "NodePublishVolume"])
-async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str) -> None:
+async def test_csi_set_up_call_hangs_is_retried_or_undone(
+    rig: Rig, make_driver: MakeDriver, call: str
+) -> None:
     """Nobody knows what it did: it is asked again, or asked to undo it when the pod is gone."""
     driver = make_driver()
     rig.driver_object()
@@ -110,7 +112,9 @@ async def test_a_driver_that_hangs(rig: Rig, make_driver: MakeDriver, call: str)
 
 
 @pytest.mark.parametrize("call", ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume"])
-async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriver, call: str) -> None:
+async def test_csi_driver_dies_during_call_is_retried_after_restart(
+    rig: Rig, make_driver: MakeDriver, call: str
+) -> None:
     driver = make_driver()
     rig.driver_object()
     wanted = persistent(make_pod(), fsType="ext4")
@@ -135,7 +139,7 @@ async def test_a_driver_that_dies_and_comes_back(rig: Rig, make_driver: MakeDriv
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
-async def test_a_driver_that_hangs_holds_up_no_other(
+async def test_csi_unstage_hangs_other_driver_volumes_unstaged(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its volumes stay staged, those of another driver do not, also those that are left meanwhile."""
@@ -177,7 +181,9 @@ async def test_a_driver_that_hangs_holds_up_no_other(
     assert (rig.left(), slow.loops_left(), quick.loops_left()) == ([], [], [])
 
 
-async def test_a_driver_that_answers_late(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_set_up_slow_driver_stages_once_for_concurrent_pods(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object()
     driver.behave(late={"NodeStageVolume": 0.3, "NodePublishVolume": 0.3})
@@ -193,7 +199,7 @@ async def test_a_driver_that_answers_late(rig: Rig, make_driver: MakeDriver) -> 
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
-async def test_a_driver_that_registers_twice(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_driver_registered_twice_second_is_rejected(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--twice")
     async with rig.running() as kind:
         await rig.registered()
@@ -208,7 +214,7 @@ async def test_a_driver_that_registers_twice(rig: Rig, make_driver: MakeDriver) 
         assert kind.drivers.names == {DRIVER}
 
 
-async def test_a_newer_driver_takes_over_and_stays(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_driver_newer_version_replaces_old_and_stays(rig: Rig, make_driver: MakeDriver) -> None:
     """The old one leaves when it has been replaced: that is not the new one's end."""
     old = make_driver("--no-stage")
     async with rig.running() as kind:
@@ -226,7 +232,9 @@ async def test_a_newer_driver_takes_over_and_stays(rig: Rig, make_driver: MakeDr
             new.kill()
 
 
-async def test_a_driver_that_leaves_is_told_to_the_cluster(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_driver_unregistered_is_removed_from_csinode_and_node(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver("--topology=zone.example.com/rack=r1", "--limit=7", "--node-id=this")
     async with rig.running() as kind:
         await rig.registered()
@@ -247,7 +255,7 @@ async def test_a_driver_that_leaves_is_told_to_the_cluster(rig: Rig, make_driver
         await rig.until("told", lambda: not _annotations(rig))
 
 
-async def test_no_node_id_no_driver(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_driver_empty_node_id_registration_fails(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--node-id=")
     async with rig.running() as kind:
         await rig.until("refused", lambda: _notified(driver))
@@ -255,7 +263,9 @@ async def test_no_node_id_no_driver(rig: Rig, make_driver: MakeDriver) -> None:
         assert kind.drivers.names == frozenset()
 
 
-async def test_a_pod_is_deleted_after_its_driver_has_left(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_driver_unregistered_waits_until_it_returns(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object()
     async with rig.running() as kind:
@@ -272,7 +282,7 @@ async def test_a_pod_is_deleted_after_its_driver_has_left(rig: Rig, make_driver:
     assert rig.left() == []
 
 
-async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_target_not_empty_keeps_files(rig: Rig, make_driver: MakeDriver) -> None:
     """What a driver did not unmount, or put into a plain directory, is the volume's and not ours."""
     driver = make_driver("--no-stage")
     rig.driver_object()
@@ -293,7 +303,7 @@ async def test_a_driver_that_leaves_files_behind_loses_none(rig: Rig, make_drive
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["files", "device"])
-def test_agents_that_are_killed_while_they_mount(
+def test_csi_set_up_kubelet_killed_at_any_step_next_one_recovers(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, block: bool
 ) -> None:
     """Before each thing that they change: the next agent goes on, or takes all of it down."""
@@ -330,7 +340,9 @@ def test_agents_that_are_killed_while_they_mount(
     assert moment > 4, "the kills met different moments"
 
 
-async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_vol_data_deleted_unmounts_and_unstages(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     """The pod can go, and what was staged is unstaged."""
     driver = make_driver()
     rig.driver_object()
@@ -345,7 +357,7 @@ async def test_a_volume_whose_data_somebody_deleted(rig: Rig, make_driver: MakeD
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
-async def test_data_that_cannot_be_read(rig: Rig, tmp_path: Path) -> None:
+async def test_read_data_invalid_file_returns_none(rig: Rig, tmp_path: Path) -> None:
     file = tmp_path / "vol_data.json"
     for text in ("", "{", "[]", '{"volumeHandle": 1}', "\xff"):
         file.write_text(text, encoding="latin-1")

@@ -42,7 +42,7 @@ def status(rig: Rig) -> dict[str, Any]:
 
 @pytest.mark.machine
 @needs_root
-async def test_a_volume_grows_while_its_pod_runs(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_expand_mounted_volume_updates_claim_status(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object()
     pod = make_pod()
@@ -80,7 +80,7 @@ async def test_a_volume_grows_while_its_pod_runs(rig: Rig, make_driver: MakeDriv
 
 @pytest.mark.machine
 @needs_root
-async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_expand_block_device_expanded_before_pod_starts(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object()
     claim(rig, allocated="", stage="")
@@ -102,7 +102,9 @@ async def test_a_device_grows_before_its_pod_starts(rig: Rig, make_driver: MakeD
 
 @pytest.mark.machine
 @needs_root
-async def test_a_driver_that_does_not_let_a_volume_grow(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_expand_driver_fails_sets_claim_condition_and_event(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object()
     pod = make_pod()
@@ -191,7 +193,7 @@ class Objects(CsiDriverInformer):
 
 
 @pytest.mark.looptime
-async def test_limits_are_asked_for_at_the_drivers_period() -> None:
+async def test_attach_limit_updater_queries_at_csidriver_period() -> None:
     api, client, objects = StorageApi(), Client(), Objects(None)
     limits = AttachLimitUpdater(SomeDrivers(one=client), objects, CsiNodeManager(api, NODE))
     running = asyncio.create_task(limits.run())
@@ -222,7 +224,7 @@ async def test_limits_are_asked_for_at_the_drivers_period() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_driver_that_does_not_say_its_limit_holds_up_no_other() -> None:
+async def test_attach_limit_updater_driver_hangs_other_driver_queried() -> None:
     hanging, well, objects = Client(), Client(), Objects(None)
     hanging.hangs, objects.period = True, 60
     drivers = SomeDrivers(a=hanging, b=well)
@@ -234,7 +236,7 @@ async def test_a_driver_that_does_not_say_its_limit_holds_up_no_other() -> None:
     running.cancel()
 
 
-async def test_a_csi_node_of_an_earlier_node_is_replaced() -> None:
+async def test_csi_node_manager_csinode_of_previous_node_is_replaced() -> None:
     api = StorageApi()
     api.put("csinodes", NODE, "", spec={"drivers": [{"name": "old", "nodeID": "x"}]})
     info = CsiNodeManager(api, NODE)
@@ -249,7 +251,9 @@ async def test_a_csi_node_of_an_earlier_node_is_replaced() -> None:
 @pytest.mark.machine
 @needs_root
 @pytest.mark.parametrize("period", [None, 60])
-async def test_a_volume_that_does_not_fit(rig: Rig, make_driver: MakeDriver, period: int | None) -> None:
+async def test_csi_set_up_attach_limit_exceeded_updates_limit_and_raises(
+    rig: Rig, make_driver: MakeDriver, period: int | None
+) -> None:
     """Drivers whose limits are followed are asked how many do, and the pod will be refused."""
     driver = make_driver("--limit=7")
     rig.driver_object(attachRequired=True, nodeAllocatableUpdatePeriodSeconds=period)

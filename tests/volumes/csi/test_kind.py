@@ -27,7 +27,9 @@ def data(path: Path) -> dict[str, str]:
     return found
 
 
-async def test_an_inline_volume_without_a_cluster(alone: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_inline_volume_standalone_is_published_and_unpublished(
+    alone: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver("--no-stage")
     pod = make_pod()
     wanted = inline(pod, volumeAttributes={"color": "blue"}, nodePublishSecretRef={"name": "key"})
@@ -69,7 +71,7 @@ async def test_an_inline_volume_without_a_cluster(alone: Rig, make_driver: MakeD
     assert alone.left() == []
 
 
-async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_persistent_volume_two_pods_is_staged_once(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object(attachRequired=True)
     rig.attach("vol-1", attachmentMetadata={"device": "/dev/x"})
@@ -132,7 +134,7 @@ async def test_a_persistent_volume_is_staged_once_for_two_pods(rig: Rig, make_dr
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
-async def test_a_driver_that_cannot_stage(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_driver_without_stage_capability_is_not_staged(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--no-stage", "--ability=SINGLE_NODE_MULTI_WRITER")
     rig.driver_object()
     async with rig.running() as kind:
@@ -148,7 +150,7 @@ async def test_a_driver_that_cannot_stage(rig: Rig, make_driver: MakeDriver) -> 
     assert rig.left() == []
 
 
-async def test_a_volume_as_a_device(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_block_volume_is_mapped_as_device(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object(podInfoOnMount=True)
     wanted = persistent(make_pod(), block=True)
@@ -187,7 +189,9 @@ async def test_a_volume_as_a_device(rig: Rig, make_driver: MakeDriver) -> None:
         assert image.read(3) == b"raw"
 
 
-async def test_a_later_agent_takes_down_what_it_never_saw(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_kubelet_restarted_unpublishes_unknown_volume(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object()
     async with rig.running() as kind:
@@ -203,7 +207,9 @@ async def test_a_later_agent_takes_down_what_it_never_saw(rig: Rig, make_driver:
     assert (rig.left(), driver.loops_left()) == ([], [])
 
 
-async def test_a_pod_waits_for_its_driver_and_is_woken(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_set_up_driver_not_registered_pod_waits_and_is_woken(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     rig.driver_object()
     async with rig.running() as kind:
         with pytest.raises(VolumeNotReady, match=f"driver name {DRIVER} not found"):
@@ -215,7 +221,9 @@ async def test_a_pod_waits_for_its_driver_and_is_woken(rig: Rig, make_driver: Ma
     assert rig.left() == []
 
 
-async def test_a_pod_waits_until_its_volume_is_attached(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_set_up_volume_not_attached_pod_waits_and_is_woken(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     make_driver()
     rig.driver_object(attachRequired=True)
     wanted = persistent(make_pod())
@@ -251,7 +259,7 @@ async def test_a_pod_waits_until_its_volume_is_attached(rig: Rig, make_driver: M
         (None, 'volume mode "Ephemeral" not supported by driver .* \\(no CSIDriver object\\)'),
     ],
 )
-async def test_inline_volumes_only_of_drivers_that_say_so(
+async def test_csi_inline_volume_ephemeral_mode_unsupported_raises(
     rig: Rig, modes: list[str] | None, problem: str
 ) -> None:
     if modes is not None:
@@ -261,7 +269,7 @@ async def test_inline_volumes_only_of_drivers_that_say_so(
             await kind.set_up(inline(make_pod()))
 
 
-async def test_the_pods_group_by_the_agent_or_by_the_driver(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_fs_group_set_by_kubelet_or_delegated_to_driver(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object(fsGroupPolicy="File")
     grouped = make_pod("u-1", securityContext={"fsGroup": 4321})
@@ -285,7 +293,7 @@ async def test_the_pods_group_by_the_agent_or_by_the_driver(rig: Rig, make_drive
     assert rig.left() == []
 
 
-async def test_a_pod_with_another_label_gets_its_volume_staged_anew(
+async def test_csi_selinux_label_changed_volume_is_restaged(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine of the test has no SELinux, and the driver does not mind."""
@@ -310,7 +318,9 @@ async def test_a_pod_with_another_label_gets_its_volume_staged_anew(
     assert rig.left() == []
 
 
-async def test_what_a_driver_writes_anew_is_the_groups_too(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_requires_republish_fs_group_applied_to_rewritten_files(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     make_driver("--no-stage")
     rig.driver_object(requiresRepublish=True, fsGroupPolicy="File")
     wanted = inline(make_pod(securityContext={"fsGroup": 4321}))
@@ -326,7 +336,7 @@ async def test_what_a_driver_writes_anew_is_the_groups_too(rig: Rig, make_driver
     assert rig.left() == []
 
 
-async def test_tokens_are_given_again_and_again(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_requires_republish_passes_fresh_tokens(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--no-stage")
     rig.driver_object(
         requiresRepublish=True,
@@ -367,7 +377,7 @@ def _in_secrets(rig: Rig) -> bool:
     return found is not None and found.spec.service_account_token_in_secrets is True
 
 
-async def test_a_secret_that_is_not_there_or_no_text(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_stage_secret_missing_or_not_utf8_raises(rig: Rig, make_driver: MakeDriver) -> None:
     make_driver()
     rig.driver_object()
     wanted = persistent(make_pod(), nodeStageSecretRef={"name": "key", "namespace": "vault"})
@@ -384,7 +394,9 @@ async def test_a_secret_that_is_not_there_or_no_text(rig: Rig, make_driver: Make
     assert rig.left() == []
 
 
-async def test_how_full_and_how_well_a_volume_is(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_usage_returns_stats_and_records_abnormal_condition(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver("--ability=VOLUME_CONDITION")
     rig.driver_object()
     pod = make_pod()

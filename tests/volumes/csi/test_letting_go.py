@@ -86,7 +86,7 @@ def debts(rig: Rig) -> list[Path]:
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("block", [False, True], ids=["files", "device"])
 @pytest.mark.parametrize("dead", [False, True], ids=["left", "dead"])
-async def test_a_driver_that_is_gone_for_good(
+async def test_csi_tear_down_driver_gone_unmounts_and_unpublishes_later(
     rig: Rig, make_driver: MakeDriver, dead: bool, block: bool
 ) -> None:
     driver = make_driver()
@@ -131,7 +131,9 @@ async def test_a_driver_that_is_gone_for_good(
 
 @machine
 @needs_root
-async def test_an_ordinary_restart_goes_the_ordinary_way(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_driver_restarted_in_time_leaves_no_pending_unpublish(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object(attachRequired=True)
     async with rig.running() as kind:
@@ -152,7 +154,9 @@ async def test_an_ordinary_restart_goes_the_ordinary_way(rig: Rig, make_driver: 
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_a_driver_that_only_says_no(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_unpublish_fails_unmounts_and_retries_later(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver()
     rig.driver_object(attachRequired=True)
     async with rig.running() as kind:
@@ -175,9 +179,7 @@ async def test_a_driver_that_only_says_no(rig: Rig, make_driver: MakeDriver) -> 
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_a_driver_that_has_forgotten_the_volume_is_owed_nothing(
-    rig: Rig, make_driver: MakeDriver
-) -> None:
+async def test_csi_pending_unpublish_not_found_is_completed(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver("--no-stage")
     rig.driver_object()
     async with rig.running() as kind:
@@ -195,7 +197,7 @@ async def test_a_driver_that_has_forgotten_the_volume_is_owed_nothing(
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_a_mount_that_somebody_uses_is_detached(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_driver_gone_busy_mount_is_detached(rig: Rig, make_driver: MakeDriver) -> None:
     driver = make_driver()
     rig.driver_object()
     async with rig.running() as kind:
@@ -215,7 +217,7 @@ async def test_a_mount_that_somebody_uses_is_detached(rig: Rig, make_driver: Mak
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_a_mount_that_does_not_answer_is_detached(
+async def test_csi_tear_down_driver_gone_hanging_unmount_is_detached(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     never = threading.Event()
@@ -241,7 +243,9 @@ async def test_a_mount_that_does_not_answer_is_detached(
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_what_is_not_mounted_is_kept(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_driver_gone_unmounted_files_are_preserved(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     driver = make_driver("--no-stage")
     rig.driver_object()
     async with rig.running() as kind:
@@ -260,7 +264,9 @@ async def test_what_is_not_mounted_is_kept(rig: Rig, make_driver: MakeDriver) ->
 @machine
 @needs_root
 @pytest.mark.usefixtures("hasty")
-async def test_nothing_is_undone_that_cannot_be_remembered(rig: Rig, make_driver: MakeDriver) -> None:
+async def test_csi_tear_down_pending_unpublish_not_writable_stays_mounted(
+    rig: Rig, make_driver: MakeDriver
+) -> None:
     """The disk is full."""
     driver = make_driver("--no-stage")
     rig.driver_object()
@@ -286,7 +292,7 @@ async def test_nothing_is_undone_that_cannot_be_remembered(rig: Rig, make_driver
 @needs_root
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("block", [False, True], ids=["files", "device"])
-async def test_debts_are_paid_before_the_volume_is_given_anew(
+async def test_csi_set_up_pending_unpublish_is_completed_first(
     rig: Rig, make_driver: MakeDriver, block: bool
 ) -> None:
     driver = make_driver()
@@ -323,7 +329,7 @@ async def test_debts_are_paid_before_the_volume_is_given_anew(
 @needs_root
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("block", [False, True], ids=["files", "device"])
-def test_agents_that_are_killed_between_any_two_steps(
+def test_csi_tear_down_kubelet_killed_at_any_step_unpublishes_later(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, block: bool
 ) -> None:
     """The next agent ends it, without the driver or with it; the driver is asked in any case."""
@@ -364,7 +370,7 @@ def test_agents_that_are_killed_between_any_two_steps(
 
 
 @pytest.mark.looptime
-async def test_a_disk_that_cannot_be_written_ends_nothing(
+async def test_unpublish_retrier_remove_fails_retries_and_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was paid is asked for again, when it could not be crossed out; others are paid meanwhile."""
@@ -408,7 +414,7 @@ async def test_a_disk_that_cannot_be_written_ends_nothing(
 
 
 @pytest.mark.looptime
-async def test_patience() -> None:
+async def test_unpublish_deadlines_absent_and_failing_driver_expire_separately() -> None:
     """A driver that is not there has half a minute in one piece, one that fails two minutes."""
     waits = UnpublishDeadlines()
     assert not waits.record_failure("p", absent=True)
@@ -426,7 +432,7 @@ async def test_patience() -> None:
     assert not waits.record_failure("p", absent=False)
 
 
-def test_debts_on_disk(tmp_path: Path) -> None:
+def test_pending_unpublish_store_add_and_remove_are_idempotent(tmp_path: Path) -> None:
     book = PendingUnpublishStore(tmp_path)
     assert book.all() == []
     one = PendingUnpublish(driver="d", handle="h", target="/t/1", trace=str(tmp_path / "trace"))

@@ -37,7 +37,7 @@ def named(case: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=named)
-def test_each_volume_is_what_it_is_to_the_reference(case: Mapping[str, Any]) -> None:
+def test_migrated_volume_translation_equals_upstream_recording(case: Mapping[str, Any]) -> None:
     expected = case["translated"]
 
     def translate() -> PersistentVolume | None:
@@ -67,18 +67,18 @@ def test_each_volume_is_what_it_is_to_the_reference(case: Mapping[str, Any]) -> 
     assert (to_document(affinity) if affinity is not None else None) == expected.get("nodeAffinity")
 
 
-def test_all_that_the_cluster_is_told_to_be_drivers() -> None:
+def test_migrated_plugins_each_has_translation_and_recording() -> None:
     assert len(MIGRATED) == len(MIGRATED_PLUGINS.split(",")), "what controllers attach, the node must mount"
     covered = {named(case) for case in CASES}
     assert covered == {f"{way}-{kind}" for way in ("persistent", "inline") for kind in MIGRATED}
 
 
-def test_others_stay_as_they_are() -> None:
+def test_migrated_volume_other_type_unchanged() -> None:
     found = from_document(PersistentVolume, {"metadata": {"name": "pv"}, "spec": {"nfs": {"server": "s"}}})
     assert migrated_volume(found) is found
 
 
-async def test_behind_a_claim() -> None:
+async def test_pvc_resolver_migrated_volume_resolves_to_csi() -> None:
     server, pod = Server(), pod_with(CLAIM)
     server.claim("claim", "pv-1")
     zone = {"key": "failure-domain.beta.kubernetes.io/zone", "operator": "In", "values": ["a"]}
@@ -101,7 +101,7 @@ async def test_behind_a_claim() -> None:
     assert (await own.resolve(pod, pod.spec.volumes[0])).kind == "awsElasticBlockStore", "somebody gives it"
 
 
-async def test_in_a_pod_of_a_node_without_a_cluster(root: Path, shelf: Shelf) -> None:
+async def test_migrated_inline_volume_standalone_driver_not_found(root: Path, shelf: Shelf) -> None:
     """Nobody can attach it; the reason is the driver's, and no longer the kind."""
     pod = pod_with({"name": "data", "cinder": {"volumeID": "c-1"}})
     with pytest.raises(VolumeError, match=r"driver name cinder\.csi\.openstack\.org not found in the list"):
@@ -110,7 +110,9 @@ async def test_in_a_pod_of_a_node_without_a_cluster(root: Path, shelf: Shelf) ->
 
 @pytest.mark.machine
 @needs_root
-async def test_given_by_its_driver(rig: Rig, make_driver: Callable[..., DriverProcess]) -> None:
+async def test_migrated_inline_volume_is_published_by_csi_driver(
+    rig: Rig, make_driver: Callable[..., DriverProcess]
+) -> None:
     name = MIGRATED["azureDisk"]
     driver = make_driver(f"--name={name}")
     source = {"diskName": "d", "diskURI": "/subscriptions/s/disks/d", "fsType": "ext4", "kind": "Managed"}

@@ -31,7 +31,7 @@ async def watching(objects: CsiDriverInformer) -> AsyncIterator[None]:
             await task
 
 
-async def test_drivers_are_watched_when_somebody_asks() -> None:
+async def test_csi_driver_informer_starts_watch_on_first_get() -> None:
     api = StorageApi()
     objects = CsiDriverInformer(api)
     changed: list[str] = []
@@ -51,7 +51,7 @@ async def test_drivers_are_watched_when_somebody_asks() -> None:
         assert len(changed) == 2
 
 
-async def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
+async def test_csi_driver_informer_api_server_down_raises_after_timeout() -> None:
     api = StorageApi()
     api.broken = Unreachable("server", "it is away")
     objects = CsiDriverInformer(api)
@@ -66,7 +66,7 @@ async def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
         assert await objects.get("one") is None
 
 
-async def test_without_a_cluster_there_are_none() -> None:
+async def test_csi_driver_informer_standalone_returns_none() -> None:
     objects = CsiDriverInformer(None)
     assert objects.standalone
     assert await objects.get("one") is None
@@ -75,7 +75,7 @@ async def test_without_a_cluster_there_are_none() -> None:
         await Attachments(None, NODE, lambda uid: None).publish_context("d", "h", "u")
 
 
-async def test_the_node_has_its_csi_node_as_soon_as_it_is_registered() -> None:
+async def test_csi_node_manager_creates_csinode_after_node_registration() -> None:
     api = StorageApi()
     del api.objects[("nodes", "", NODE)]
     info = CsiNodeManager(api, NODE)
@@ -87,7 +87,7 @@ async def test_the_node_has_its_csi_node_as_soon_as_it_is_registered() -> None:
     assert ("csinodes", "", NODE) in api.objects
 
 
-async def test_a_csi_node_of_an_older_agent_says_which_kinds_are_drivers() -> None:
+async def test_csi_node_manager_old_csinode_gets_migrated_plugins_annotation() -> None:
     api = StorageApi()
     await CsiNodeManager(api, NODE).initialize()
     meta = api.objects[("csinodes", "", NODE)]["metadata"]
@@ -100,7 +100,7 @@ async def test_a_csi_node_of_an_older_agent_says_which_kinds_are_drivers() -> No
     assert api.objects[("csinodes", "", NODE)]["metadata"]["resourceVersion"] == version, "nothing to say"
 
 
-async def test_a_driver_that_comes_back_while_its_end_is_told() -> None:
+async def test_csi_node_manager_install_during_uninstall_keeps_driver() -> None:
     """By another socket, so that nobody has it wait."""
     api = SlowApi()
     info = CsiNodeManager(api, NODE)
@@ -133,7 +133,7 @@ class SlowApi(StorageApi):
         return await super().patch(resource, name, patch, *args, **kinds)
 
 
-async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) -> None:
+async def test_csi_unmount_unused_waiters_of_removed_pods_deleted(tmp_path: Path) -> None:
     rig = Rig(tmp_path, StorageApi())
     for uid in ("known", "on-disk", "gone"):
         with pytest.raises(VolumeNotReady):
@@ -149,7 +149,7 @@ async def test_pods_that_left_while_they_waited_are_forgotten(tmp_path: Path) ->
         assert rig.woken == ["known", "on-disk"]
 
 
-def test_who_waits_is_woken_once() -> None:
+def test_pod_waiters_wake_all_wakes_each_pod_once() -> None:
     woken: list[str] = []
     waiting = PodWaiters(woken.append)
     for what, uid in (("a", "1"), ("a", "2"), ("a", "1"), ("b", "1"), ("c", "3")):

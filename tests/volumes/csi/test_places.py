@@ -9,7 +9,7 @@ from pathlib import Path
 from pykubelet.volumes.csi.paths import CsiPaths, VolumeData, write_data
 
 
-def test_volumes_are_found_while_pods_leave(tmp_path: Path) -> None:
+def test_csi_paths_all_data_pods_removed_concurrently_finds_remaining(tmp_path: Path) -> None:
     """The node's status tells of them, while others delete pods' folders in threads."""
     places, ended = CsiPaths(tmp_path), threading.Event()
     write_data(places.data("stays", "v"), VolumeData("h", "d"))

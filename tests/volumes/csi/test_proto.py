@@ -29,13 +29,13 @@ MESSAGES = {
 OUR_ENUMS: dict[str, EnumDescriptor] = {e.full_name: e for m in MESSAGES.values() for e in m.enum_types}
 
 
-def test_the_node_service_is_whole() -> None:
+def test_csi_proto_has_all_messages_and_enums() -> None:
     assert len(MESSAGES) == 30
     assert len(OUR_ENUMS) == 3
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_message(name: str) -> None:
+def test_csi_proto_message_fields_equal_specification(name: str) -> None:
     package = MESSAGES[name].file.package
     spelled = {}
     for field, (number, kind) in FACTS[name].items():
@@ -54,12 +54,12 @@ def test_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OUR_ENUMS)
-def test_enum(name: str) -> None:
+def test_csi_proto_enum_values_equal_specification(name: str) -> None:
     assert {value.name: value.number for value in OUR_ENUMS[name].values} == ENUMS[name]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.package)
-def test_service(file: FileDescriptor) -> None:
+def test_csi_proto_service_methods_equal_specification(file: FileDescriptor) -> None:
     (service,) = file.services_by_name.values()
     facts = SERVICES[service.full_name]
     assert {

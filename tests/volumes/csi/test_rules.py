@@ -46,7 +46,7 @@ from tests.sync.strategic import apply_patch
 from tests.volumes.csi.conftest import inline, make_pod, persistent
 
 
-def test_names_are_the_references() -> None:
+def test_names_equal_upstream() -> None:
     """By `printf '%s' vol-1d.example.comnode-a | sha256sum`."""
     assert attachment_name("vol-1", "d.example.com", "node-a") == (
         "csi-7405d2fa849678a3787716b8aba5f2a410fd6098d1e9d5885e361a1b83018520"
@@ -68,12 +68,12 @@ def test_names_are_the_references() -> None:
         (["one", " 1.5.0-rc1 "], (1, 5, 0)),
     ],
 )
-def test_versions(versions: list[str], best: tuple[int, ...] | None) -> None:
+def test_best_version_returns_highest_supported(versions: list[str], best: tuple[int, ...] | None) -> None:
     assert best_version(versions) == best
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "."])
-def test_no_driver_and_no_volume_leads_elsewhere(name: str, tmp_path: Path) -> None:
+def test_csi_paths_traversal_name_raises_value_error(name: str, tmp_path: Path) -> None:
     places = CsiPaths(tmp_path)
     for place in (
         lambda: places.staged(name, "h"),
@@ -86,7 +86,7 @@ def test_no_driver_and_no_volume_leads_elsewhere(name: str, tmp_path: Path) -> N
 
 
 @given(st.text())
-def test_any_handle_is_a_folder(handle: str) -> None:
+def test_csi_paths_staged_any_handle_is_below_driver_directory(handle: str) -> None:
     try:
         handle.encode()
     except UnicodeEncodeError:
@@ -104,7 +104,7 @@ def patched(found: CsiNode, patch: dict[str, Any]) -> CsiNode:
     return from_document(CsiNode, apply_patch(to_document(found), patch))
 
 
-def test_a_driver_comes_to_a_csi_node_and_goes() -> None:
+def test_install_patch_and_uninstall_patch_update_csinode_drivers() -> None:
     blank = blank_csi_node("n", "uid-n")
     assert to_document(blank) == {
         "metadata": {
@@ -132,13 +132,13 @@ def test_a_driver_comes_to_a_csi_node_and_goes() -> None:
     assert uninstall_patch(gone, "one") == {}
 
 
-def test_a_csi_node_of_a_node_before_this_one() -> None:
+def test_belongs_to_csinode_of_other_node_returns_false() -> None:
     assert belongs_to(blank_csi_node("n", "uid-n"), "n", "uid-n")
     assert not belongs_to(blank_csi_node("n", "uid-n"), "n", "another")
     assert not belongs_to(CsiNode(), "n", "uid-n")
 
 
-def test_a_driver_comes_to_a_node_and_goes() -> None:
+def test_node_install_patch_and_uninstall_patch_update_node_ids() -> None:
     assert node_install_patch(ObjectMeta(), "one", FACTS) == {
         "metadata": {"annotations": {NODE_IDS: '{"one":"this"}'}, "labels": {"b": "2", "a": "1"}}
     }
@@ -176,7 +176,7 @@ def spec(**fields: Any) -> CsiDriverSpec:
         (None, 5, {"fsType": "ext4"}, True),
     ],
 )
-def test_who_gives_the_files_to_the_group(
+def test_applies_fs_group_follows_fs_group_policy(
     policy: str | None, group: int | None, source: dict[str, Any], owns: bool
 ) -> None:
     volume = CsiVolume.parse(persistent(make_pod(), **source))
@@ -184,13 +184,13 @@ def test_who_gives_the_files_to_the_group(
     assert applies_fs_group(volume, driver, group) is owns
 
 
-def test_inline_volumes_have_a_file_system_of_their_own() -> None:
+def test_applies_fs_group_inline_volume_needs_fs_type() -> None:
     assert applies_fs_group(CsiVolume.parse(inline(make_pod(), fsType="ext4")), None, 5)
     assert not applies_fs_group(CsiVolume.parse(inline(make_pod())), None, 5)
     assert not applies_fs_group(CsiVolume.parse(inline(make_pod(), fsType="ext4", readOnly=True)), None, 5)
 
 
-def test_what_is_attached() -> None:
+def test_must_attach_only_persistent_and_attach_required() -> None:
     volume = CsiVolume.parse(persistent(make_pod()))
     assert must_attach(volume, None)
     assert must_attach(volume, spec())
@@ -198,13 +198,13 @@ def test_what_is_attached() -> None:
     assert not must_attach(CsiVolume.parse(inline(make_pod())), spec(attachRequired=True))
 
 
-def test_what_no_driver_could_give() -> None:
+def test_csi_volume_parse_empty_driver_or_handle_raises() -> None:
     for wanted in (inline(make_pod(), driver=""), persistent(make_pod(), "")):
         with pytest.raises(VolumePluginError):
             CsiVolume.parse(wanted)
 
 
-def test_attachments() -> None:
+def test_attachment_error_returns_not_ready_or_limit_exceeded() -> None:
     def found(**fields: Any) -> VolumeAttachment:
         return from_document(VolumeAttachment, fields)
 
@@ -215,7 +215,7 @@ def test_attachments() -> None:
     assert isinstance(attachment_error(full, "h"), AttachLimitExceeded)
 
 
-def test_the_end_of_a_token() -> None:
+def test_token_end_returns_expiry_or_none() -> None:
     def token(claims: object) -> str:
         return f"x.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.y"
 
@@ -239,7 +239,7 @@ def using(*levels: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def test_labels_only_where_the_machine_has_them(tmp_path: Path) -> None:
+def test_mount_label_selinux_enabled_returns_pod_label(tmp_path: Path) -> None:
     pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}}, containers=using(None))
     volume = CsiVolume.parse(persistent(pod, modes=["ReadWriteOncePod"]))
     fs, policies = tmp_path / "fs", tmp_path / "etc"
@@ -330,11 +330,11 @@ SHARED = ("ReadWriteMany",)
         (growing(allocated="2Gi"), ExpansionPlan(None)),
     ],
 )
-def test_what_to_do_about_a_larger_volume(claim: ExpandingClaim, growth: ExpansionPlan) -> None:
+def test_decide_claim_status_returns_expansion_plan(claim: ExpandingClaim, growth: ExpansionPlan) -> None:
     assert decide(claim, TWO) == growth
 
 
-def test_what_a_claim_says_about_its_growth() -> None:
+def test_expansion_patches_update_claim_status() -> None:
     claim = growing(allocated="2Gi", status="NodeResizePending")
     before = to_document(claim)
     before["status"]["conditions"] = [
