@@ -1,7 +1,7 @@
 """Run tests with real containers while random processes of the run are stopped and continued.
 
     python -m tests.chaos                                       ten minutes of all of them, in a random order
-    python -m tests.chaos --seconds 120 tests/engine/test_faults.py
+    python -m tests.chaos --seconds 120 tests/machine/podworkers/test_faults.py
     python -m tests.chaos --seed 7                              the same files and the same dice again
 
 About three times a second two processes get SIGSTOP: the agent, containerd, its shims, the control plane, the
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = ("tests/engine", "tests/cluster", "tests/volumes", "tests/server", "tests/cri", "tests/embedded")
+TESTS = ("tests/machine", "tests/cluster")
 """Where the tests with real containers are."""
 
 ROUNDS_PER_SECOND = 3.0

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import random
@@ -11,9 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,10 @@ from pykubelet.linux.kernel import KERNEL_DEFAULTS
 from pykubelet.logs.logger import ROOT
 from pykubelet.standalone import instance_registry as registry
 from pykubelet.standalone.data_dir import SHARED_DIRECTORIES, load_state
-from pykubelet.standalone.instance import EmbeddedError, Instance, MissingPrograms
-from pykubelet.standalone.requirements import inspect_host
+from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.teardown import down
 from tests import durations
+from tests.support.runtime import RunningRuntime, runtime_process, why_no_machine
 
 # How long an example takes says something of the machine's load, nothing of the code. The examples come
 # from the run's seed, also where hypothesis finds itself in a CI.
@@ -171,69 +168,6 @@ def log_level() -> Iterator[None]:
     before = root.level
     yield
     root.setLevel(before)
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRuntime:
-    """A private runtime in a process of its own."""
-
-    instance: Instance
-    endpoint: str
-    pause_image: str
-    busybox_image: str
-    pid: int
-    """The process that keeps containerd alive."""
-
-
-def why_no_machine() -> str:
-    """Say why real containers cannot run here; empty when they can."""
-    if os.geteuid() != 0:
-        return "root is needed to run containers"
-    try:
-        inspect_host()
-    except MissingPrograms as err:
-        return str(err)
-    return ""
-
-
-@contextmanager
-def runtime_process(
-    data_dir: Path, cgroup_driver: str = "cgroupfs", *, inside: Sequence[str] = ()
-) -> Iterator[RunningRuntime]:
-    """Run a private runtime in a process of its own, which ends with this block or with this process.
-
-    `inside` is the prefix of its command, such as one that enters a network namespace.
-    """
-    command = [
-        *inside,
-        "setpriv",
-        "--pdeathsig",
-        "TERM",
-        "--",
-        sys.executable,
-        "-m",
-        "pykubelet.standalone",
-        str(data_dir),
-        cgroup_driver,
-    ]
-    with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            word, _, names = process.stdout.readline().partition(" ")
-            if word != "ready":
-                process.wait(timeout=60)
-                said.seek(0)
-                pytest.fail(f"the private runtime does not start: {said.read()}")
-            known = json.loads(names)
-            yield RunningRuntime(
-                Instance.at(data_dir), known["endpoint"], known["pause"], known["busybox"], process.pid
-            )
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
 
 
 @pytest.fixture(scope="session", autouse=True)

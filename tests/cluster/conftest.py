@@ -17,10 +17,10 @@ import pytest
 from pykubelet.devcluster.binaries import Binaries, find_programs
 from pykubelet.devcluster.cluster import DevCluster, new_settings
 from pykubelet.devcluster.layout import DevClusterError, Layout, NotAvailable
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Plane, unique
-from tests.conftest import RunningRuntime, runtime_process
-from tests.engine.conftest import short_dir
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.data_dir import short_dir
+from tests.support.plane import Plane, unique
+from tests.support.runtime import RunningRuntime, runtime_process
 
 
 @pytest.fixture(scope="session")

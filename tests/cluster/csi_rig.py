@@ -12,9 +12,9 @@ from typing import Any
 
 from pykubelet.devcluster.admin_client import UNREACHABLE, ApiStatusError
 from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane, unique
-from tests.csi_driver.process import DRIVER, DriverProcess, driver_process
+from tests.support.cluster_node import ClusterNode
+from tests.support.csi_driver.process import DRIVER, DriverProcess, driver_process
+from tests.support.plane import Document, Plane, unique
 
 SECONDS = 90
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.plane import Plane
+from tests.support.plane import Plane
 
 PATIENCE = 60.0
 """In seconds; machines of tests are slow and noisy."""

@@ -9,10 +9,10 @@ import pytest
 
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane, unique
-from tests.conftest import RunningRuntime
-from tests.engine.node import all_statuses
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.node import all_statuses
+from tests.support.plane import Document, Plane, unique
+from tests.support.runtime import RunningRuntime
 
 MI = 1024**2
 SETTLED = 45.0

@@ -14,10 +14,10 @@ import pytest
 
 from pykubelet.admission.node_support import apparmor_is_enabled
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane
-from tests.conftest import RunningRuntime
-from tests.metrics_page import Page
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.metrics_page import Page
+from tests.support.plane import Document, Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

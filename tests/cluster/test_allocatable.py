@@ -10,8 +10,8 @@ from pykubelet.cm.capacity import read_capacity
 from pykubelet.cm.cgroups.driver import CgroupFiles
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
 from pykubelet.linux.cgroupfs import detect_cgroups
-from tests.cluster.node import ClusterNode
-from tests.conftest import RunningRuntime
+from tests.support.cluster_node import ClusterNode
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

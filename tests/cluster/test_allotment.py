@@ -12,9 +12,9 @@ import pytest
 
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import unshare_mounts
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane
-from tests.conftest import RunningRuntime
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.plane import Document, Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = [
     pytest.mark.machine,

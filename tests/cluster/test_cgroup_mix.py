@@ -21,11 +21,11 @@ from pykubelet.linux import process_limits as capabilities
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.process_limits import oom_score
 from pykubelet.standalone.daemon import find_daemons
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane
-from tests.conftest import RunningRuntime
-from tests.engine.truth import CONTAINER_NAME, POD_UID
-from tests.golden import GOLDEN
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.golden import GOLDEN
+from tests.support.plane import Document, Plane
+from tests.support.runtime import RunningRuntime
+from tests.support.runtime_view import CONTAINER_NAME, POD_UID
 
 pytestmark = [
     pytest.mark.machine,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Plane, unique
-from tests.engine.node import is_ready, status_of
+from tests.support.cluster_node import ClusterNode
+from tests.support.node import is_ready, status_of
+from tests.support.plane import Plane, unique
 
 pytestmark = pytest.mark.machine
 

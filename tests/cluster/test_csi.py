@@ -14,10 +14,10 @@ from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.csi.names import MIGRATED, attachment_name, unique_name
 from tests.cluster.csi_rig import SECONDS, Rig, attaching, csi_rig, drivers, in_use
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane
-from tests.conftest import RunningRuntime
-from tests.csi_driver.process import DRIVER, driver_process
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.csi_driver.process import DRIVER, driver_process
+from tests.support.plane import Document, Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

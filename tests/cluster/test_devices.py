@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane
-from tests.device_plugin.asking import Asking, dongles
-from tests.device_plugin.process import RESOURCE, DevicePluginProcess
-from tests.engine.node import status_of
+from tests.support.cluster_node import ClusterNode
+from tests.support.device_plugin.asking import Asking, dongles
+from tests.support.device_plugin.process import RESOURCE, DevicePluginProcess
+from tests.support.node import status_of
+from tests.support.plane import Document, Plane
 
 pytestmark = pytest.mark.machine
 

@@ -16,12 +16,12 @@ import pytest
 from pykubelet.cm.podresources import pod_resources_pb2
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane, unique
-from tests.conftest import RunningRuntime
-from tests.dra_plugin.process import DRIVER, PREPARE, UNPREPARE, DriverProcess, driver_process
-from tests.engine.recording import Recording, recorded
-from tests.metrics_page import Page
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.cri_recorder import Recording, recorded
+from tests.support.dra_plugin.process import DRIVER, PREPARE, UNPREPARE, DriverProcess, driver_process
+from tests.support.metrics_page import Page
+from tests.support.plane import Document, Plane, unique
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

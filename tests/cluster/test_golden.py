@@ -1,7 +1,7 @@
 """The reference's recordings, replayed in a cluster: the same requests, statuses, events, objects, files.
 
 The node and the namespaces bear the recorded names, and the recorded cluster gave no tokens to pods, so
-that all is compared as it is; what is made equal is what `tests/golden.py` names, and what the test's
+that all is compared as it is; what is made equal is what `tests/support/golden.py` names, and what the test's
 node has elsewhere than the recorded one: its logs, its cgroup root, its host folder, its port, and the
 machine's own numbers.
 
@@ -30,12 +30,9 @@ from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.host_info import read_machine
 from pykubelet.node.status import NOT_IMPLEMENTED
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Plane
-from tests.conftest import RunningRuntime
-from tests.engine.node import Document, all_statuses, condition, is_ready, status_of
-from tests.engine.recording import Recording, recorded
-from tests.golden import (
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.cri_recorder import Recording, recorded
+from tests.support.golden import (
     GOLDEN,
     IMAGE,
     calls_about,
@@ -47,6 +44,9 @@ from tests.golden import (
     requests_of,
     unordered_env,
 )
+from tests.support.node import Document, all_statuses, condition, is_ready, status_of
+from tests.support.plane import Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 
@@ -362,7 +362,7 @@ def own_object(replay: Replay, name: str) -> Document:
 
 def test_golden_node_object_matches_recording(replay: Replay) -> None:
     ours, theirs = own_object(replay, "node"), golden("node.json")
-    # The machine's own, and what is on it; how they are found is compared with the recording in tests/node.
+    # The machine's own, and what is on it; how they are found is compared with the recording in unit/node.
     machine, config = read_machine(), KubeletConfiguration(eviction_hard=EVICTION)
     capacity = node_capacity(config, replay.node.root)
     theirs["status"]["capacity"] = {name: str(amount) for name, amount in capacity.items()}

@@ -16,12 +16,12 @@ import pytest
 
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.mounts import read_mounts
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane
-from tests.engine.making import container as plain_container
-from tests.engine.making import forever, pod
-from tests.engine.node import all_statuses, condition, status_of
-from tests.images.registry import PASSWORD, USER, running_registry
+from tests.support.cluster_node import ClusterNode
+from tests.support.image_registry import PASSWORD, USER, running_registry
+from tests.support.manifests import container as plain_container
+from tests.support.manifests import forever, pod
+from tests.support.node import all_statuses, condition, status_of
+from tests.support.plane import Document, Plane
 
 pytestmark = pytest.mark.machine
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.cluster.kubectl_program import Kubectl
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Plane
-from tests.engine.making import forever
+from tests.support.cluster_node import ClusterNode
+from tests.support.manifests import forever
+from tests.support.plane import Plane
 
 pytestmark = pytest.mark.machine
 

@@ -28,7 +28,7 @@ from pykubelet.devcluster.layout import Component
 from pykubelet.node.lease import heartbeat
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import TaskScope
-from tests.cluster.plane import Plane, unique
+from tests.support.plane import Plane, unique
 
 CSR = "certificatesigningrequest"
 

@@ -18,10 +18,10 @@ import pytest
 
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.kubectl_program import Kubectl, Terminal
-from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
-from tests.cluster.plane import Document, Plane, unique
-from tests.engine.making import forever
-from tests.engine.node import status_of
+from tests.support.cluster_node import END, UNTIL_TOLD, ClusterNode
+from tests.support.manifests import forever
+from tests.support.node import status_of
+from tests.support.plane import Document, Plane, unique
 
 pytestmark = pytest.mark.machine
 

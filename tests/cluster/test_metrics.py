@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from tests.cluster.node import ClusterNode
-from tests.metrics_page import Page, differences
+from tests.support.cluster_node import ClusterNode
+from tests.support.metrics_page import Page, differences
 
 pytestmark = pytest.mark.machine
 

@@ -1,6 +1,6 @@
 """Who gets what from a node, asked directly, with the real API server's word on everybody.
 
-`tests/server` has every endpoint with scripted answers; this shows that the real answers fit.
+`tests/unit/server` has every endpoint with scripted answers; this shows that the real answers fit.
 """
 
 import base64
@@ -14,9 +14,9 @@ import yaml
 
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.kubectl_program import Kubectl
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane, unique
-from tests.kube.certs import Authority
+from tests.support.certs import Authority
+from tests.support.cluster_node import ClusterNode
+from tests.support.plane import Document, Plane, unique
 
 pytestmark = pytest.mark.machine
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.node import ClusterNode
+from tests.support.cluster_node import ClusterNode
 
 pytestmark = pytest.mark.machine
 

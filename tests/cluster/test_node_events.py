@@ -7,7 +7,7 @@ import pytest
 
 from pykubelet.config.flag_table import FLAGS
 from tests.cluster.kubectl_program import Kubectl
-from tests.cluster.node import ClusterNode
+from tests.support.cluster_node import ClusterNode
 
 pytestmark = pytest.mark.machine
 

@@ -26,8 +26,8 @@ from pykubelet.node.registration import blank_node, try_register
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import NodeSettings
 from pykubelet.util.tasks import TaskScope
-from tests.cluster.plane import Document, Plane, unique
-from tests.node.making import FakeRuntime, make_settings, runtime_status
+from tests.support.node_status import FakeRuntime, make_settings, runtime_status
+from tests.support.plane import Document, Plane, unique
 
 SECONDS = 90.0
 """How long to wait at most: the cluster's own controllers take their time."""

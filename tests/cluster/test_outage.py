@@ -23,10 +23,10 @@ from pykubelet.devcluster.admin_client import ApiStatusError
 from pykubelet.devcluster.layout import Component
 from pykubelet.linux.mounts import read_mounts, unmount
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
-from tests.cluster.plane import Document, Plane, unique
-from tests.engine.making import container, pod
-from tests.engine.node import is_ready, status_of
+from tests.support.cluster_node import END, UNTIL_TOLD, ClusterNode
+from tests.support.manifests import container, pod
+from tests.support.node import is_ready, status_of
+from tests.support.plane import Document, Plane, unique
 
 pytestmark = pytest.mark.machine
 
@@ -40,7 +40,7 @@ SLOW_RECOVERY_SECONDS = 30
 STUBBORN = "trap '' TERM; while true; do sleep 1; done"
 HASH = "kubernetes.io/config.hash"
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-CLOCK = Path(__file__).parent.parent / "engine/clock"
+CLOCK = Path(__file__).parents[1] / "support/clock"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from pykubelet.objects.runtime_classes import RuntimeClasses
 from pykubelet.objects.services import Services
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import TaskScope
-from tests.cluster.plane import Document, Plane, pod_document, unique
+from tests.support.plane import Document, Plane, pod_document, unique
 
 SECONDS = 60.0
 STRATEGIES = ("Watch", "Cache", "Get")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.node import END, SERVER_ERROR, TOO_MANY, UNTIL_TOLD, ClusterNode
-from tests.cluster.plane import Document, unique
-from tests.engine.making import container, forever, pod
-from tests.engine.node import PATIENCE, condition, is_ready, status_of
+from tests.support.cluster_node import END, SERVER_ERROR, TOO_MANY, UNTIL_TOLD, ClusterNode
+from tests.support.manifests import container, forever, pod
+from tests.support.node import PATIENCE, condition, is_ready, status_of
+from tests.support.plane import Document, unique
 
 pytestmark = pytest.mark.machine
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Plane
-from tests.conftest import RunningRuntime
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.plane import Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

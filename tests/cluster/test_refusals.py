@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.node import ClusterNode, cluster_node, in_cluster
-from tests.cluster.plane import Document, Plane
-from tests.conftest import RunningRuntime
-from tests.metrics_page import Page
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.metrics_page import Page
+from tests.support.plane import Document, Plane
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

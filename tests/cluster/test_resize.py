@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.node import END, UNTIL_TOLD, ClusterNode
-from tests.cluster.plane import Document, Plane, unique
 from tests.cluster.resizing import (
     FILL,
     LARGE,
@@ -36,9 +34,11 @@ from tests.cluster.resizing import (
     wait_event,
     wait_settled,
 )
-from tests.conftest import RunningRuntime
-from tests.engine.node import all_statuses
-from tests.metrics_page import Page
+from tests.support.cluster_node import END, UNTIL_TOLD, ClusterNode
+from tests.support.metrics_page import Page
+from tests.support.node import all_statuses
+from tests.support.plane import Document, Plane, unique
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

@@ -7,8 +7,6 @@ from functools import partial
 import pytest
 
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Plane, unique
 from tests.cluster.resizing import (
     BOOKS,
     FILL,
@@ -33,8 +31,10 @@ from tests.cluster.resizing import (
     wait_known,
     wait_settled,
 )
-from tests.conftest import RunningRuntime
-from tests.metrics_page import Page
+from tests.support.cluster_node import ClusterNode
+from tests.support.metrics_page import Page
+from tests.support.plane import Plane, unique
+from tests.support.runtime import RunningRuntime
 
 pytestmark = pytest.mark.machine
 

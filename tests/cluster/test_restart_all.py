@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, unique
-from tests.engine.node import all_statuses, condition
+from tests.support.cluster_node import ClusterNode
+from tests.support.node import all_statuses, condition
+from tests.support.plane import Document, unique
 
 pytestmark = pytest.mark.machine
 

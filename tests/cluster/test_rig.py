@@ -12,8 +12,8 @@ from pykubelet.devcluster.admin_client import ApiStatusError
 from pykubelet.devcluster.identities import Subject, issue_pem
 from pykubelet.devcluster.layout import Component
 from tests.cluster.conftest import fresh_namespace
-from tests.cluster.plane import Document, Plane, pod_document, unique
-from tests.engine.node import is_ready
+from tests.support.node import is_ready
+from tests.support.plane import Document, Plane, pod_document, unique
 
 LATE = 90.0
 """In seconds: for controllers, which come back late after an outage that another test made."""

@@ -9,8 +9,8 @@ import pytest
 
 from pykubelet.linux.loop_devices import attached_loops
 from pykubelet.linux.mounts import read_mounts
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane, unique
+from tests.support.cluster_node import ClusterNode
+from tests.support.plane import Document, Plane, unique
 
 pytestmark = pytest.mark.machine
 

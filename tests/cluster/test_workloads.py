@@ -11,9 +11,9 @@ import pytest
 
 from tests.cluster.conftest import fresh_namespace
 from tests.cluster.kubectl_program import Kubectl
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Document, Plane
-from tests.engine.making import forever
+from tests.support.cluster_node import ClusterNode
+from tests.support.manifests import forever
+from tests.support.plane import Document, Plane
 
 pytestmark = pytest.mark.machine
 

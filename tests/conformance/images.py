@@ -25,7 +25,7 @@ from pykubelet.standalone.seed_images import (
     machine_platform,
     read_static,
 )
-from tests.images.registry import Registry, unpack_archive
+from tests.support.image_registry import Registry, unpack_archive
 
 MIRRORED = ("registry.k8s.io", "invalid.registry.k8s.io", "docker.io", "gcr.io")
 """Registries that containerd replaces by the local one; what that does not have does not exist."""

@@ -38,16 +38,16 @@ from pykubelet.linux import cgroupfs as cgroup_tree
 from pykubelet.standalone.daemon import find_daemons
 from pykubelet.standalone.requirements import inspect_host
 from tests.cluster.conftest import running_plane
-from tests.cluster.node import ClusterNode
-from tests.cluster.plane import Plane
 from tests.conformance.images import MIRRORED, SHELL, mirror_hosts, push_images, read_programs
 from tests.conformance.table import REFERENCE
-from tests.conftest import RunningRuntime, runtime_process
-from tests.engine.conftest import short_dir
-from tests.engine.node import BIN
-from tests.engine.truth import Truth
-from tests.images.registry import PROGRAM as REGISTRY_PROGRAM
-from tests.images.registry import running_registry
+from tests.support.cluster_node import ClusterNode
+from tests.support.data_dir import short_dir
+from tests.support.image_registry import PROGRAM as REGISTRY_PROGRAM
+from tests.support.image_registry import running_registry
+from tests.support.node import BIN
+from tests.support.plane import Plane
+from tests.support.runtime import RunningRuntime, runtime_process
+from tests.support.runtime_view import Truth
 
 NODE_NAME = "conformance"
 SUITE, GINKGO = "e2e_node.test", "ginkgo"

@@ -14,7 +14,7 @@ import pytest
 
 from pykubelet.standalone.seed_images import Platform
 from tests.conformance.images import BUILDERS, Programs, mirror_hosts, push_images, split_name
-from tests.images.registry import running_registry, unpack_archive
+from tests.support.image_registry import running_registry, unpack_archive
 
 PROGRAMS = Programs(
     busybox=b"busybox",

@@ -36,8 +36,8 @@ from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths
-from tests.server.api_node import Runtime
-from tests.server.view import ScriptedView, pod_of
+from tests.support.api_node import Runtime
+from tests.support.pod_view import ScriptedView, pod_of
 
 ROOT = Path(__file__).parents[2]
 Take = Callable[[bytes], Awaitable[None]]

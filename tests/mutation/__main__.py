@@ -40,7 +40,7 @@ from tests.mutation.operators import Mutant, codes, mutants, mutated_code
 
 SOURCES = Path("src/pykubelet").resolve()
 PACKAGES = ("podworkers", "podsync", "status", "resize", "kuberuntime")
-TESTS = ("tests/sync", "tests/runtime", "tests/engine", "tests/admission")
+TESTS = tuple(f"tests/unit/{package}" for package in (*PACKAGES, "admission"))
 """Where the tests are that enter these packages without containers."""
 
 TARGET = 0.8

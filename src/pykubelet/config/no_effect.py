@@ -2,7 +2,7 @@
 
 The kubelet accepts every field of KubeletConfiguration and every flag of the upstream kubelet, so that
 existing configuration files and command lines keep working. A setting that no code reads is listed
-here, and start-up logs a warning when an operator sets it. `tests/config/test_no_effect.py` enumerates
+here, and start-up logs a warning when an operator sets it. `tests/unit/config/test_no_effect.py` enumerates
 all fields, flags and feature gates and fails for one that is neither read nor listed, and for an entry
 whose setting is read: implementing a setting means deleting its entry.
 

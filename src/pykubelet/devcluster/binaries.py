@@ -103,7 +103,7 @@ def ensure_built(module: GoModule, report: Callable[[str], None]) -> Path:
 
 def source_module() -> Path:
     """Return the directory of the control plane's Go module in a checkout. Raises NotAvailable."""
-    module = Path(__file__).parents[3] / "tests" / "controlplane" / "module"
+    module = Path(__file__).parents[3] / "tests/support/controlplane/module"
     if not all((module / name).is_file() for name in _MAIN_SOURCES):
         raise NotAvailable(
             "the control plane is built from a checkout of pykubelet, and this is an installed package: "

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import short_dir
-from tests.engine.node import running
+from tests.support.data_dir import short_dir
+from tests.support.node import running
 from tests.vm.guest.node import GuestNode, guest_node
 from tests.vm.machine import MARKER
 

@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.conftest import runtime_process
-from tests.engine.node import Node, kubelet_node
+from tests.support.node import Node, kubelet_node
+from tests.support.runtime import runtime_process
 
 ROOT = Path("/sys/fs/cgroup")
 SLOW = 400.0

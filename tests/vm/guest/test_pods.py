@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.engine.making import Document, container, pod
-from tests.engine.node import status_of
+from tests.support.manifests import Document, container, pod
+from tests.support.node import status_of
 from tests.vm.guest.node import PIDS, SLOW, GuestNode, meminfo, value
 
 TABLE = Path(__file__).with_name("pods.tsv")

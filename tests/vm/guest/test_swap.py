@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from tests.engine.conftest import short_dir
-from tests.engine.making import container, pod
-from tests.engine.node import NAME, running
+from tests.support.data_dir import short_dir
+from tests.support.manifests import container, pod
+from tests.support.node import NAME, running
 from tests.vm.guest.node import SLOW, guest_node, meminfo, value
 
 UID = "11111111-2222-3333-4444-555555555555"

@@ -19,7 +19,7 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.cgroupfs import detect_cgroups, members
 from pykubelet.linux.dbus import Variant
 from pykubelet.linux.systemd import Systemd, SystemdError, is_running
-from tests.resources.making import amounts, pod_of
+from tests.support.pod_resources import amounts, pod_of
 from tests.vm.guest.node import ROOT, value
 
 NOWHERE = Path("/nonexistent")

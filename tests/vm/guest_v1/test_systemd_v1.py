@@ -9,11 +9,11 @@ import pytest
 
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.systemd import is_running
-from tests.conftest import runtime_process
-from tests.engine.conftest import short_dir
-from tests.engine.making import container, pod
-from tests.engine.node import Node, kubelet_node, running, status_of
-from tests.resources.systemd_v1 import COUNTED, a_life
+from tests.support.data_dir import short_dir
+from tests.support.manifests import container, pod
+from tests.support.node import Node, kubelet_node, running, status_of
+from tests.support.runtime import runtime_process
+from tests.support.systemd_v1 import COUNTED, a_life
 from tests.vm.guest.node import SLOW, GuestNode
 
 PODS = {

@@ -1,1 +1,0 @@
-"""What the tests' CSI driver, device plugin and DRA driver have in common: real processes that misbehave."""

@@ -1,0 +1,212 @@
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykubelet.api.meta import from_document, to_document
+from pykubelet.api.pod import Pod
+from pykubelet.config.errors import ConfigError
+from pykubelet.podconfig.static_pods import (
+    MIRROR_ANNOTATION,
+    complete_static_pod,
+    is_critical_pod,
+    is_mirror_pod,
+    is_static_pod,
+    seen_time,
+    source_of,
+    static_pods,
+    without_duplicates,
+)
+from tests.unit.podconfig.making import NOW, document, manifest, static, written
+
+
+def completed(pod: Pod, **changed: Any) -> Pod:
+    place: dict[str, Any] = {
+        "source": "file",
+        "origin": "/m/web.yaml",
+        "node_name": "Node-1",
+        "now": NOW,
+        **changed,
+    }
+    return complete_static_pod(pod, **place)
+
+
+def test_complete_static_pod_sets_name_uid_and_annotations() -> None:
+    pod = completed(written())
+    assert pod.full_name == "default/web-node-1"
+    assert pod.spec.node_name == "Node-1"
+    assert len(pod.uid) == 32
+    assert int(pod.uid, 16)
+    annotations = pod.metadata.annotations
+    assert annotations["kubernetes.io/config.hash"] == pod.uid
+    assert annotations["kubernetes.io/config.source"] == "file"
+    assert annotations["kubernetes.io/config.seen"] == seen_time(NOW)
+    assert pod.status.phase == "Pending"
+
+
+def test_complete_static_pod_does_not_modify_argument() -> None:
+    pod = written()
+    before = to_document(pod)
+    completed(pod)
+    assert to_document(pod) == before
+
+
+def shuffled(value: Any, draw: st.DataObject) -> Any:
+    if isinstance(value, dict):
+        keys = draw.draw(st.permutations(list(value)))
+        return {key: shuffled(value[key], draw) for key in keys}
+    return [shuffled(item, draw) for item in value] if isinstance(value, list) else value
+
+
+@given(st.data())
+def test_complete_static_pod_key_order_does_not_change_uid(data: st.DataObject) -> None:
+    manifest = document(
+        volumes=[{"name": "a", "configMap": {"name": "x", "optional": True}}], hostNetwork=True
+    )
+    manifest["metadata"]["labels"] = {"a": "1", "b": "2", "c": "3"}
+    other = shuffled(manifest, data)
+    assert completed(from_document(Pod, other)).uid == completed(from_document(Pod, manifest)).uid
+
+
+def test_complete_static_pod_uid_depends_on_content_origin_and_node() -> None:
+    first = completed(written()).uid
+    assert completed(written(), now=NOW + 1).uid == first
+    assert completed(from_document(Pod, {**document(), "status": {"phase": "Running"}})).uid == first
+    said_twice = from_document(
+        Pod, json.loads(json.dumps(document(restartPolicy="", hostPID=False, volumes=[])))
+    )
+    assert completed(said_twice).uid == first
+    others = [
+        completed(written(hostNetwork=True)),
+        completed(written(), origin="/m/other.yaml"),
+        completed(written(), node_name="node-2"),
+        completed(written(), source="http"),
+        completed(written("other")),
+    ]
+    assert len({first, *(pod.uid for pod in others)}) == 6
+
+
+def test_complete_static_pod_uid_is_stable_across_versions() -> None:
+    """A new version of the agent must not restart every static pod: this value is for ever."""
+    manifest = document(volumes=[{"name": "a", "emptyDir": {"sizeLimit": "1Gi"}}], hostNetwork=True)
+    manifest["metadata"]["labels"] = {"b": "2", "a": "1"}
+    manifest["metadata"]["creationTimestamp"] = "2024-01-01T00:00:00Z"
+    assert completed(from_document(Pod, manifest)).uid == "2d2331865e353f03aba2c027f18473c3"
+
+
+def test_complete_static_pod_explicit_uid_is_preserved() -> None:
+    pod = written()
+    pod.metadata.uid = "mine"
+    assert completed(pod).uid == "mine"
+    assert completed(pod).metadata.annotations["kubernetes.io/config.hash"] == "mine"
+
+
+def test_complete_static_pod_status_is_reset_to_pending() -> None:
+    status = {"phase": "Failed", "qosClass": "Guaranteed", "podIP": "10.0.0.1"}
+    pod = completed(from_document(Pod, {**document(), "status": status}))
+    assert to_document(pod.status) == {"phase": "Pending"}
+
+
+def test_complete_static_pod_file_source_tolerates_no_execute() -> None:
+    exists = {"operator": "Exists", "effect": "NoExecute"}
+    assert to_document(completed(written()).spec.tolerations) == [exists]
+    # One that gives up after a while is replaced by one that does not.
+    pod = completed(
+        written(tolerations=[{**exists, "tolerationSeconds": 5}, {"key": "a", "operator": "Exists"}])
+    )
+    assert to_document(pod.spec.tolerations) == [{"key": "a", "operator": "Exists"}, exists]
+    assert completed(written(), source="http").spec.tolerations == []
+
+
+def test_pod_source_predicates_follow_annotations_and_priority() -> None:
+    pod = static()
+    assert (source_of(pod), is_static_pod(pod), is_mirror_pod(pod), is_critical_pod(pod)) == (
+        "file",
+        True,
+        False,
+        True,
+    )
+    pod = written()
+    assert (source_of(pod), is_static_pod(pod), is_mirror_pod(pod), is_critical_pod(pod)) == (
+        "",
+        False,
+        False,
+        False,
+    )
+    pod.metadata.annotations["kubernetes.io/config.source"] = "api"
+    assert (source_of(pod), is_static_pod(pod), is_critical_pod(pod)) == ("api", False, False)
+    pod.spec.priority = 2_000_000_000
+    assert is_critical_pod(pod)
+    pod.spec.priority = 1_999_999_999
+    assert not is_critical_pod(pod)
+    pod.metadata.annotations[MIRROR_ANNOTATION] = "hash"
+    assert is_mirror_pod(pod)
+    assert is_critical_pod(pod)
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    yield monkeypatch
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("UTC", "2023-11-14T22:13:20.123456789Z"),
+        ("Asia/Kolkata", "2023-11-15T03:43:20.123456789+05:30"),
+        ("America/St_Johns", "2023-11-14T18:43:20.123456789-03:30"),
+    ],
+)
+def test_seen_time_is_local_with_nanoseconds(zone: pytest.MonkeyPatch, name: str, text: str) -> None:
+    zone.setenv("TZ", name)
+    time.tzset()
+    assert seen_time(NOW) == text
+    assert seen_time(1_700_000_000_000_000_000)[19:29] == ".000000000"
+
+
+def load(text: str) -> list[Pod]:
+    return static_pods(text.encode(), source="file", origin="/m/a.yaml", node_name="node-1", now=NOW)
+
+
+def test_static_pods_several_documents_return_all_pods() -> None:
+    assert [pod.full_name for pod in load(manifest("a") + "---\n" + manifest("b"))] == [
+        "default/a-node-1",
+        "default/b-node-1",
+    ]
+
+
+def test_static_pods_all_problems_of_all_pods_are_reported() -> None:
+    bad = document("b", restartPolicy="x")
+    del bad["spec"]["containers"][0]["image"]
+    nameless = document()
+    del nameless["metadata"]["name"]
+    with pytest.raises(ConfigError) as err:
+        load(json.dumps({"apiVersion": "v1", "kind": "PodList", "items": [document("a"), bad, nameless]}))
+    assert [str(problem).partition(", but")[0] for problem in err.value.problems] == [
+        "/m/a.yaml: pod 'b': spec.restartPolicy: is 'x'",
+        "/m/a.yaml: pod 'b': spec.containers[0].image: must be set",
+        "/m/a.yaml: metadata.name: must be set",
+    ]
+
+
+def test_static_pods_api_object_reference_raises_config_error() -> None:
+    text = manifest(volumes=[{"name": "a", "configMap": {"name": "c"}}])
+    with pytest.raises(ConfigError, match="configmaps"):
+        load(text)
+    served = frozenset({"configmaps"})
+    assert static_pods(text.encode(), source="file", origin="/", node_name="n", now=NOW, served=served)
+
+
+def test_without_duplicates_first_pod_wins() -> None:
+    one, two, three = static("a"), static("a", hostNetwork=True), static("b")
+    three.metadata.uid = one.uid
+    kept, problems = without_duplicates([("one", one), ("two", two), ("three", three)])
+    assert kept == [one]
+    assert [problem.path for problem in problems] == ["two", "three"]
+    assert all("one" in problem.message for problem in problems)

@@ -1,0 +1,30 @@
+"""The architecture page and its figure match the source tree."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {path.parent.name for path in (ROOT / "src/pykubelet").glob("*/__init__.py")}
+
+
+def test_diagram_check_figure_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts/diagram"), "--check"], capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
+
+
+def test_architecture_page_lists_every_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)/`", page, re.M)) == PACKAGES
+
+
+def test_architecture_pages_named_modules_exist() -> None:
+    pages = [ROOT / "docs/architecture.md", *(ROOT / "docs/packages").glob("*.md")]
+    packages = "|".join(sorted(PACKAGES))
+    for page in pages:
+        for name in re.findall(rf"`((?:{packages})(?:/\w+)+)[`:]", page.read_text()):
+            path = ROOT / "src/pykubelet" / name
+            assert path.is_dir() or path.with_suffix(".py").exists(), f"{page.name} names {name}"
