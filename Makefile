@@ -16,6 +16,8 @@ N ?= 20
 SECONDS ?= 600
 TESTS ?=
 SAMPLE ?= 150
+# Without compiled modules each worker and each process of the tests compiles hundreds of files again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
 
@@ -32,8 +34,9 @@ test: ## run the whole test suite, or ONE= of it (as root: it runs real containe
 	@scripts/setup --test
 	@$(PYTEST) $(ONE) $(ARGS)
 
-unit: setup ## run the tests that need neither containers nor a control plane (minutes)
-	@$(PYTEST) $(UNIT) $(ARGS)
+unit: WORKERS = 4
+unit: setup ## run the tests that need neither root, containers nor a control plane, with fewer random examples
+	@$(PYTEST) $(UNIT) --hypothesis-profile=quick $(ARGS)
 
 durations: ## run the whole test suite and store how long each file took, for the order of the next runs
 	@scripts/setup --test
@@ -63,6 +66,7 @@ check: setup ## formatting, lint, types, layers
 	$(PY)/mypy
 	$(PY)/lint-imports
 	scripts/diagram --check
+	scripts/wording
 
 format: setup ## format and fix what can be fixed
 	$(PY)/ruff format .

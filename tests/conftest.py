@@ -1,4 +1,4 @@
-"""What several rooms' tests share: a real private runtime, started once and proven to leave nothing."""
+"""Fixtures of all tests: a real private runtime, started once and verified to leave nothing behind."""
 
 import asyncio
 import gc
@@ -33,6 +33,7 @@ from tests.support.runtime import RunningRuntime, runtime_process, why_no_machin
 # from the run's seed, also where hypothesis finds itself in a CI.
 settings.register_profile("seeded", deadline=None, derandomize=False)
 settings.load_profile("seeded")
+settings.register_profile("quick", settings.get_profile("seeded"), max_examples=25)
 
 MACHINE_TIMEOUT_SECONDS = 600
 """Timeout of a test with the `machine` marker; pyproject.toml has that of all others."""

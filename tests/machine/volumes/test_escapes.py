@@ -46,6 +46,7 @@ def secrets(volume: Path) -> set[int]:
     return {path.stat().st_ino for path in (secret, *secret.rglob("*"))}
 
 
+@pytest.mark.machine
 class TestRaces:
     """Somebody swaps a folder for a link out of the volume, or a link for another, all the time."""
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.util.backoff import KeyedBackoff
+from pykubelet.util.backoff import ExponentialDelay, KeyedBackoff
 
 
 def test_keyed_backoff_repeated_attempts_delay_doubles_up_to_limit() -> None:
@@ -51,3 +51,10 @@ def test_keyed_backoff_delay_between_initial_and_limit(moments: list[tuple[float
         back_off.attempt("k", now - failed_ago, now)
         assert 10 <= back_off.delay("k") <= 300
         assert 0 <= back_off.remaining("k", now, now) <= 300
+
+
+def test_exponential_delay_doubles_up_to_limit_until_reset() -> None:
+    delay = ExponentialDelay(0.1, 0.5)
+    assert [delay.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    delay.reset()
+    assert delay.next() == 0.1
