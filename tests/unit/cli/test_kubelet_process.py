@@ -21,6 +21,7 @@ from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import connect
 from pykubelet.linux.mounts import unshare_mounts
 from tests.support.ports import free_port
+from tests.support.runtime import RunningRuntime
 
 BIN = Path(sys.executable).parent
 KUBELET = str(BIN / "kubelet")
@@ -230,8 +231,8 @@ def test_kubelet_other_root_dir_serves_device_plugins_at_upstream_path(  # type:
 
 @pytest.mark.machine
 def test_kubelet_start_to_sigterm_notifies_systemd_and_exits_0(
-    private_runtime, tmp_path: Path, started: list[Process]
-) -> None:  # type: ignore[no-untyped-def]
+    private_runtime: RunningRuntime, tmp_path: Path, started: list[Process]
+) -> None:
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(address))
@@ -260,7 +261,7 @@ def test_kubelet_start_to_sigterm_notifies_systemd_and_exits_0(
 
 
 @pytest.mark.machine
-def test_kubelet_healthz_port_in_use_error_names_holder_pid(private_runtime, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_kubelet_healthz_port_in_use_error_names_holder_pid(private_runtime, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         done = run(
@@ -285,8 +286,8 @@ def test_kubelet_healthz_port_in_use_error_names_holder_pid(private_runtime, tmp
 
 @pytest.mark.machine
 def test_kubelet_exit_on_lock_contention_first_process_exits_0(
-    private_runtime, tmp_path: Path, started: list[Process]
-) -> None:  # type: ignore[no-untyped-def]
+    private_runtime: RunningRuntime, tmp_path: Path, started: list[Process]
+) -> None:
     lock = tmp_path / "lock"
     first = Process(private_runtime.endpoint, tmp_path, f"--lock-file={lock}", "--exit-on-lock-contention")
     started.append(first)
@@ -300,8 +301,8 @@ def test_kubelet_exit_on_lock_contention_first_process_exits_0(
 
 @pytest.mark.machine
 def test_kubelet_root_dir_too_long_for_sockets_exits_1(
-    private_runtime, tmp_path: Path, started: list[Process]
-) -> None:  # type: ignore[no-untyped-def]
+    private_runtime: RunningRuntime, tmp_path: Path, started: list[Process]
+) -> None:
     folder = tmp_path / ("deep" * 25)
     folder.mkdir()
     kubelet = Process(private_runtime.endpoint, folder)
@@ -339,8 +340,8 @@ async def remove_pods(endpoint: str, name: str) -> list[str]:
 @pytest.mark.machine
 @pytest.mark.parametrize("good", [True, False])
 def test_kubelet_runonce_runs_pod_or_exits_1(
-    private_runtime, tmp_path: Path, started: list[Process], good: bool
-) -> None:  # type: ignore[no-untyped-def]
+    private_runtime: RunningRuntime, tmp_path: Path, started: list[Process], good: bool
+) -> None:
     name, image = (
         f"once-{good}".lower(),
         private_runtime.busybox_image if good else "pykubelet.local/absent:1",
