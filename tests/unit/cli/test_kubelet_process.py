@@ -261,7 +261,9 @@ def test_kubelet_start_to_sigterm_notifies_systemd_and_exits_0(
 
 
 @pytest.mark.machine
-def test_kubelet_healthz_port_in_use_error_names_holder_pid(private_runtime, tmp_path: Path) -> None:
+def test_kubelet_healthz_port_in_use_error_names_holder_pid(
+    private_runtime: RunningRuntime, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         done = run(
