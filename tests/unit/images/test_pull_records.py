@@ -276,10 +276,10 @@ async def test_write_intent_caller_cancelled_reaches_disk_and_cache(
     await records.open()
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(target: Path, content: bytes, mode: int = 0o644) -> None:
+    def slow(target: Path, content: bytes, mode: int = 0o644, **options: bool) -> None:
         begun.set()
         assert go_on.wait(30)
-        write_atomically(target, content, mode)
+        write_atomically(target, content, mode, sync_directory=options["sync_directory"])
 
     monkeypatch.setattr("pykubelet.images.pull_records.write_atomically", slow)
     writing = asyncio.create_task(records.write_intent(IMAGE))
