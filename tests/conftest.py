@@ -36,7 +36,7 @@ settings.load_profile("seeded")
 settings.register_profile("quick", settings.get_profile("seeded"), max_examples=25)
 
 MACHINE_TIMEOUT_SECONDS = 600
-"""Timeout of a test with the `machine` marker; pyproject.toml has that of all others."""
+"""Timeout of a test with the `machine` marker or in an emulated machine; pyproject.toml has the others'."""
 
 CLUSTER_TIMEOUT_SECONDS = 1800
 """Timeout of a test in tests/cluster: the first one may have to build the control plane."""
@@ -117,10 +117,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def needs_plane(item: pytest.Item) -> bool:
         return Path(__file__).parent / "cluster" in item.path.parents
 
+    def is_slow(item: pytest.Item) -> bool:
+        in_guest = Path(__file__).parent / "vm" in item.path.parents
+        return in_guest or item.get_closest_marker("machine") is not None
+
     for item in items:
         if item.get_closest_marker("timeout") is None and needs_plane(item):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_SECONDS))
-        elif item.get_closest_marker("timeout") is None and item.get_closest_marker("machine") is not None:
+        elif item.get_closest_marker("timeout") is None and is_slow(item):
             item.add_marker(pytest.mark.timeout(MACHINE_TIMEOUT_SECONDS))
     is_built = config.option.plane_is_built
     durations.order(items, cluster_last=not is_built, longest_first=_is_worker(config))
