@@ -60,7 +60,7 @@ conformance: ## run the upstream node suite (20 minutes); AGENT=reference FOCUS=
 	@scripts/setup --conformance
 	$(PY)/python -m tests.conformance
 
-check: setup ## formatting, lint, types, layers
+check: setup ## formatting, lint, types, layers, architecture figure, wording
 	$(PY)/ruff format --check .
 	$(PY)/ruff check .
 	$(PY)/mypy

@@ -91,7 +91,7 @@ class SourceUpdates:
         self._listeners.append(listener)
 
     def replace(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
-        """Replace the complete set of a source's pods."""
+        """Replace the complete set of a source's pods; the source has logged its `problems`."""
         self._queue(self._mux.set(source, pods))
 
     def update(self, source: str, delta: StoreDelta[Pod], everything: Callable[[], list[Pod]]) -> None:
