@@ -112,6 +112,10 @@ def main() -> int:
     # So that the rig is removed, whoever ends this.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
+        if sys.argv[1:]:
+            raise ValueError(
+                f"unexpected argument {sys.argv[1]}: use the variables AGENT, FOCUS, SKIP, PROCS, RESULTS"
+            )
         options = read_options(os.environ)
         load_table(TABLE)  # an invalid one is reported before the run
         check_host()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import yaml
 
 from pykubelet.devcluster.binaries import Binaries as PlanePrograms
@@ -225,7 +226,14 @@ def _add_handler(runtime: RunningRuntime) -> None:
             raise RigError(f"containerd did not restart, see {instance.containerd_log}")
         time.sleep(_POLL_SECONDS)
     with contextlib.closing(Truth(runtime.endpoint)) as truth:
-        truth.network()
+        while True:
+            try:
+                truth.network()
+                return
+            except grpc.RpcError as err:  # its socket is served before its CRI plugin is initialized
+                if time.monotonic() > deadline:
+                    raise RigError(f"containerd is not ready after its restart: {err.details()}") from err
+            time.sleep(_POLL_SECONDS)
 
 
 def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:

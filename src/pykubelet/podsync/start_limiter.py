@@ -82,9 +82,9 @@ class StartLimiter:
         self._ties = itertools.count()
 
     @property
-    def is_full(self) -> bool:
-        """Whether all slots are taken."""
-        return self._free <= 0
+    def has_waiters(self) -> bool:
+        """Whether pods wait for a slot."""
+        return any(not turn.done() for _, _, turn in self._waiting)
 
     @asynccontextmanager
     async def turn(self, order: int) -> AsyncIterator[StartSlot]:

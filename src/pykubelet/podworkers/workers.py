@@ -45,7 +45,7 @@ class PodChurn:
     """Detection of bursts of starting or terminating pods."""
 
     def __init__(self, limiter: StartLimiter | None = None) -> None:
-        """Initialize with the limiter of starting pods, which is full during a burst of them."""
+        """Initialize with the limiter of starting pods, for which pods wait during a burst."""
         self.limiter = limiter or StartLimiter()
         self._terminating: dict[str, float] = {}
         """Loop time at which each pod began to terminate, by uid, the latest last."""
@@ -62,7 +62,7 @@ class PodChurn:
     def is_bursting(self) -> bool:
         """Return whether there is a burst, or was one within the last `CALM_SECONDS`."""
         now = asyncio.get_running_loop().time()
-        if self.limiter.is_full or self._many_terminate(now - TERMINATING_SECONDS):
+        if self.limiter.has_waiters or self._many_terminate(now - TERMINATING_SECONDS):
             self._last_burst = now
         return now - self._last_burst < CALM_SECONDS
 

@@ -12,18 +12,34 @@ from tests.unit.podworkers.test_worker import Life, pod
 pytestmark = pytest.mark.looptime
 
 
-async def test_pod_churn_start_limiter_full_bursts_until_calm_seconds() -> None:
+async def test_pod_churn_pods_wait_for_slot_bursts_until_calm_seconds() -> None:
     limiter = StartLimiter(2)
     churn = PodChurn(limiter)
     async with limiter.turn(1):
-        assert not churn.is_bursting()
         async with limiter.turn(2):
+            # Pods that start concurrently are no burst: statuses of a few pods are sent without delay.
+            assert not churn.is_bursting()
+            waiter = asyncio.create_task(limiter.take(3))
+            await asyncio.sleep(0)
             assert churn.is_bursting()
+        await waiter
+        limiter.give_back()
     # The last of many are as much in a hurry as the first.
     await asyncio.sleep(CALM_SECONDS - 0.1)
     assert churn.is_bursting()
     await asyncio.sleep(0.2)
     assert not churn.is_bursting()
+
+
+async def test_pod_churn_waiter_cancelled_does_not_burst() -> None:
+    limiter = StartLimiter(1)
+    churn = PodChurn(limiter)
+    async with limiter.turn(1):
+        waiter = asyncio.create_task(limiter.take(2))
+        await asyncio.sleep(0)
+        waiter.cancel()
+        await asyncio.wait([waiter])
+        assert not churn.is_bursting()
 
 
 @pytest.mark.parametrize(("count", "is_burst"), [(MANY, False), (MANY + 1, True)])
