@@ -1,0 +1,1 @@
+"""Statistics: resource usage of the node, its pods and their containers."""

@@ -1,0 +1,221 @@
+"""Samples of resource usage: what the readers return, and what the endpoints and the eviction manager use.
+
+A cgroup is sampled in two depths. `Usage` (processor time and memory) is read every housekeeping interval,
+because rates need two samples and eviction needs fresh ones. `Details` (throttling, I/O, open files, …) are
+read only when a client asks for them.
+
+Times are seconds since the epoch, sizes are bytes, processor times are nanoseconds, unless a name says
+otherwise. None means that the kernel does not report the value; it is omitted from responses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+UNLIMITED = 1 << 62
+"""Memory limits above this one mean that there is none: the kernel rounds the largest number to pages."""
+
+
+class CgroupGone(Exception):
+    """Raised when a cgroup was removed before or while it was read."""
+
+
+class PsiLine(msgspec.Struct, frozen=True, gc=False):
+    """Pressure stall information: share of the time in percent, and its total in microseconds."""
+
+    avg10: float = 0.0
+    avg60: float = 0.0
+    avg300: float = 0.0
+    total: int = 0
+
+
+class Psi(msgspec.Struct, frozen=True, gc=False):
+    """Pressure of one resource: time in which some tasks, or all of them (full), waited for it."""
+
+    some: PsiLine = PsiLine()
+    full: PsiLine = PsiLine()
+
+
+NO_PSI = Psi()
+"""Pressure as it is reported where the kernel has none (cgroup v1)."""
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Processor time and memory of a cgroup at one time."""
+
+    time: float
+    cpu: int
+    """Total processor time."""
+    memory: int
+    """Charged memory, with page cache."""
+    working_set: int
+    """Charged memory without inactive page cache."""
+    rss: int = 0
+    cache: int = 0
+    mapped_file: int = 0
+    active_file: int = 0
+    inactive_file: int = 0
+    swap: int = 0
+    page_faults: int = 0
+    major_page_faults: int = 0
+    cpu_psi: Psi = NO_PSI
+    memory_psi: Psi = NO_PSI
+    io_psi: Psi = NO_PSI
+
+
+class DeviceIo(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """I/O of a cgroup on one block device; operations are those of the block cgroup ("Read", "Write", …)."""
+
+    major: int
+    minor: int
+    bytes: dict[str, int]
+    operations: dict[str, int]
+
+
+class HugePages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Huge pages of one size, such as `2MB`."""
+
+    size: str
+    usage: int
+    max_usage: int
+    failures: int
+
+
+class Details(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What is read of a cgroup only on demand, at the time of its usage."""
+
+    cpu_user: int = 0
+    cpu_system: int = 0
+    periods: int = 0
+    throttled_periods: int = 0
+    throttled: int = 0
+    """Nanoseconds for which the cgroup was throttled."""
+    burst_periods: int = 0
+    burst: int = 0
+    max_memory: int = 0
+    memory_failures: int = 0
+    """How often the memory limit was hit (failcnt)."""
+    kernel_memory: int = 0
+    threads: int = 0
+    max_threads: int = 0
+    """Limit on threads; 0 for none."""
+    processes: int = 0
+    file_descriptors: int = 0
+    sockets: int = 0
+    max_open_files: int | None = None
+    """Soft limit on open files of the first process; -1 for none, None for cgroups without one."""
+    io: tuple[DeviceIo, ...] = ()
+    huge_pages: tuple[HugePages, ...] = ()
+
+
+class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Limits of a cgroup, which cAdvisor calls its spec."""
+
+    created: float
+    """Creation time of the cgroup."""
+    cpu_shares: int = 0
+    cpu_period: int = 0
+    """Microseconds; 0 where the cgroup has none (the root)."""
+    cpu_quota: int = 0
+    """Microseconds per period; 0 for no limit."""
+    memory_limit: int = 0
+    """0 for no limit or no memory controller; v1 reports a number above `UNLIMITED` for no limit."""
+    memory_reservation: int = 0
+    memory_swap_limit: int = 0
+    max_processes: int = 0
+
+
+class NetworkInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Counters of a network interface."""
+
+    name: str
+    rx_bytes: int
+    rx_packets: int
+    rx_errors: int
+    rx_dropped: int
+    tx_bytes: int
+    tx_packets: int
+    tx_errors: int
+    tx_dropped: int
+
+
+class DiskIo(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Counters of a block device since boot (/proc/diskstats); times are milliseconds."""
+
+    reads: int = 0
+    reads_merged: int = 0
+    sectors_read: int = 0
+    read_ms: int = 0
+    writes: int = 0
+    writes_merged: int = 0
+    sectors_written: int = 0
+    write_ms: int = 0
+    in_progress: int = 0
+    io_ms: int = 0
+    weighted_io_ms: int = 0
+
+
+class FilesystemUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Capacity and usage of a mounted file system, and the counters of its device."""
+
+    time: float
+    device: str
+    """Name as cAdvisor reports it: the device (`/dev/vda`), or the mount point of a tmpfs (`/dev/shm`)."""
+    major: int
+    minor: int
+    capacity: int
+    available: int
+    """Bytes available to unprivileged users."""
+    used: int
+    inodes: int | None
+    inodes_free: int | None
+    io: DiskIo = DiskIo()
+
+    @property
+    def inodes_used(self) -> int | None:
+        """Inodes in use, if the file system has a fixed number of them."""
+        return None if self.inodes is None or self.inodes_free is None else self.inodes - self.inodes_free
+
+
+TargetKind = Literal["root", "node", "pod", "sandbox", "container"]
+"""`node`: a cgroup that is neither the root nor a pod's, such as `/kubepods/burstable`."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A cgroup that is sampled, and whose it is."""
+
+    path: str
+    """Path in the cgroup hierarchy, such as `/kubepods/burstable/pod<uid>/<id>`."""
+    kind: TargetKind
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    container: str = ""
+    """Name of the container in its pod; empty for sandboxes and cgroups that are no container."""
+    runtime_id: str = ""
+    """Id of the container or sandbox in the runtime."""
+    image: str = ""
+    created: float = 0.0
+    """Creation time in the runtime, of containers and sandboxes."""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A sampled cgroup with its latest samples; the collector updates it, others only read."""
+
+    target: Target
+    limits: Limits
+    usage: Usage | None = None
+    """None before the first sample; a stale one is never kept."""
+    nano_cores: int | None = None
+    """Processor usage between the last two samples, in nanoseconds per second; None before the second."""
+    details: Details | None = None
+    details_time: float = 0.0
+    network: tuple[NetworkInterface, ...] | None = None
+    """Interfaces of the host (root) or of a pod (sandbox); None where nothing is measured."""
+    network_time: float = 0.0
+    oom_events: int = 0
+    """Out-of-memory kills seen in the cgroup since the kubelet has started."""
+    labels: dict[str, bytes] = {}
+    """Rendered label texts, which the exposition builds once per record."""
