@@ -105,18 +105,19 @@ async def prepare_cgroups(
     gates: FeatureGates,
     root: Path,
     registry: CollectorRegistry,
+    owns_cpus: Callable[[str], bool],
     record: Record = no_record,
 ) -> PodCgroups:
     """Ensure that the cgroup tree of all pods exists. Raises StartupError.
 
-    `record` records events about the node.
+    `owns_cpus` returns whether the pod with a UID has exclusive CPUs; `record` records events about the node.
     """
     found = cgroups.detect_cgroups()
     capacity = read_capacity()
     if config.local_storage_capacity_isolation:
         capacity |= storage_capacity(root)
     metrics = CgroupMetrics(registry, unified=found.unified, memory_qos=gates.enabled("MemoryQoS"))
-    pod_cgroups = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record)
+    pod_cgroups = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record, owns_cpus)
     try:
         await pod_cgroups.setup()
     except CgroupError as err:

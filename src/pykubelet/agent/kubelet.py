@@ -306,7 +306,16 @@ class Kubelet:
         """Build every part of the node; only the image manager reads its records already."""
         settings, cri, root = host.settings, host.cri, Path(self.flags.root_dir)
         record = cluster.node_event if cluster is not None else no_record
-        pod_cgroups = await prepare_cgroups(self.config, self.gates, root, self.registry, record)
+        allocator = build_resource_allocator(settings, self.registry, devices.manager)
+        unlimited = self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs")
+        pod_cgroups = await prepare_cgroups(
+            self.config,
+            self.gates,
+            root,
+            self.registry,
+            allocator.has_exclusive if unlimited else lambda uid: False,
+            record,
+        )
         # Known when the loop starts, which would wait for the first poll otherwise.
         await host.runtime_state.refresh()
         runtime = await cri.runtime.status()
@@ -322,9 +331,6 @@ class Kubelet:
             recursive_handlers=recursive_handlers(runtime),
         )
         local_objects = LocalObjects()
-        allocator = build_resource_allocator(settings, self.registry, devices.manager)
-        if self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs"):
-            pod_cgroups.exempt_from_quota(allocator.has_exclusive)
         volumes = await build_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
         claims = build_dra_manager(settings, self.registry, cluster, tasks)
         records = PodRecords.create()

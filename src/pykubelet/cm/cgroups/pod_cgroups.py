@@ -45,6 +45,7 @@ from pykubelet.cm.cgroups.values import (
     CgroupValues,
     PodPolicy,
     cgroupfs_path,
+    driver_path,
     last_part,
     parse_path,
     pod_part,
@@ -300,10 +301,12 @@ class PodCgroups:
         page_sizes: tuple[str, ...] = (),
         metrics: CgroupMetrics | None = None,
         record: Record = no_record,
+        owns_cpus: Callable[[str], bool] = lambda uid: False,
     ) -> None:
         """Initialize with the node's settings, cgroups, capacity (`read_capacity`) and huge page sizes.
 
-        `record` records events about the node's limits.
+        `record` records events about the node's limits. Pods for whose UID `owns_cpus` returns true have
+        exclusive CPUs and get no CPU quota, which would protect no other pod.
         """
         pod_level = gates.enabled("PodLevelResources")
         protects = gates.enabled("MemoryQoS") and cgroups.unified
@@ -341,12 +344,8 @@ class PodCgroups:
         self._read: dict[str, tuple[Pod, QosDemand]] = {}
         self._up_to_date = False
         self._next_rewrite = 0.0
-        self._owns_cpus: Callable[[str], bool] = lambda uid: False
-        self._updating = asyncio.Lock()
-
-    def exempt_from_quota(self, owns_cpus: Callable[[str], bool]) -> None:
-        """Set no CPU quota for pods with exclusive CPUs, by UID: a quota would protect no other pod."""
         self._owns_cpus = owns_cpus
+        self._updating = asyncio.Lock()
 
     async def setup(self) -> None:
         """Create the tree and set the limit of all pods together. Raises CgroupError with a remedy.
@@ -378,6 +377,22 @@ class PodCgroups:
             self._created[pod.uid] = qos
             await self._update_shares(pod.uid, self._demand(pod))
         return runtime_parent(name, self._driver)
+
+    def path(self, pod: Pod) -> str:
+        """Return the path of the pod's cgroup below each hierarchy, or "" if pods have no cgroups.
+
+        Raises CgroupError for an invalid UID.
+        """
+        if not self._enabled:
+            return ""
+        qos = self._created.get(pod.uid) or qos_class(pod, pod_level=self._policy.pod_level)
+        return driver_path(self._name(qos, pod.uid), self._driver)
+
+    def tree_paths(self) -> tuple[str, ...]:
+        """Return the paths of the cgroup of all pods and of the QoS cgroups, which exist without pods."""
+        if not self._enabled:
+            return ()
+        return tuple(driver_path((*self._root, *tier), self._driver) for tier in TIERS.values())
 
     def exists(self, pod: Pod) -> bool:
         """Return whether the pod's cgroup exists with all controllers; True if pods have no cgroups."""
