@@ -18,7 +18,11 @@ UNLIMITED = 1 << 62
 """Memory limits above this one mean that there is none: the kernel rounds the largest number to pages."""
 
 
-class CgroupGone(Exception):
+class CgroupError(Exception):
+    """Raised when a file of a cgroup cannot be read or parsed; one line with the path and the cause."""
+
+
+class CgroupGone(CgroupError):
     """Raised when a cgroup was removed before or while it was read."""
 
 
@@ -66,12 +70,24 @@ class Usage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class DeviceIo(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """I/O of a cgroup on one block device; operations are those of the block cgroup ("Read", "Write", …)."""
+    """I/O of a cgroup on one block device, by operation of the block cgroup ("Read", "Write", "Total", …).
+
+    A table is empty where the kernel does not report it. Current kernels fill `bytes` and `operations`, and
+    on v2 `cost` where the device has a cost model; the others need CFQ or the debug files of BFQ.
+    """
 
     major: int
     minor: int
-    bytes: dict[str, int]
-    operations: dict[str, int]
+    bytes: dict[str, int] = {}
+    operations: dict[str, int] = {}
+    sectors: dict[str, int] = {}
+    """Sectors; the only operation is "Count"."""
+    merged: dict[str, int] = {}
+    queued: dict[str, int] = {}
+    service_time: dict[str, int] = {}
+    """Nanoseconds."""
+    cost: dict[str, int] = {}
+    """Microseconds by counter of the I/O cost model: "usage", "wait", "indebt", "indelay"."""
 
 
 class HugePages(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -115,16 +131,22 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     created: float
     """Creation time of the cgroup."""
+    has_cpu: bool = True
+    """Whether the cgroup exists in the CPU hierarchy."""
+    has_memory: bool = True
+    """Whether the memory controller is enabled for the cgroup; always for the root."""
     cpu_shares: int = 0
     cpu_period: int = 0
     """Microseconds; 0 where the cgroup has none (the root)."""
     cpu_quota: int = 0
     """Microseconds per period; 0 for no limit."""
     memory_limit: int = 0
-    """0 for no limit or no memory controller; v1 reports a number above `UNLIMITED` for no limit."""
+    """0 without memory controller; a number above `UNLIMITED` for no limit; total memory for the root."""
     memory_reservation: int = 0
     memory_swap_limit: int = 0
+    """On v1 memory and swap together; for the root total swap."""
     max_processes: int = 0
+    """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 where the cgroup has none (the root)."""
 
 
 class NetworkInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True):
