@@ -1,0 +1,355 @@
+"""Collector: samples the cgroups of the node, its pods and their containers, and keeps the latest samples.
+
+Each cgroup is a `Target`. The collector is told the targets of the node once and those of a pod whenever they
+change; it never searches the cgroup tree. Usage is sampled once per housekeeping interval and target. The
+targets are spread over the interval, and one turn of the event loop samples for a few milliseconds at most. A
+new target is sampled within a second, and a second time before a whole interval has passed, so that its
+processor usage is known early.
+
+Details are read when a client asks (`refresh_details`), unless those that exist are younger than an interval.
+They are read in a thread: counting the open files of a container's processes takes as long as the container
+wants.
+
+A cgroup that does not exist (its container has just been created, or has exited) has no record. The collector
+tries again, less and less often, until its owner removes the target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from pykubelet.logs import get_logger
+from pykubelet.stats.cgroup_readers import CgroupReader
+from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
+from pykubelet.stats.processes import ProcessScan, max_open_files, read_pids
+from pykubelet.stats.samples import (
+    CgroupError,
+    CgroupGone,
+    Details,
+    Limits,
+    NetworkInterface,
+    Record,
+    Target,
+    Usage,
+)
+
+log = get_logger(__name__)
+NODE = ""
+"""Owner of the targets that belong to no pod."""
+TICK_SECONDS = 1.0
+SLICE_SECONDS = 0.003
+"""Seconds of sampling in one turn of the event loop."""
+_LIMITS_EVERY = 6
+"""Limits are read with every sixth sample of usage, and with details."""
+_BATCH = 16
+"""Cgroups whose details are read in one call of a thread."""
+
+
+class _Sampler:
+    """A cgroup that exists, with everything that is kept open to read it. One thread at a time uses it."""
+
+    def __init__(self, target: Target, reader: CgroupReader) -> None:
+        self.target = target
+        self.reader = reader
+        self.in_thread = False
+        """Whether a thread reads details; the event loop must neither read nor close then."""
+        self._pid = HOST_PID if target.kind == "root" else 0
+        self._network: NetworkReader | None = None
+
+    def read_details(self, scan: ProcessScan) -> _Reading:
+        """Read everything. Raises CgroupGone and CgroupError. Blocks."""
+        usage, details = self.reader.read()
+        if self.reader.procs_file is not None:
+            details = scan.count(self.reader.procs_file).add_to(details)
+        limits = self.reader.read_limits()
+        if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
+            # The first process of a container has the lowest pid, unless pids have started over.
+            self._pid = min(read_pids(self.reader.procs_file), default=0)
+        open_files = max_open_files(self._pid) if self._pid else None
+        if open_files is not None:
+            details = msgspec.structs.replace(details, max_open_files=open_files)
+        return _Reading(usage, details, limits, self._read_network())
+
+    def _read_network(self) -> tuple[NetworkInterface, ...] | None:
+        """Return the interfaces of the host or of a sandbox; None for others, and when it has ended."""
+        if self.target.kind not in ("root", "sandbox") or not self._pid:
+            return None
+        try:
+            if self._network is None:
+                cgroup = None if self.target.kind == "root" else self.target.path
+                self._network = NetworkReader(self._pid, cgroup=cgroup)
+            return self._network.read()
+        except NamespaceGone:
+            self._network, self._pid = None, HOST_PID if self.target.kind == "root" else 0
+        except OSError as err:
+            log.v(4).info("Failed to read network interfaces", cgroup=self.target.path, err=str(err))
+        return None
+
+    def close(self) -> None:
+        self.reader.close()
+        if self._network is not None:
+            self._network.close()
+            self._network = None
+
+
+class _Reading(NamedTuple):
+    """What a thread has read of one cgroup."""
+
+    usage: Usage
+    details: Details
+    limits: Limits
+    network: tuple[NetworkInterface, ...] | None
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A target, and its cgroup while it exists."""
+
+    target: Target
+    sampler: _Sampler | None = None
+    record: Record | None = None
+    samples: int = 0
+    failures: int = 0
+    removed: bool = False
+
+
+def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
+    """Return the processor usage between two samples in nanoseconds per second.
+
+    None if it is unknown: there is one sample only, or a counter has decreased because the cgroup was
+    replaced, or the clock was set back.
+    """
+    if previous is None or usage.time <= previous.time or usage.cpu < previous.cpu:
+        return None
+    return round((usage.cpu - previous.cpu) / (usage.time - previous.time))
+
+
+def _read_batch(batch: Sequence[_Sampler], scan: ProcessScan) -> list[_Reading | CgroupError]:
+    """Read the details of some cgroups. Blocks."""
+    readings: list[_Reading | CgroupError] = []
+    for sampler in batch:
+        try:
+            readings.append(sampler.read_details(scan))
+        except CgroupError as err:
+            readings.append(err)
+    return readings
+
+
+class Collector:
+    """Latest samples of all targets; `run` samples them."""
+
+    def __init__(
+        self,
+        open_cgroup: Callable[[str], CgroupReader],
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Initialize; `open_cgroup` returns the reader of a cgroup path, and raises CgroupGone."""
+        self._open = open_cgroup
+        self._interval = interval
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        """Entries by cgroup path."""
+        self._owned: dict[str, tuple[str, ...]] = {}
+        """Paths by owner: the uid of a pod, or `NODE`."""
+        self._due: list[tuple[float, int, _Entry]] = []
+        self._ties = itertools.count()
+        self._sorted: list[Record] | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two samples of a target."""
+        return self._interval
+
+    def set_targets(self, owner: str, targets: Iterable[Target]) -> None:
+        """Replace the targets of an owner; a cgroup that stays keeps its samples."""
+        new = {target.path: target for target in targets}
+        for path in self._owned.get(owner, ()):
+            if path not in new:
+                self._remove(path)
+        for path, target in new.items():
+            entry = self._entries.get(path)
+            if entry is None:
+                entry = self._entries[path] = _Entry(target)
+                self._schedule(entry, 0.0)
+            elif entry.target != target:
+                entry.target = target
+                if entry.record is not None:
+                    entry.record.target = target
+        if new:
+            self._owned[owner] = tuple(new)
+        else:
+            self._owned.pop(owner, None)
+
+    def owners(self) -> Iterable[str]:
+        """Return the owners that have targets."""
+        return self._owned.keys()
+
+    def records(self) -> Sequence[Record]:
+        """Return the records of all cgroups that exist, by path; the caller must not change them."""
+        if self._sorted is None:
+            records = (entry.record for entry in self._entries.values())
+            self._sorted = sorted(
+                (record for record in records if record is not None), key=lambda record: record.target.path
+            )
+        return self._sorted
+
+    def record(self, path: str) -> Record | None:
+        """Return the record of a cgroup, if it exists."""
+        entry = self._entries.get(path)
+        return entry.record if entry is not None else None
+
+    def records_of(self, owner: str) -> Iterator[Record]:
+        """Yield the records of an owner."""
+        for path in self._owned.get(owner, ()):
+            if (record := self._entries[path].record) is not None:
+                yield record
+
+    def count_oom(self, path: str) -> None:
+        """Count an out-of-memory kill because of the limit of a cgroup."""
+        entry = self._entries.get(path)
+        if entry is not None and entry.record is not None:
+            entry.record.oom_events += 1
+
+    def close(self) -> None:
+        """Close the files of all cgroups."""
+        for path in list(self._entries):
+            self._remove(path)
+        self._owned.clear()
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        try:
+            while True:
+                await self.sample_due()
+                await asyncio.sleep(min(TICK_SECONDS, self._interval))
+        finally:
+            if self._reading is not None:
+                await asyncio.wait([self._reading])
+            self.close()
+
+    async def sample_due(self) -> None:
+        """Sample the usage of the targets that are due."""
+        loop = asyncio.get_running_loop()
+        now = slice_start = loop.time()
+        while self._due and self._due[0][0] <= now:
+            _, _, entry = heapq.heappop(self._due)
+            if entry.removed:
+                continue
+            self._sample(entry)
+            if loop.time() - slice_start > SLICE_SECONDS:
+                await asyncio.sleep(0)
+                slice_start = loop.time()
+
+    async def refresh_details(self) -> None:
+        """Read the details of all records whose details are older than an interval.
+
+        Concurrent callers wait for one pass; a caller that is cancelled does not end it.
+        """
+        if self._reading is None or self._reading.done():
+            oldest = self._clock() - self._interval
+            due = [
+                entry
+                for entry in self._entries.values()
+                if entry.record is not None and entry.record.details_time <= oldest
+            ]
+            if not due:
+                return
+            self._reading = asyncio.ensure_future(self._read_details(due))
+        await asyncio.shield(self._reading)
+
+    def _schedule(self, entry: _Entry, delay: float) -> None:
+        due = asyncio.get_running_loop().time() + delay
+        heapq.heappush(self._due, (due, next(self._ties), entry))
+
+    def _remove(self, path: str) -> None:
+        entry = self._entries.pop(path)
+        entry.removed = True
+        self._drop(entry)
+
+    def _drop(self, entry: _Entry) -> None:
+        """Drop the record of a cgroup that does not exist, or cannot be read."""
+        if entry.sampler is not None and not entry.sampler.in_thread:
+            entry.sampler.close()
+        if entry.record is not None:
+            self._sorted = None
+        entry.sampler = entry.record = None
+        entry.samples = 0
+
+    def _sample(self, entry: _Entry) -> None:
+        if entry.sampler is not None and entry.sampler.in_thread:
+            self._schedule(entry, TICK_SECONDS)  # by then there is a new sample
+            return
+        try:
+            self._read_usage(entry)
+        except CgroupError as err:
+            self._fail(entry, err)
+            return
+        entry.failures = 0
+        # The second sample comes early, and at a random time, which spreads the targets.
+        early = entry.samples == 1
+        share = random.uniform(0.2, 1.0) if early else 1.0  # noqa: S311
+        self._schedule(entry, self._interval * share)
+
+    def _fail(self, entry: _Entry, err: CgroupError) -> None:
+        if not isinstance(err, CgroupGone):
+            log.v(2).info("Failed to read cgroup", cgroup=entry.target.path, err=str(err))
+        self._drop(entry)
+        entry.failures += 1
+        self._schedule(entry, min(self._interval, TICK_SECONDS * 2 ** min(entry.failures - 1, 10)))
+
+    def _read_usage(self, entry: _Entry) -> None:
+        if entry.sampler is None:
+            entry.sampler = _Sampler(entry.target, self._open(entry.target.path))
+        reader = entry.sampler.reader
+        usage = reader.read_usage()
+        limits = reader.read_limits() if entry.samples % _LIMITS_EVERY == 0 else None
+        self._store(entry, usage, limits)
+
+    def _store(self, entry: _Entry, usage: Usage, limits: Limits | None) -> None:
+        """Store a sample, and compute the processor usage since the previous one."""
+        record = entry.record
+        if record is None:
+            assert limits is not None
+            record = entry.record = Record(target=entry.target, limits=limits)
+            self._sorted = None
+        elif limits is not None:
+            record.limits = limits
+        record.nano_cores = nano_cores(record.usage, usage)
+        record.usage = usage
+        entry.samples += 1
+
+    async def _read_details(self, due: Sequence[_Entry]) -> None:
+        scan = ProcessScan()
+        for start in range(0, len(due), _BATCH):
+            batch = [
+                (entry, entry.sampler) for entry in due[start : start + _BATCH] if entry.sampler is not None
+            ]
+            for _, sampler in batch:
+                sampler.in_thread = True
+            readings = await asyncio.to_thread(_read_batch, [sampler for _, sampler in batch], scan)
+            for (entry, sampler), reading in zip(batch, readings, strict=True):
+                sampler.in_thread = False
+                if entry.sampler is not sampler:
+                    sampler.close()  # it was dropped in the meantime
+                elif isinstance(reading, CgroupError):
+                    self._drop(entry)  # the next sample finds out whether it exists again
+                else:
+                    self._store(entry, reading.usage, reading.limits)
+                    self._store_details(entry, reading)
+
+    def _store_details(self, entry: _Entry, reading: _Reading) -> None:
+        record = entry.record
+        assert record is not None
+        record.details, record.details_time = reading.details, reading.usage.time
+        record.network, record.network_time = reading.network, reading.usage.time

@@ -1,0 +1,265 @@
+"""The collector: which cgroups are sampled when, rates, and cgroups that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pykubelet.stats import collector as module
+from pykubelet.stats.collector import NODE, Collector, nano_cores
+from pykubelet.stats.samples import CgroupError, CgroupGone, Details, Limits, Target, Usage
+
+pytestmark = pytest.mark.looptime
+
+
+class Cgroups:
+    """Cgroups by path: processor time in nanoseconds per second, or None for one that was removed."""
+
+    def __init__(self, **speeds: int) -> None:
+        self.speeds: dict[str, int | None] = {f"/{name}": speed for name, speed in speeds.items()}
+        self.reads: Counter[str] = Counter()
+        self.details: Counter[str] = Counter()
+        self.open: set[Cgroup] = set()
+        self.failing: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, path: str) -> Cgroup:
+        if self.speeds.get(path) is None:
+            raise CgroupGone(path)
+        return Cgroup(self, path)
+
+    def clock(self) -> float:
+        return 1000.0 + self._loop.time()
+
+
+class Cgroup:
+    def __init__(self, cgroups: Cgroups, path: str) -> None:
+        self._cgroups, self._path = cgroups, path
+        cgroups.open.add(self)
+
+    @property
+    def procs_file(self) -> Path | None:
+        return None
+
+    def read_usage(self) -> Usage:
+        self._cgroups.reads[self._path] += 1
+        return self._usage()
+
+    def read(self) -> tuple[Usage, Details]:
+        self._cgroups.details[self._path] += 1
+        return self._usage(), Details(processes=1)
+
+    def read_limits(self) -> Limits:
+        return Limits(created=1.0)
+
+    def close(self) -> None:
+        self._cgroups.open.remove(self)
+
+    def _usage(self) -> Usage:
+        speed = self._cgroups.speeds[self._path]
+        if speed is None:
+            raise CgroupGone(self._path)
+        if self._path in self._cgroups.failing:
+            raise CgroupError("cannot read")
+        now = self._cgroups.clock()
+        return Usage(time=now, cpu=round(speed * now), memory=1, working_set=1)
+
+
+def target(name: str) -> Target:
+    return Target(path=f"/{name}", kind="container", container=name)
+
+
+async def _run(collector: Collector, seconds: float) -> None:
+    task = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_collector_targets_are_sampled_once_per_interval() -> None:
+    cgroups = Cgroups(a=1, b=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a"), target("b")])
+    await _run(collector, 1000.5)
+    assert all(100 <= count <= 102 for count in cgroups.reads.values()), cgroups.reads
+    assert not cgroups.open, "their files are closed at the end"
+
+
+async def test_collector_many_targets_are_spread_over_interval() -> None:
+    names = [f"n{number}" for number in range(200)]
+    cgroups = Cgroups(**dict.fromkeys(names, 1))
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, names))
+    task = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(30.5)
+    per_second = []
+    for _ in range(10):
+        before = cgroups.reads.total()
+        await asyncio.sleep(1)
+        per_second.append(cgroups.reads.total() - before)
+    task.cancel()
+    await asyncio.wait([task])
+    assert sum(per_second) == 200
+    assert max(per_second) < 60, per_second
+
+
+async def test_collector_new_target_has_rate_before_interval_has_passed() -> None:
+    cgroups = Cgroups(a=250_000_000)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    task = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(3.5)
+    collector.set_targets("uid", [target("a")])
+    await asyncio.sleep(1)
+    record = collector.record("/a")
+    assert record is not None
+    assert record.usage is not None
+    assert record.nano_cores is None
+    await asyncio.sleep(10)
+    assert record.nano_cores == pytest.approx(250_000_000, rel=1e-3)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_collector_cgroup_appears_and_vanishes_has_record_only_between() -> None:
+    cgroups = Cgroups()
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets("uid", [target("a")])
+    task = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(5)
+    assert not collector.records()
+    cgroups.speeds["/a"] = 1
+    await asyncio.sleep(10)
+    assert [record.target.container for record in collector.records()] == ["a"]
+    cgroups.speeds["/a"] = None
+    await asyncio.sleep(11)
+    assert not collector.records()
+    assert not cgroups.open
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_collector_read_fails_omits_record_until_it_succeeds() -> None:
+    cgroups = Cgroups(a=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets("uid", [target("a")])
+    task = asyncio.ensure_future(collector.run())
+    await asyncio.sleep(1)
+    cgroups.failing.add("/a")
+    await asyncio.sleep(11)
+    assert not collector.records()
+    cgroups.failing.clear()
+    await asyncio.sleep(11)
+    assert collector.record("/a") is not None
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_set_targets_path_stays_keeps_samples_and_takes_new_facts() -> None:
+    cgroups = Cgroups(a=1, b=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets("uid", [target("a"), target("b")])
+    await collector.sample_due()
+    before = collector.record("/a")
+    assert before is not None
+    collector.set_targets("uid", [Target(path="/a", kind="container", container="a", image="new")])
+    after = collector.record("/a")
+    assert after is before
+    assert after.target.image == "new"
+    assert [record.target.path for record in collector.records()] == ["/a"]
+    assert len(cgroups.open) == 1
+    collector.set_targets("uid", [])
+    assert not cgroups.open
+    assert not list(collector.owners())
+
+
+async def test_refresh_details_concurrent_and_repeated_reads_each_cgroup_once_per_interval() -> None:
+    names = [f"n{number}" for number in range(40)]
+    cgroups = Cgroups(**dict.fromkeys(names, 1))
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, names))
+    await collector.sample_due()
+    await asyncio.gather(*(collector.refresh_details() for _ in range(10)))
+    await collector.refresh_details()
+    assert set(cgroups.details.values()) == {1}
+    record = collector.record("/n1")
+    assert record is not None
+    assert record.details == Details(processes=1)
+    await asyncio.sleep(10.1)
+    await collector.refresh_details()
+    assert set(cgroups.details.values()) == {2}
+
+
+async def test_refresh_details_caller_cancelled_serves_other_callers() -> None:
+    cgroups = Cgroups(a=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a")])
+    await collector.sample_due()
+    first = asyncio.ensure_future(collector.refresh_details())
+    second = asyncio.ensure_future(collector.refresh_details())
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert cgroups.details["/a"] == 1
+
+
+async def test_refresh_details_cgroup_vanishes_drops_record() -> None:
+    cgroups = Cgroups(a=1, b=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a"), target("b")])
+    await collector.sample_due()
+    cgroups.speeds["/a"] = None
+    await collector.refresh_details()
+    assert [record.target.path for record in collector.records()] == ["/b"]
+
+
+async def test_count_oom_of_known_and_unknown_cgroup_counts_known() -> None:
+    cgroups = Cgroups(a=1)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a")])
+    await collector.sample_due()
+    collector.count_oom("/a")
+    collector.count_oom("/unknown")
+    record = collector.record("/a")
+    assert record is not None
+    assert record.oom_events == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rate"),
+    [
+        ((10.0, 1000), (12.0, 3000), 1000),
+        ((10.0, 1000), (12.0, 1000), 0),
+        ((10.0, 1000), (12.0, 500), None),  # the counter of another container
+        ((10.0, 1000), (10.0, 2000), None),
+        ((12.0, 1000), (10.0, 2000), None),  # the clock was set back
+    ],
+)
+def test_nano_cores_two_samples_returns_rate_or_none(
+    before: tuple[float, int], after: tuple[float, int], rate: int | None
+) -> None:
+    samples = [Usage(time=when, cpu=cpu, memory=0, working_set=0) for when, cpu in (before, after)]
+    assert nano_cores(*samples) == rate
+    assert nano_cores(None, samples[0]) is None
+
+
+async def test_sample_due_reads_are_slow_yields_to_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_SECONDS", -1.0)
+    names = [f"n{number}" for number in range(10)]
+    cgroups = Cgroups(**dict.fromkeys(names, 1))
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, names))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    await collector.sample_due()
+    counting.cancel()
+    assert turns >= 10
