@@ -2,24 +2,47 @@
 
 `NodeTargets` tells the collector which cgroups belong to the node and to its pods. Once a second it compares
 the pods that the workers have observed with those it has seen; only a pod that has changed costs more than a
-comparison.
+comparison. `NodeStatistics` brings the samples together for the endpoints.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
+from pykubelet.agent.cluster import AgentSettings
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.kuberuntime.paths import PodDirs, pod_log_dir
+from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
 from pykubelet.logs import get_logger
-from pykubelet.stats.collector import NODE, TICK_SECONDS, Collector
-from pykubelet.stats.samples import Target
+from pykubelet.podworkers.engine import PodEngine
+from pykubelet.stats.cgroup_readers import cgroup_reader_factory
+from pykubelet.stats.collector import NODE, Collector
+from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.machine import read_machine_facts
+from pykubelet.stats.pod_storage import LoggedPod, LoggingContainer, LogMetrics, PodStorageMeter, VolumeUsage, volume_usage
+from pykubelet.stats.rlimit import read_rlimit
+from pykubelet.stats.runtime_stats import RuntimeStatistics
+from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
+from pykubelet.stats.summary import SummaryInputs
+from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.usage import VolumeStatCalculator
 
 log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
 """Prefix of the names of containers' cgroups by runtime, with the systemd driver."""
+_IMAGE_SECONDS = 5.0
 
 
 def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) -> str:
@@ -33,35 +56,36 @@ def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) ->
 
 
 def pod_targets(
-    observed: ObservedPod, parent: str, name_of: Callable[[str, str], str], sandbox_image: str
+    observed: ObservedPod, parent: str, path_of: Callable[[str, str], str], sandbox_image: str
 ) -> Iterator[Target]:
     """Yield the targets of a pod whose cgroup is `parent`: itself, its sandbox and its running containers."""
-    whose = {"namespace": observed.namespace, "pod": observed.name, "pod_uid": observed.uid}
-    sandbox = next((sandbox for sandbox in observed.sandboxes if sandbox.ready), None)
-    if parent and observed.is_alive:
-        yield Target(path=parent, kind="pod", **whose)
-    if sandbox is not None:
-        yield Target(
-            path=name_of(parent, sandbox.id),
-            kind="sandbox",
-            runtime_id=sandbox.id,
-            image=sandbox_image,
-            created=sandbox.created_at / 1e9,
-            **whose,
+
+    def target(kind: TargetKind, path: str, runtime_id: str = "", created: int = 0, **facts: str) -> Target:
+        return Target(
+            path=path,
+            kind=kind,
+            namespace=observed.namespace,
+            pod=observed.name,
+            pod_uid=observed.uid,
+            runtime_id=runtime_id,
+            created=created / 1e9,
+            **facts,
         )
-    seen: set[str] = set()
+
+    if parent and observed.is_alive:
+        yield target("pod", parent)
+    for sandbox in observed.sandboxes:
+        if sandbox.ready:
+            path = path_of(parent, sandbox.id)
+            yield target("sandbox", path, sandbox.id, sandbox.created_at, image=sandbox_image)
     for container in observed.running:
-        if container.name in seen:
-            continue
-        seen.add(container.name)
-        yield Target(
-            path=name_of(parent, container.id),
-            kind="container",
+        yield target(
+            "container",
+            path_of(parent, container.id),
+            container.id,
+            container.created_at,
             container=container.name,
-            runtime_id=container.id,
             image=container.image,
-            created=container.created_at / 1e9,
-            **whose,
         )
 
 
@@ -71,27 +95,25 @@ class NodeTargets:
     def __init__(
         self,
         collector: Collector,
-        node: Sequence[Target],
         observed: Callable[[], Iterable[tuple[Pod, ObservedPod]]],
         cgroup_of: Callable[[Pod], str],
-        name_of: Callable[[str, str], str],
-        sandbox_image: str,
+        path_of: Callable[[str, str], str],
     ) -> None:
-        """Initialize; `observed` returns the pods of all workers with their last observed states."""
+        """Initialize; `observed` returns the pods of all workers with their last observed states.
+
+        `cgroup_of` returns the cgroup of a pod, `path_of` that of a container in it, by its runtime id.
+        """
         self._collector = collector
-        self._node = node
         self._observed = observed
         self._cgroup_of = cgroup_of
-        self._name_of = name_of
-        self._sandbox_image = sandbox_image
+        self._path_of = path_of
+        self._sandbox_image = ""
         self._seen: dict[str, ObservedPod] = {}
 
-    async def run(self) -> None:
-        """Update the targets until cancelled."""
-        self._collector.set_targets(NODE, self._node)
-        while True:
-            self.update()
-            await asyncio.sleep(TICK_SECONDS)
+    def set_sandbox_image(self, image: str) -> None:
+        """Set the image that the runtime uses for sandboxes."""
+        self._sandbox_image = image
+        self._seen.clear()
 
     def update(self) -> None:
         """Apply the changes of pods since the last update."""
@@ -107,9 +129,231 @@ class NodeTargets:
             except CgroupError as err:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
-            self._collector.set_targets(
-                uid, pod_targets(observed, parent, self._name_of, self._sandbox_image)
-            )
-        for uid in self._seen.keys() - alive:
-            del self._seen[uid]
+            self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._sandbox_image))
+        for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
+            self._seen.pop(uid, None)
             self._collector.set_targets(uid, ())
+
+
+class NodeStatistics:
+    """Statistics of the node for the endpoints (`server.stats`, `server.stats_metrics`)."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        collector: Collector,
+        filesystems: Filesystems,
+        runtime: RuntimeStatistics,
+        storage: PodStorageMeter,
+        engine: PodEngine,
+        volumes: VolumeStatCalculator,
+        *,
+        started: float,
+        system_containers: Mapping[str, str],
+    ) -> None:
+        """Initialize; `started` is the start time of the kubelet, `system_containers` cgroup paths by name."""
+        self._settings = settings
+        self.collector = collector
+        self._filesystems = filesystems
+        self.runtime = runtime
+        self._storage = storage
+        self._engine = engine
+        self._volumes = volumes
+        self._started = started
+        self._system_containers = system_containers
+        self._boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._machine = read_machine_facts()
+        self._has_pressure = has_pressure(settings)
+
+    async def prepare(self, *, detailed: bool) -> None:
+        """Refresh samples that are older than the housekeeping interval; `detailed` includes details."""
+        if detailed:
+            await asyncio.gather(
+                self.collector.refresh_details(), self._filesystems.refresh(self.collector.interval)
+            )
+
+    def records(self) -> Sequence[Record]:
+        """Return the records of all sampled cgroups."""
+        return self.collector.records()
+
+    def filesystems(self) -> Sequence[FilesystemUsage]:
+        """Return the mounted file systems."""
+        return self._filesystems.all()
+
+    def machine(self) -> MachineFacts:
+        """Return the constants of the host."""
+        return self._machine
+
+    def device_name(self, major: int, minor: int) -> str:
+        """Return the name of a block device; empty for an unknown one."""
+        return self._filesystems.device_name(major, minor)
+
+    def has_pressure(self) -> bool:
+        """Return whether pressure stall information is reported."""
+        return self._has_pressure
+
+    async def summary_inputs(self, only_cpu_and_memory: bool) -> SummaryInputs:
+        """Return the facts of a summary."""
+        inputs = SummaryInputs(
+            node_name=self._settings.node_name,
+            boot_time=self._boot_time,
+            kubelet_started=self._started,
+            records=self.collector.records(),
+            system_containers=self._system_containers,
+        )
+        if only_cpu_and_memory:
+            return inputs
+        _, runtime, storage, root_fs = await asyncio.gather(
+            self.prepare(detailed=True),
+            self.runtime.facts(),
+            self._storage.get(),
+            self._filesystems.of_directory(Path(self._settings.flags.root_dir), self.collector.interval),
+        )
+        filesystems = {}
+        for path in runtime.mount_points():
+            found = await self._filesystems.of_directory(Path(path), self.collector.interval)
+            if found is not None:
+                filesystems[path] = found
+        return dataclasses.replace(
+            inputs,
+            records=self.collector.records(),
+            runtime=runtime,
+            storage=storage,
+            root_fs=root_fs,
+            filesystems=filesystems,
+            volumes=self._volume_usage,
+            rlimit=read_rlimit(time.time()),
+        )
+
+    def _volume_usage(self, uid: str) -> Sequence[VolumeUsage]:
+        pod = self._engine.store.get(uid) or self._engine.workers.pod(uid)
+        return volume_usage(pod, self._volumes.for_pod(uid)) if pod is not None else ()
+
+
+def start_statistics(
+    settings: AgentSettings,
+    cri: RuntimeConnection,
+    pod_cgroups: PodCgroups,
+    engine: PodEngine,
+    volumes: VolumeStatCalculator,
+    tasks: TaskScope,
+    registry: CollectorRegistry,
+    *,
+    started: float,
+) -> NodeStatistics:
+    """Build the statistics and start to sample."""
+    config, flags = settings.config, settings.flags
+    cgroups = detect_cgroups()
+    collector = Collector(cgroup_reader_factory(cgroups), flags.housekeeping_interval.seconds)
+    runtime_name = cri.version.runtime_name
+
+    def observed() -> Iterator[tuple[Pod, ObservedPod]]:
+        for worker in engine.workers.all():
+            found = engine.syncer.observed(worker.uid)
+            if found is not None and worker.pod is not None:
+                yield worker.pod, found
+
+    targets = NodeTargets(
+        collector,
+        observed,
+        pod_cgroups.path,
+        lambda parent, runtime_id: container_cgroup(parent, runtime_id, config.cgroup_driver, runtime_name),
+    )
+    system = system_containers(settings, pod_cgroups, cgroups)
+    paths = dict.fromkeys([*pod_cgroups.tree_paths(), *system.values()])
+    collector.set_targets(
+        NODE,
+        [Target(path="/", kind="root"), *(Target(path=path, kind="node") for path in paths if path != "/")],
+    )
+    dirs, logs = PodDirs(Path(flags.root_dir)), Path(config.pod_logs_dir)
+
+    def logged_pods() -> Iterator[LoggedPod]:
+        for pod, found in observed():
+            log_dir = pod_log_dir(logs, found.namespace, found.name, pod.uid)
+            yield LoggedPod(pod.uid, str(log_dir), str(dirs.hosts_file(pod.uid)))
+
+    def logging_containers() -> Iterator[LoggingContainer]:
+        for record in collector.records():
+            target = record.target
+            if target.kind == "container":
+                yield LoggingContainer(target.pod_uid, target.namespace, target.pod, target.container)
+
+    storage = PodStorageMeter(logged_pods, tasks)
+    registry.register(LogMetrics(logging_containers, storage.latest))
+    runtime = RuntimeStatistics(
+        cri.runtime,
+        cri.images,
+        tasks,
+        pods_from_cri=settings.gates.enabled("PodAndContainerStatsFromCRI"),
+    )
+    tasks.start(collector.run(targets.update), name="statistics")
+    tasks.start(_find_sandbox_image(cri, observed, targets), name="sandbox-image")
+    return NodeStatistics(
+        settings,
+        collector,
+        Filesystems(Path(flags.root_dir)),
+        runtime,
+        storage,
+        engine,
+        volumes,
+        started=started,
+        system_containers=system,
+    )
+
+
+def has_pressure(settings: AgentSettings) -> bool:
+    """Return whether pressure is reported: the kernel has it for cgroups, and the gate is enabled."""
+    cgroups = detect_cgroups()
+    return (
+        settings.gates.enabled("KubeletPSI") and cgroups.unified and (cgroups.root / "cpu.pressure").exists()
+    )
+
+
+def system_containers(settings: AgentSettings, pods: PodCgroups, cgroups: Cgroups) -> dict[str, str]:
+    """Return the cgroups of the system containers by name, as far as they are known."""
+    config = settings.config
+    all_pods = next(iter(pods.tree_paths()), config.cgroup_root or "/")
+    found = {
+        "kubelet": config.kubelet_cgroups or own_cgroup(cgroups),
+        "runtime": settings.flags.runtime_cgroups,
+        "misc": config.system_cgroups,
+        "pods": all_pods,
+    }
+    return {name: path for name, path in found.items() if path}
+
+
+def own_cgroup(cgroups: Cgroups, text: str | None = None) -> str:
+    """Return the cgroup of this process; empty if it is not the same for processor time and memory."""
+    try:
+        lines = (text if text is not None else Path("/proc/self/cgroup").read_text()).splitlines()
+    except OSError:
+        return ""
+    paths: dict[str, str] = {}
+    for line in lines:
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        paths |= dict.fromkeys(controllers.split(","), path)
+    if cgroups.unified:
+        return paths.get("", "")
+    if not paths.get("cpu") or paths.get("cpu") != paths.get("memory"):
+        return ""
+    return paths.get("name=systemd") or paths["cpu"]
+
+
+async def _find_sandbox_image(
+    cri: RuntimeConnection,
+    observed: Callable[[], Iterable[tuple[Pod, ObservedPod]]],
+    targets: NodeTargets,
+) -> None:
+    """Ask the runtime for the image of the first sandbox; all of them have the same."""
+    while True:
+        sandbox = next((box.id for _, pod in observed() for box in pod.sandboxes if box.ready), None)
+        if sandbox is not None:
+            try:
+                status = await cri.runtime.pod_sandbox_status(sandbox, verbose=True)
+                image = json.loads(status.info.get("info", "{}")).get("image", "")
+            except (CriError, ValueError, AttributeError) as err:
+                log.v(2).info("Failed to find the image of sandboxes", err=str(err))
+            else:
+                targets.set_sandbox_image(image if isinstance(image, str) else "")
+                return
+        await asyncio.sleep(_IMAGE_SECONDS)

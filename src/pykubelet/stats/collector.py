@@ -227,10 +227,11 @@ class Collector:
             self._remove(path)
         self._owned.clear()
 
-    async def run(self) -> None:
-        """Sample until cancelled."""
+    async def run(self, update_targets: Callable[[], None] = lambda: None) -> None:
+        """Sample until cancelled; `update_targets` is called before each round, and sets changed targets."""
         try:
             while True:
+                update_targets()
                 await self.sample_due()
                 await asyncio.sleep(min(TICK_SECONDS, self._interval))
         finally:
