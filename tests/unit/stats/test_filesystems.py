@@ -141,7 +141,7 @@ async def test_refresh_mount_table_missing_returns_nothing(host: Host) -> None:
 async def test_refresh_hanging_server_omitted_and_not_called_again(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 1.0)
     host.mount(HOST + line("/a", "nfs4", "dead:/a", "0:61") + line("/b", "nfs", "alive:/b", "0:62"))
     host.hanging = {b"/a"}
     found = host.filesystems()
@@ -160,7 +160,7 @@ async def test_refresh_hanging_server_omitted_and_not_called_again(
 async def test_refresh_hanging_local_filesystem_others_measured_next_time(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 1.0)
     host.hanging = {b"/dev/shm"}
     found = host.filesystems()
     await found.refresh(0)
@@ -173,7 +173,7 @@ async def test_refresh_hanging_local_filesystem_others_measured_next_time(
 async def test_refresh_many_hanging_servers_bounded_threads(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 1.0)
     points = [f"/nfs/{number}" for number in range(100)]
     host.mount(HOST + b"".join(line(point, "nfs4", f"s:{point}") for point in points))
     host.hanging = {point.encode() for point in points}
@@ -188,14 +188,14 @@ async def test_refresh_twenty_thousand_mounts_does_not_block_loop(host: Host) ->
     host.mount(HOST + b"".join(line(f"/mnt/{number}") for number in range(20_000)))
     found = host.filesystems()
     task = asyncio.create_task(found.refresh(0))
-    longest, last = 0.0, time.perf_counter()
+    # Processor time, so that a busy host passes: it grows while the parsing thread keeps the loop waiting.
+    longest, last = 0.0, time.process_time()
     while not task.done():
         await asyncio.sleep(0)
-        now = time.perf_counter()
+        now = time.process_time()
         longest, last = max(longest, now - last), now
     assert len(found.all()) == MAX_FILESYSTEMS
-    # Far more than is needed (about 6 ms), so that a busy machine passes: parsing takes 100 ms in one piece.
-    assert longest < 0.05
+    assert longest < 0.02
 
 
 async def test_of_directory_real_directory_returns_its_filesystem(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_of_directory_missing_directory_returns_none(tmp_path: Path) -> No
 async def test_of_directory_hanging_returns_none_without_second_call(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 1.0)
     device = tmp_path.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     host.mount(line("/a", "nfs4", "dead:/a", number))
