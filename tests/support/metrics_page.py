@@ -6,6 +6,14 @@ sources), with what this agent does about it. States:
 - always: shown by any agent that has run a pod; cluster: by a node of a cluster;
 - event: shown once what it counts has happened, or where it was asked for;
 - later: not yet; never: not of this agent. Both say why.
+
+Rows of `ours` are of metrics that the reference does not have.
+
+`tests/data/kubelet-metric-consumers.tsv` has a row per selector by which a common consumer (metrics-server,
+the rules, alerts and dashboards of kubernetes-mixin, …) selects series of a kubelet. A dashboard's variable
+and a label that is grouped by is a matcher `label!=""`. The notes begin with `event:` where a node has the
+series only after something has happened, with `reference lacks:` where the reference does not have them
+either, and with `ours lacks:` where only the reference has them.
 """
 
 import csv
@@ -15,9 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 TABLE = Path(__file__).parents[1] / "data" / "metrics.tsv"
+CONSUMERS = Path(__file__).parents[1] / "data" / "kubelet-metric-consumers.tsv"
 STATES = ("always", "cluster", "event", "later", "never")
 SHOWN = ("always", "cluster", "event")
-_SAMPLE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)")
+_SAMPLE = re.compile(r"([a-z_0-9]+)(?:\{(.*)\})? (\S+)(?: -?\d+)?")
 _LABEL = re.compile(r'([a-z_A-Z0-9]+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -38,6 +47,23 @@ def rows() -> list[Row]:
         lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         next(lines)
         return [Row(*line) for line in lines]
+
+
+class Selector(NamedTuple):
+    """One selector of a consumer; `matchers` are as in PromQL, without braces."""
+
+    consumer: str
+    endpoint: str
+    metric: str
+    matchers: str
+    note: str
+
+
+def selectors() -> list[Selector]:
+    with CONSUMERS.open(newline="") as file:
+        lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        next(lines)
+        return [Selector(*line) for line in lines]
 
 
 class Page:

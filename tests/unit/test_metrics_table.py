@@ -1,11 +1,13 @@
 """The table of metrics itself, and the page's format."""
 
+import re
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from pykubelet.server.metrics import text_format
 from pykubelet.util.metrics import PlainCounter
-from tests.support.metrics_page import STATES, Page, rows
+from tests.support.metrics_page import SHOWN, STATES, Page, rows, selectors
 
 
 def test_metrics_table_rows_unique_and_hidden_metrics_have_reason() -> None:
@@ -14,9 +16,34 @@ def test_metrics_table_rows_unique_and_hidden_metrics_have_reason() -> None:
     for row in table:
         assert row.state in STATES, row
         assert row.type in ("counter", "gauge", "histogram", "*"), row
-        assert row.versions in ("1.25", "1.36", "1.25 1.36"), row
+        assert row.versions in ("1.25", "1.36", "1.25 1.36", "ours"), row
         assert bool(row.why) == (row.state != "always"), row
         assert "*" not in row.metric or row.state in ("later", "never"), row
+
+
+def test_consumers_selectors_name_shown_metrics_and_their_labels() -> None:
+    table = {(row.endpoint, row.metric): row for row in rows()}
+    found = selectors()
+    assert len({selector[:4] for selector in found}) == len(found)
+    for selector in found:
+        matched = re.findall(r'([a-z_]+)(?:=~|!=|=)"[^"]*"(?:, |$)', selector.matchers)
+        assert len(matched) == selector.matchers.count('"') / 2, selector
+        name, labels = selector.metric, set(matched)
+        if (selector.endpoint, name) not in table:
+            name = re.sub("_(bucket|count|sum)$", "", name)
+            labels.discard("le")
+        row = table.get((selector.endpoint, name))
+        if selector.note.startswith(("reference lacks:", "ours lacks:")):
+            assert row is None or row.state not in SHOWN, selector
+            continue
+        assert row is not None, selector
+        assert row.state in SHOWN or name == "kubelet_evictions", selector
+        assert labels <= set(row.labels.split(",")), selector
+
+
+def test_page_sample_with_timestamp_parsed() -> None:
+    page = Page('# TYPE a gauge\na{x="1"} 2.5 1794921946342\n')
+    assert page.value("a", x="1") == 2.5
 
 
 def test_text_format_returns_prometheus_exposition() -> None:

@@ -39,6 +39,7 @@ from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
+from pykubelet.stats.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -62,8 +63,8 @@ class ServerDependencies:
 @contextlib.asynccontextmanager
 async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     """Serve while the context is open. Raises AuthConfigError or PortError, each with one line."""
-    config, health = parts.settings.config, health_routes(parts.checks)
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
+    config, health = parts.settings.config, health_routes(parts.checks, metrics.health)
     async with contextlib.AsyncExitStack() as stack:
         if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())
@@ -73,8 +74,8 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             standalone = parts.cluster is None
             routes = [
                 *read_only_routes(parts.engine, omit_values=standalone),
-                *spec_routes(),
-                *metrics_routes(parts.registry),
+                *spec_routes(Filesystems(Path(parts.settings.flags.root_dir))),
+                *metrics_routes(parts.registry, metrics.health),
                 *health,
             ]
             layers = [counting_middleware(metrics, "readonly")]

@@ -46,7 +46,7 @@ from pykubelet.server.debug import (
 from pykubelet.server.listeners import listening_socket
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.metrics import ServerMetrics, metrics_routes
+from pykubelet.server.metrics import ServerMetrics, metrics_routes, reset_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.pipeline import auth_middleware, counting_middleware, plain_text
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
@@ -171,9 +171,10 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
 def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
     """Return the routes of the API that the configuration enables."""
     routes: list[web.AbstractRouteDef] = [
-        *health_routes(deps.checks),
+        *health_routes(deps.checks, deps.metrics.health),
         *read_only_routes(deps.pods.engine),
-        *metrics_routes(deps.registry),
+        *metrics_routes(deps.registry, deps.metrics.health),
+        *reset_routes(deps.metrics.health),
     ]
     if not deps.config.enable_debugging_handlers:
         routes += _disabled(_DEBUGGING_PATHS, "Debug endpoints are disabled.\n")

@@ -4,9 +4,10 @@
 as `other`. `KubeletInfo` reports constants (version, feature gates, node name, memory limit), which are
 collected only on a scrape.
 
-`/metrics/probes` is separate from `/metrics` because probe metrics have a series per container. Both use the
-Prometheus text format, written here because the library's writer appends `_total` to every counter and adds
-`_created` series, which upstream's metrics do not have. A metric without samples is omitted.
+`/metrics/probes` is separate from `/metrics` because probe metrics have a series per container.
+`/metrics/slis` has the results of the checks that requests to `/healthz` have run; a DELETE resets them. All
+use the Prometheus text format, written here because the library's writer appends `_total` to every counter
+and adds `_created` series, which upstream's metrics do not have. A metric without samples is omitted.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ _CERTIFICATE_SECONDS = [
 _REVIEW_SECONDS = [0.25, 0.5, 0.7, 1, 1.5, 3, 5, 10]
 ServerType = Literal["readonly", "readwrite"]
 Review = Literal["authn", "authz"]
+MetricsProvider = Literal["cadvisor", "cri"]
+"""Source of the statistics of containers: the kubelet's own readers, or the runtime."""
 
 
 def path_label(path: str) -> str:
@@ -123,6 +126,19 @@ class ServerMetrics:
             buckets=_CERTIFICATE_SECONDS,
             registry=registry,
         )
+        self._provider = Gauge(
+            "kubelet_metrics_provider",
+            "Source of the statistics of containers: cadvisor or cri.",
+            ["provider"],
+            registry=registry,
+        )
+        self.set_metrics_provider("cadvisor")
+        self.health = HealthMetrics()
+
+    def set_metrics_provider(self, provider: MetricsProvider) -> None:
+        """Set the source of the statistics of containers."""
+        self._provider.clear()
+        self._provider.labels(provider).set(1)
 
     @contextmanager
     def request(self, method: str, path: str, server: ServerType) -> Iterator[None]:
@@ -183,6 +199,35 @@ class ServerMetrics:
     def _token(self, status: str, seconds: float) -> None:
         self._token_requests.labels(status).inc()
         self._token_seconds.labels(status).observe(seconds)
+
+
+class HealthMetrics:
+    """Service level indicators: results of health checks, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._latest = Gauge(
+            "kubernetes_healthcheck",
+            "Result of the last run of a health check: 1 if it passed, 0 if it failed.",
+            ["name", "type"],
+            registry=self.registry,
+        )
+        self._total = Counter(
+            "kubernetes_healthchecks_total",
+            "Runs of health checks, by result.",
+            ["name", "type", "status"],
+            registry=self.registry,
+        )
+
+    def observe(self, name: str, *, healthy: bool, endpoint: str = "healthz") -> None:
+        """Record the result of a health check that a request to an endpoint has run."""
+        self._latest.labels(name, endpoint).set(healthy)
+        self._total.labels(name, endpoint, "success" if healthy else "error").inc()
+
+    def reset(self) -> None:
+        """Forget all results."""
+        self._latest.clear()
+        self._total.clear()
 
 
 def _review_counter(kind: Review, registry: CollectorRegistry) -> Counter:
@@ -269,8 +314,8 @@ _VALUE_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
-def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
-    """Return the routes of `/metrics` and `/metrics/probes` for one registry."""
+def metrics_routes(registry: CollectorRegistry, health: HealthMetrics) -> list[web.RouteDef]:
+    """Return the routes of `/metrics`, `/metrics/probes` and `/metrics/slis`."""
 
     def page(is_included: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def respond(_: web.Request) -> web.Response:
@@ -279,10 +324,29 @@ def metrics_routes(registry: CollectorRegistry) -> list[web.RouteDef]:
 
         return respond
 
+    async def slis(_: web.Request) -> web.Response:
+        start_time = (metric for metric in registry.collect() if metric.name == _START_TIME)
+        body = text_format([*start_time, *health.registry.collect()])
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+
     return [
         web.get("/metrics", page(lambda name: not name.startswith(_PROBES))),
         web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _START_TIME)),
+        web.get("/metrics/slis", slis),
     ]
+
+
+def reset_routes(health: HealthMetrics) -> list[web.RouteDef]:
+    """Return the route that resets the metrics of `/metrics/slis`.
+
+    Not for the read-only port, where upstream has it without authentication.
+    """
+
+    async def reset(_: web.Request) -> web.Response:
+        health.reset()
+        return web.Response(text="metrics reset\n")
+
+    return [web.delete("/metrics/slis", reset)]
 
 
 def text_format(metrics: Iterable[Metric]) -> bytes:

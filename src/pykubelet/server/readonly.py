@@ -17,9 +17,7 @@ logged; `/healthz/{name}` returns the reason of that check.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 
@@ -29,11 +27,13 @@ from msgspec.structs import replace
 
 from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
-from pykubelet.linux.hardware import Hardware, read_hardware
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
+from pykubelet.server.metrics import HealthMetrics
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import pod_list_json
+from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.machine import machine_info
 
 log = get_logger(__name__)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -51,12 +51,11 @@ def read_only_routes(engine: PodEngine, *, omit_values: bool = False) -> list[we
     return [web.get("/pods", pods)]
 
 
-def spec_routes(read: Callable[[str], Hardware] = read_hardware) -> list[web.RouteDef]:
-    """Return the routes of `/spec`; `read` receives the time in RFC 3339 format and runs in a thread."""
+def spec_routes(filesystems: Filesystems) -> list[web.RouteDef]:
+    """Return the routes of `/spec`."""
 
     async def spec(_: web.Request) -> web.Response:
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        return web.Response(body=to_json(await asyncio.to_thread(read, now)), content_type="application/json")
+        return web.Response(body=to_json(await machine_info(filesystems)), content_type="application/json")
 
     return [web.get("/spec/", spec), web.get("/spec", spec)]
 
@@ -139,12 +138,12 @@ Check = Callable[[], str | None]
 """Returns the reason why a component is unhealthy, or None."""
 
 
-def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
-    """Return the routes of `/healthz` and `/healthz/{name}`."""
+def health_routes(checks: Mapping[str, Check], metrics: HealthMetrics | None = None) -> list[web.RouteDef]:
+    """Return the routes of `/healthz`, whose results are recorded, and of `/healthz/{name}`."""
 
     async def overall(request: web.Request) -> web.Response:
         excluded = set(request.query.getall("exclude", []))
-        return _health_response(checks, excluded, verbose="verbose" in request.query)
+        return _health_response(checks, excluded, metrics, verbose="verbose" in request.query)
 
     async def single(request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -160,13 +159,17 @@ def health_routes(checks: Mapping[str, Check]) -> list[web.RouteDef]:
     return [web.get("/healthz", overall), web.get("/healthz/{name}", single)]
 
 
-def _health_response(checks: Mapping[str, Check], excluded: set[str], *, verbose: bool) -> web.Response:
+def _health_response(
+    checks: Mapping[str, Check], excluded: set[str], metrics: HealthMetrics | None, *, verbose: bool
+) -> web.Response:
     lines, failed = [], []
     for name, check in checks.items():
         if name in excluded:
             lines.append(f"[+]{name} excluded: ok")
             continue
         reason = check()
+        if metrics is not None:
+            metrics.observe(name, healthy=reason is None)
         if reason is None:
             lines.append(f"[+]{name} ok")
         else:

@@ -201,6 +201,28 @@ class FilesystemUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None if self.inodes is None or self.inodes_free is None else self.inodes - self.inodes_free
 
 
+class MachineFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Constants of the host, as cAdvisor reports them."""
+
+    machine_id: str = ""
+    system_uuid: str = ""
+    boot_id: str = ""
+    kernel_version: str = ""
+    os_version: str = ""
+    cores: int = 0
+    """Logical CPUs."""
+    physical_cores: int = 0
+    sockets: int = 0
+    books: int = 0
+    drawers: int = 0
+    memory: int = 0
+    swap: int = 0
+    nvm_memory_mode: int = 0
+    nvm_app_direct_mode: int = 0
+    nvm_power_budget: int = 0
+    """Watts."""
+
+
 TargetKind = Literal["root", "node", "pod", "sandbox", "container"]
 """`node`: a cgroup that is neither the root nor a pod's, such as `/kubepods/burstable`."""
 

@@ -1,0 +1,40 @@
+"""Facts about the host, as metrics and `/spec/` report them."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.machine import machine_info, read_machine_facts
+from pykubelet.stats.samples import MachineFacts
+
+
+def test_read_machine_facts_this_host_complete() -> None:
+    facts = read_machine_facts()
+    assert facts.kernel_version == os.uname().release
+    assert facts.cores >= facts.physical_cores >= 1
+    assert facts.sockets >= 1
+    assert facts.memory > 0
+    assert facts.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (facts.books, facts.nvm_memory_mode) == (0, 0)
+
+
+def test_read_machine_facts_files_of_flags_used(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("m1\n")
+    facts = read_machine_facts("/absent,/mine", "/mine", tmp_path)
+    expected = MachineFacts(
+        machine_id="m1", boot_id="m1", kernel_version=os.uname().release, os_version="Unknown"
+    )
+    assert facts == expected
+
+
+async def test_machine_info_contains_measured_filesystems() -> None:
+    filesystems = Filesystems(Path("/var/lib/kubelet"))
+    info = await machine_info(filesystems)
+    sizes = os.statvfs("/")
+    found = {fs.device: fs for fs in info.filesystems}
+    assert sizes.f_blocks * sizes.f_frsize in [fs.capacity for fs in info.filesystems]
+    assert list(found) == [usage.device for usage in filesystems.all()]
+    assert {fs.type for fs in info.filesystems} == {"vfs"}
+    assert b'"nvm":{"memory_mode_capacity":0,"app direct_mode_capacity":0' in msgspec.json.encode(info)
