@@ -124,6 +124,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """0 for no limit or no memory controller; v1 reports a number above `UNLIMITED` for no limit."""
     memory_reservation: int = 0
     memory_swap_limit: int = 0
+    """As cAdvisor reads it: above `UNLIMITED` for no limit; 0 is a limit of 0, or no swap accounting."""
     max_processes: int = 0
 
 
