@@ -72,9 +72,9 @@ def summary_routes(
             return response
 
     return [
-        web.route(method, path, respond)
+        route
         for path in ("/stats/summary", "/stats/summary/")
-        for method in (hdrs.METH_GET, hdrs.METH_POST)
+        for route in (web.get(path, respond, allow_head=False), web.post(path, respond))
     ]
 
 

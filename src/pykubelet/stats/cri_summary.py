@@ -3,7 +3,7 @@
 Used with the `PodAndContainerStatsFromCRI` feature gate where the runtime implements the call. Only running
 containers and sandboxes that the kubelet knows are listed, as in `summary.py`; their names and start times
 are the kubelet's. What the runtime does not report is omitted. CRI has no swap usage of pods: the document
-for CPU and memory has the sum of the containers, the complete one has none, as upstream's.
+for CPU and memory has the sum of the containers, the complete one omits it, as upstream's.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _file(path: str) -> FileUsage | None:
     try:
         return FileUsage(os.lstat(path).st_blocks * _BLOCK_BYTES, 1)
     except OSError:
-        # Pods with an /etc/hosts of their own have none of the kubelet's.
+        # The kubelet writes no file for pods that mount an /etc/hosts of their own.
         return None
 
 
@@ -197,7 +197,7 @@ class VolumeUsage(msgspec.Struct, frozen=True, gc=False):
     name: str
     stats: VolumeStats
     claim: str
-    """Name of its persistent volume claim; empty if it has none."""
+    """Name of its persistent volume claim; empty without one."""
     ephemeral: bool
     """Whether it counts as the pod's ephemeral storage."""
 

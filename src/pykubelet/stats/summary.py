@@ -174,8 +174,8 @@ def _is_other_device(
     first: LayerUsage, second: LayerUsage, filesystems: Mapping[str, FilesystemUsage]
 ) -> bool:
     """Return whether two paths are known to be on different devices (split disks)."""
-    one, other = filesystems.get(first.mount_point), filesystems.get(second.mount_point)
-    return one is not None and other is not None and (one.major, one.minor) != (other.major, other.minor)
+    left, right = filesystems.get(first.mount_point), filesystems.get(second.mount_point)
+    return left is not None and right is not None and (left.major, left.minor) != (right.major, right.minor)
 
 
 # Pods
@@ -257,7 +257,7 @@ def _pod_stats(uid: str, records: PodRecords, *, only_cpu_and_memory: bool) -> a
 
 
 def _pod_start(records: PodRecords) -> float:
-    """Return the creation time of the newest sandbox; some runtimes have none, then of the pod's cgroup."""
+    """Return the creation time of the newest sandbox; with a runtime without sandboxes, of the cgroup."""
     if records.sandbox is not None and records.sandbox.target.created:
         return records.sandbox.target.created
     if records.pod is not None:
@@ -310,7 +310,7 @@ def _ephemeral_storage(parts: Sequence[api.FsStats], root_fs: FilesystemUsage | 
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """Return the sum of the known values; None if there are none."""
+    """Return the sum of the known values; None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

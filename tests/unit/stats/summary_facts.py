@@ -82,15 +82,16 @@ def record(
 
 def root(**fields: Any) -> Record:
     limits = Limits(created=NOW - 998, memory_limit=1000, memory_swap_limit=0)
-    return record("/", "root", **{"sample": usage(), "limits": limits, "network": (eth0(),)} | fields)
+    defaults: dict[str, Any] = {"sample": usage(), "limits": limits, "network": (eth0(),)}
+    return record("/", "root", **defaults | fields)
 
 
 def pod_records(number: int, containers: int = 1, **sandbox: Any) -> list[Record]:
     """Return the records of a pod with a sandbox and containers."""
     uid, name = f"uid-{number}", f"pod-{number}"
     path = f"/kubepods/burstable/pod{uid}"
-    owner = {"namespace": "default", "pod": name, "pod_uid": uid}
-    fields = {"runtime_id": f"s{number}", "created": NOW - 100} | sandbox
+    owner: dict[str, Any] = {"namespace": "default", "pod": name, "pod_uid": uid}
+    fields: dict[str, Any] = {"runtime_id": f"s{number}", "created": NOW - 100} | sandbox
     return [
         record(path, "pod", sample=usage(), **owner),
         record(f"{path}/s{number}", "sandbox", sample=usage(), network=(eth0(),), **owner, **fields),
@@ -117,7 +118,8 @@ def layer(used: int = 30, mount_point: str = LAYERS) -> LayerUsage:
 def node_inputs(pods: int = 1, containers: int = 1, **fields: Any) -> SummaryInputs:
     """Return the facts of a node with pods that have layers, logs and volumes."""
     records = [root(), record("/kubepods", "node", sample=usage())]
-    layers, storage = {}, {}
+    layers: dict[str, LayerUsage] = {}
+    storage: dict[str, PodStorage] = {}
     for number in range(pods):
         records += pod_records(number, containers)
         names = [f"c{each}" for each in range(containers)]
@@ -168,7 +170,7 @@ def recorded_inputs(name: str) -> SummaryInputs:
     layers, storage, volumes = {}, {}, {}
     for pod in summary.pods:
         uid = pod.pod_ref.uid
-        owner = {"namespace": pod.pod_ref.namespace, "pod": pod.pod_ref.name, "pod_uid": uid}
+        owner: dict[str, Any] = {"namespace": pod.pod_ref.namespace, "pod": pod.pod_ref.name, "pod_uid": uid}
         path = f"/pods/pod{uid}"
         records.append(_cgroup(path, "pod", pod, **owner))
         records.append(
