@@ -78,7 +78,10 @@ def start_volumes(
         root,
         engine.store.pods,
         settings.config.volume_stats_agg_period.seconds,
-        plugin_stats=PluginStatsCollector(volumes.records_for_pod, volumes.plugins).for_pod,
+        plugin_stats=PluginStatsCollector(
+            volumes.records_for_pod, volumes.plugins, observe_duration=volumes.metrics.record_measurement
+        ).for_pod,
+        observe_duration=volumes.metrics.record_measurement,
     )
     tasks.start(usage.run(), name="volume-usage")
     registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.for_pod))

@@ -144,7 +144,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """0 without memory controller; a number above `UNLIMITED` for no limit; total memory for the root."""
     memory_reservation: int = 0
     memory_swap_limit: int = 0
-    """On v1 memory and swap together; for the root total swap."""
+    """As cAdvisor reads it: above `UNLIMITED` for no limit; 0 is a limit of 0, or no swap accounting."""
     max_processes: int = 0
     """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 where the cgroup has none (the root)."""
 

@@ -56,6 +56,15 @@ class VolumeNumbers(Collector):
             for (namespace, claim), usage in sorted(claimed.items(), key=lambda pair: pair[0]):
                 family.add_metric([namespace, claim], amount(usage))
             yield family
+        health = GaugeMetricFamily(
+            "kubelet_volume_stats_health_status_abnormal",
+            "1 if the CSI driver of a claimed volume reports it as unhealthy, 0 if it reports it as healthy.",
+            labels=["namespace", "persistentvolumeclaim"],
+        )
+        for (namespace, claim), usage in sorted(claimed.items(), key=lambda pair: pair[0]):
+            if usage.abnormal is not None:
+                health.add_metric([namespace, claim], usage.abnormal)
+        yield health
 
 
 _STATS: tuple[tuple[str, str, Callable[[VolumeStats], int]], ...] = (

@@ -8,6 +8,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from pykubelet.util.metrics import SECONDS
+
 DURATION_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
 _NAMES_WITHOUT_DIRECTORY = {"hostPath": "kubernetes.io/host-path", "image": "kubernetes.io/image"}
 """Names of volume types whose plugins have no directory."""
@@ -68,6 +70,13 @@ class VolumeMetrics:
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
+        self._measurements = Histogram(
+            "kubelet_volume_metric_collection_duration_seconds",
+            "Duration in seconds to calculate volume stats",
+            ["metric_source"],
+            buckets=SECONDS,
+            registry=registry,
+        )
         self._calls = Histogram(
             "csi_operations_seconds",
             "Duration of calls to CSI drivers in seconds.",
@@ -99,6 +108,10 @@ class VolumeMetrics:
         if succeeded and not self.count.is_mounted(uid, volume):
             self._overall.labels(plugin, "overall_volume_mount").observe(waited)
         self.count.record(uid, volume, plugin, mounted=succeeded)
+
+    def record_measurement(self, source: str, seconds: float) -> None:
+        """Record a measurement of a volume's usage, by `du`, `statfs`, `block` or a CSI driver's name."""
+        self._measurements.labels(source).observe(seconds)
 
     def record_csi_call(self, driver: str, method: str, code: str, seconds: float) -> None:
         """Record a call to a CSI driver: `method` is the full path, `code` is spelled as `NotFound`."""

@@ -214,6 +214,8 @@ class VolumeStats:
     inodes_used: int
     moment: float
     """Time of the measurement, in seconds since the epoch."""
+    abnormal: bool | None = None
+    """Whether its CSI driver reports it as unhealthy; None if the driver or `CSIVolumeHealth` does not."""
 
     @classmethod
     def from_file_system(cls, found: FileSystem, moment: float) -> VolumeStats:
@@ -231,6 +233,12 @@ class VolumeStats:
 
 PluginStatsSource = Callable[[Pod], Awaitable[Mapping[str, VolumeStats]]]
 """Returns the stats of a pod's volumes of other types, by name; raises nothing, and may take long."""
+ObserveDuration = Callable[[str, float], None]
+"""Records a measurement's source (`du`, `statfs`, `block`, a CSI driver) and seconds, in any thread."""
+
+
+def ignore_duration(_source: str, _seconds: float) -> None:
+    """Record nothing."""
 
 
 class VolumeStatCalculator:
@@ -246,6 +254,7 @@ class VolumeStatCalculator:
         period: float,
         *,
         plugin_stats: PluginStatsSource | None = None,
+        observe_duration: ObserveDuration = ignore_duration,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -253,6 +262,7 @@ class VolumeStatCalculator:
         self._pods = pods
         self._period = period
         self._plugin_stats_source = plugin_stats
+        self._observe_duration = observe_duration
         self._clock = clock
         self._rng = rng
         self._due: dict[str, float] = {}
@@ -332,7 +342,9 @@ class VolumeStatCalculator:
         self._walking.add(pod.uid)
         try:
             found = await in_own_thread(
-                lambda: measure(self._root, pod, throttle, self._clock), name="volume-usage", cancel_timeout=0
+                lambda: measure(self._root, pod, throttle, self._clock, self._observe_duration),
+                name="volume-usage",
+                cancel_timeout=0,
             )
         finally:
             stop.set()
@@ -378,13 +390,17 @@ def has_plugin_volumes(pod: Pod) -> bool:
 
 
 def measure(
-    root: Path, pod: Pod, throttle: WalkThrottle, clock: Callable[[], float] = time.time
+    root: Path,
+    pod: Pod,
+    throttle: WalkThrottle,
+    clock: Callable[[], float] = time.time,
+    observe_duration: ObserveDuration = ignore_duration,
 ) -> dict[str, VolumeStats] | None:
     """Measure the pod's existing volumes on the node; return None when interrupted. Blocks."""
     found = {}
     for name, path in own_volumes(root, pod).items():
         try:
-            found[name] = _usage(path, throttle, clock)
+            found[name] = _usage(path, throttle, clock, observe_duration)
         except Interrupted:
             return None
         except FileNotFoundError:
@@ -396,12 +412,17 @@ def measure(
     return found
 
 
-def _usage(path: Path, throttle: WalkThrottle, clock: Callable[[], float]) -> VolumeStats:
+def _usage(
+    path: Path, throttle: WalkThrottle, clock: Callable[[], float], observe_duration: ObserveDuration
+) -> VolumeStats:
+    started = time.perf_counter()
     fs = file_system(path)
     # A file system without limits on bytes and inodes does not report its usage.
     if is_mount_point(path) and fs.capacity and fs.inodes:
+        observe_duration("statfs", time.perf_counter() - started)
         return VolumeStats.from_file_system(fs, clock())
     inside = directory_usage(path, throttle)
+    observe_duration("du", time.perf_counter() - started)
     return VolumeStats(
         capacity=fs.capacity,
         available=fs.available,
@@ -432,10 +453,12 @@ class PluginStatsCollector:
         records_for_pod: Callable[[str], Iterable[VolumeRecord]],
         plugins: Mapping[str, object],
         clock: Callable[[], float] = time.time,
+        observe_duration: ObserveDuration = ignore_duration,
     ) -> None:
         self._records_for_pod = records_for_pod
         self._plugins = plugins
         self._clock = clock
+        self._observe_duration = observe_duration
         self._pending_paths: set[str] = set()
         """Paths that a thread is still measuring."""
 
@@ -464,6 +487,7 @@ class PluginStatsCollector:
         if not path or path in self._pending_paths:
             return {}
         self._pending_paths.add(path)
+        started = time.perf_counter()
 
         def query() -> FileSystem:
             try:
@@ -483,6 +507,7 @@ class PluginStatsCollector:
                 err=err if str(err) else "its file system does not answer",
             )
             return {}
+        self._observe_duration("block" if mounted.device else "statfs", time.perf_counter() - started)
         return {name: VolumeStats.from_file_system(found, self._clock())}
 
 

@@ -1,6 +1,7 @@
 """What volumes cost and how many there are, as a scraper reads it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -125,10 +126,11 @@ def test_volume_metrics_all_listed_in_metrics_table(scraper: Scraper) -> None:
     metrics = scraper.volumes.metrics
     metrics.record_csi_call("d", "/csi.v1.Node/NodeGetInfo", "OK", 0.1)
     metrics.record_mount("u-1", "v", "kubernetes.io/nfs", 0.1, 0.2, block=False, succeeded=True)
-    scraper.usage = {"claimed": USAGE}
+    metrics.record_measurement("du", 0.1)
+    scraper.usage = {"claimed": replace(USAGE, abnormal=False)}
     page = scraper.page()
     table = {row.metric: row for row in rows() if row.endpoint == "/metrics"}
-    assert len(page.types) == 10
+    assert len(page.types) == 12
     for name, kind in page.types.items():
         row = table[name]
         assert (row.state, row.type, row.labels) == ("event", kind, page.labels(name))
@@ -154,3 +156,12 @@ async def test_volume_metrics_without_registry_two_instances_do_not_collide(
             for name in ("a", "b")
         )
     )
+
+
+def test_volume_numbers_driver_reports_condition_shown_per_claim(scraper: Scraper) -> None:
+    name = "kubelet_volume_stats_health_status_abnormal"
+    scraper.usage = {"claimed": USAGE}
+    assert scraper.page().values(name) == []
+    for abnormal in (True, False):
+        scraper.usage = {"claimed": replace(USAGE, abnormal=abnormal)}
+        assert scraper.page().value(name, namespace="default", persistentvolumeclaim="claim") == abnormal

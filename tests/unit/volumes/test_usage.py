@@ -134,7 +134,7 @@ class Measured:
         return found
 
     def __call__(
-        self, root: Path, pod: Pod, pace: WalkThrottle, clock: object
+        self, root: Path, pod: Pod, pace: WalkThrottle, clock: object, observe: object
     ) -> dict[str, VolumeStats] | None:
         if pod.uid in self.hung:
             return None
@@ -271,7 +271,7 @@ async def test_volume_stat_calculator_slow_walks_run_one_at_time(
         inside -= 1
         return {"disk": SOME}
 
-    monkeypatch.setattr(usage_module, "measure", lambda root, pod, pace, clock: pace)
+    monkeypatch.setattr(usage_module, "measure", lambda root, pod, pace, clock, observe: pace)
     monkeypatch.setattr(usage_module, "in_own_thread", slowly)
     usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD)
     async with running(usage):
@@ -286,7 +286,7 @@ async def test_volume_stat_calculator_cancelled_interrupts_walk(
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(root: Path, pod: Pod, pace: WalkThrottle, clock: object) -> None:
+    def endless(root: Path, pod: Pod, pace: WalkThrottle, clock: object, observe: object) -> None:
         begun.set()
         try:
             while True:
@@ -326,3 +326,19 @@ async def test_volume_stat_calculator_volumes_evaluated_once_per_spec(
     assert usage._pods_to_measure(0.0).keys() == {"0"}
     assert len(evaluated) == 12
     assert usage._measurable.keys() == {"0"}
+
+
+def test_measure_reports_duration_and_source_of_each_volume(root: Path) -> None:
+    wanted = pod("a")
+    for path in own_volumes(root, wanted).values():
+        path.mkdir(parents=True)
+    observed: list[tuple[str, float]] = []
+    found = measure(
+        root,
+        wanted,
+        WalkThrottle(threading.Event()),
+        observe_duration=lambda source, seconds: observed.append((source, seconds)),
+    )
+    assert found
+    assert [source for source, _ in observed] == ["du"] * len(found)
+    assert all(seconds >= 0 for _, seconds in observed)

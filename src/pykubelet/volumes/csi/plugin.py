@@ -266,8 +266,11 @@ class CsiPlugin:
             name = published.volume.volume_to_mount.pod_volume.name
             try:
                 if GET_STATS in await client.capabilities():
+                    started = time.perf_counter()
                     usage = await client.usage(published.volume.handle, str(published.stats_path))
-                    found[name] = to_volume_stats(usage, self._clock())
+                    seconds = time.perf_counter() - started
+                    self._deps.metrics.record_measurement(published.volume.driver, seconds)
+                    found[name] = to_volume_stats(usage, self._clock(), health=self._health_events)
                     self._record_abnormal(pod, name, usage)
             except PluginError as err:
                 log.v(2).info("Failed to get volume stats", volumeName=published.volume.unique_name, err=err)
@@ -302,8 +305,11 @@ class CsiPlugin:
             raise VolumeLimitExceeded(str(err)) from err
 
 
-def to_volume_stats(usage: DriverUsage, moment: float) -> VolumeStats:
-    """Convert a driver's usage to VolumeStats; `moment` is its Unix time in seconds."""
+def to_volume_stats(usage: DriverUsage, moment: float, *, health: bool = False) -> VolumeStats:
+    """Convert a driver's usage to VolumeStats, with its condition if `health` is set.
+
+    `moment` is its Unix time in seconds.
+    """
     return VolumeStats(
         capacity=usage.capacity,
         available=usage.available,
@@ -312,4 +318,5 @@ def to_volume_stats(usage: DriverUsage, moment: float) -> VolumeStats:
         inodes_free=usage.inodes_free,
         inodes_used=usage.inodes_used,
         moment=moment,
+        abnormal=usage.abnormal if health else None,
     )

@@ -409,9 +409,10 @@ async def test_csi_usage_returns_stats_and_records_abnormal_condition(
         assert (usage.capacity, usage.inodes) == (found.f_blocks * found.f_frsize, found.f_files)
         assert usage.moment == 12.0
         assert usage.used > 0
+        assert usage.abnormal is False
         assert rig.events == []
         driver.behave(abnormal="the disk is on fire")
-        await kind.usage(pod)
+        assert (await kind.usage(pod))["data"].abnormal is True
         assert rig.events == [("pod-u-1", "VolumeConditionAbnormal", "Volume data: the disk is on fire")]
         assert await kind.usage(make_pod("u-2")) == {}
         driver.kill()

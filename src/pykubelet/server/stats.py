@@ -1,0 +1,118 @@
+"""`/stats/summary`: the Summary API, on the API server and the read-only port.
+
+    GET or POST /stats/summary[/][?only_cpu_and_memory=true]
+
+The document is sent in chunks while it is built, so that a node with many pods neither holds it in memory nor
+stalls the event loop. Requests are limited in number and in time: a client that does not read loses its
+connection. Without a sample of the node the response is upstream's error 500.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from aiohttp import hdrs, web
+
+from pykubelet.logs import get_logger
+from pykubelet.server.pipeline import plain_text, user_name
+from pykubelet.server.streaming import StreamLimits
+from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, encode_summary
+
+log = get_logger(__name__)
+MAX_REQUESTS = 32
+MAX_REQUESTS_PER_USER = 16
+SOURCE_TIMEOUT_SECONDS = 10.0
+"""Seconds within which the facts must be collected."""
+WRITE_TIMEOUT_SECONDS = 30.0
+"""Seconds for which a client may not read before its connection is closed."""
+CHUNK_BYTES = 16 * 1024
+"""Size from which a chunk is sent; a chunk is larger by at most one pod."""
+_ONLY_CPU_AND_MEMORY = "only_cpu_and_memory"
+_FORM = "application/x-www-form-urlencoded"
+
+
+class SummarySource(Protocol):
+    """Provider of the facts of a summary."""
+
+    async def summary_inputs(self, only_cpu_and_memory: bool) -> SummaryInputs:
+        """Return the current facts; with `only_cpu_and_memory` no storage is needed.
+
+        Raises SummaryUnavailable.
+        """
+
+
+def summary_routes(
+    source: SummarySource,
+    limits: StreamLimits | None = None,
+    *,
+    write_timeout: float = WRITE_TIMEOUT_SECONDS,
+    source_timeout: float = SOURCE_TIMEOUT_SECONDS,
+) -> list[web.RouteDef]:
+    """Return the routes of the Summary API; all servers should share `limits`."""
+    limits = limits or StreamLimits(MAX_REQUESTS, MAX_REQUESTS_PER_USER)
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        only_cpu_and_memory = await _is_only_cpu_and_memory(request)
+        with limits.acquire(user_name(request)):
+            try:
+                async with asyncio.timeout(source_timeout):
+                    inputs = await source.summary_inputs(only_cpu_and_memory)
+                pieces = encode_summary(inputs, only_cpu_and_memory=only_cpu_and_memory)
+                first = next(pieces)
+            except (SummaryUnavailable, TimeoutError) as err:
+                reason = str(err) or "failed to collect statistics: timed out"
+                log.v(2).info("Summary is not available", reason=reason)
+                return plain_text(500, f"Internal Error: {reason}")
+            response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/json"})
+            response.enable_chunked_encoding()
+            await response.prepare(request)
+            await _send(request, response, first, pieces, write_timeout)
+            return response
+
+    return [
+        route
+        for path in ("/stats/summary", "/stats/summary/")
+        for route in (web.get(path, respond, allow_head=False), web.post(path, respond))
+    ]
+
+
+async def _is_only_cpu_and_memory(request: web.Request) -> bool:
+    """Return whether the parameter is present once, in the query or a form, and is `true`."""
+    values = list(request.query.getall(_ONLY_CPU_AND_MEMORY, []))
+    if request.method == hdrs.METH_POST and request.content_type == _FORM:
+        values += [str(value) for value in (await request.post()).getall(_ONLY_CPU_AND_MEMORY, [])]
+    return values == ["true"]
+
+
+async def _send(
+    request: web.Request,
+    response: web.StreamResponse,
+    first: bytes,
+    pieces: Iterator[bytes],
+    write_timeout: float,
+) -> None:
+    """Send the document. Raises ConnectionError when it is incomplete, which closes the connection."""
+    try:
+        for chunk in _chunks(first, pieces):
+            async with asyncio.timeout(write_timeout):
+                await response.write(chunk)
+            # Writing to a fast client never blocks; yield to other tasks.
+            await asyncio.sleep(0)
+    except TimeoutError:
+        log.v(2).info("Closed connection of a client that does not read", path=request.path)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the client does not read") from None
+
+
+def _chunks(first: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    buffer = bytearray(first)
+    for piece in pieces:
+        buffer += piece
+        if len(buffer) >= CHUNK_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
