@@ -242,10 +242,14 @@ def start_util_chains(config: KubeletConfiguration, tasks: TaskScope) -> None:
             tasks.start(keep_chains(program), name=program)
 
 
-async def record_oom_kills(record: Record, open_log: Callable[[], int] = open_log) -> None:
+async def record_oom_kills(
+    record: Record,
+    count_in_cgroup: Callable[[str], None] = lambda path: None,
+    open_log: Callable[[], int] = open_log,
+) -> None:
     """Record SystemOOM events for processes that the kernel killed because the host was out of memory.
 
-    Kills because of a cgroup's limit are not reported here: they appear in pod statuses.
+    Kills because of a cgroup's limit are passed to `count_in_cgroup`; they appear in pod statuses, too.
     """
     try:
         fd = open_log()
@@ -258,6 +262,7 @@ async def record_oom_kills(record: Record, open_log: Callable[[], int] = open_lo
                 log.v(1).info("Got sys oom event", process=kill.process, pid=kill.pid, cgroup=kill.cgroup)
                 victim = f"victim process: {kill.process}, pid: {kill.pid}"
                 record("Warning", "SystemOOM", f"System OOM encountered, {victim}")
+            count_in_cgroup(kill.limit or "/")
     except OSError as err:
         log.error(err, "Failed to read /dev/kmsg, SystemOOM events are disabled")
     finally:

@@ -132,6 +132,7 @@ class _Node:
     devices: NodeDevices
     allocator: ResourceAllocator
     volumes: PodVolumes
+    pod_cgroups: PodCgroups
     claims: DraManager | None
     engine: PodEngine
     start_engine: Callable[[], None]
@@ -159,8 +160,6 @@ class Kubelet:
         self._tunes_kernel = tunes_kernel
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
-        self.volume_usage: VolumeStatCalculator | None = None
-        """Usage of pods' volumes; None before the engine runs."""
 
     def stop(self) -> None:
         """Request the end of `run`; safe to call at any time and more than once."""
@@ -193,12 +192,12 @@ class Kubelet:
             tasks = await stack.enter_async_context(TaskScope())
             try:
                 node = await self._build(host, cluster, devices, tasks)
-                checks = await self._start(node, stack, tasks)
+                statistics, checks = await self._start(node, stack, tasks)
             except StartupError as err:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
-            await stack.enter_async_context(self._servers(node, checks))
+            await stack.enter_async_context(self._servers(node, statistics, checks))
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
@@ -388,7 +387,18 @@ class Kubelet:
             tasks,
         )
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
-        return _Node(host, cluster, reporter, devices, allocator, volumes, claims, engine, start_engine)
+        return _Node(
+            host=host,
+            cluster=cluster,
+            reporter=reporter,
+            devices=devices,
+            allocator=allocator,
+            volumes=volumes,
+            pod_cgroups=pod_cgroups,
+            claims=claims,
+            engine=engine,
+            start_engine=start_engine,
+        )
 
     def _build_reporter(
         self, host: _Host, cluster: Cluster, devices: NodeDevices, volumes: PodVolumes
@@ -411,15 +421,16 @@ class Kubelet:
 
     async def _start(
         self, node: _Node, stack: contextlib.AsyncExitStack, tasks: TaskScope
-    ) -> dict[str, Check]:
-        """Start every part of the node, and return its health checks."""
+    ) -> tuple[NodeStatistics, dict[str, Check]]:
+        """Start every part of the node, and return its statistics and health checks."""
         host, engine, cluster, devices = node.host, node.engine, node.cluster, node.devices
-        self._warn_of_resolv_conf(cluster.node_event if cluster is not None else no_record)
+        record = cluster.node_event if cluster is not None else no_record
+        self._warn_of_resolv_conf(record)
         tasks.start(host.runtime_state.run(), name="runtime-state")
         tasks.start(host.identity.addresses.run(), name="host-addresses")
         start_util_chains(self.config, tasks)
         start_daemon_cgroups(self.config, tasks)
-        self.volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
+        volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
         start_resource_allocator(node.allocator, host.settings, host.cri, engine, tasks)
         devices.start(engine, cluster)
         if node.claims is not None:
@@ -435,8 +446,19 @@ class Kubelet:
             engine.history.add_listener(cluster.recorder.pod_event)
             tasks.start(cluster.services.run(), name="services")
             tasks.start(node.reporter.run(), name="node")
-            tasks.start(record_oom_kills(cluster.node_event), name="oom-watch")
-        return {
+        statistics = start_statistics(
+            host.settings,
+            host.cri,
+            node.pod_cgroups,
+            engine,
+            volume_usage,
+            node.volumes.metrics,
+            tasks,
+            self.registry,
+            started=self._started.timestamp(),
+        )
+        tasks.start(record_oom_kills(record, statistics.collector.count_oom), name="oom-watch")
+        return statistics, {
             "ping": lambda: None,
             "log": log_health,
             "syncloop": engine.loop.health,
@@ -451,7 +473,9 @@ class Kubelet:
             log.warning("Host resolv.conf failed the limits check", problem=problem)
             record("Warning", "CheckLimitsForResolvConf", problem)
 
-    def _servers(self, node: _Node, checks: dict[str, Check]) -> contextlib.AbstractAsyncContextManager[None]:
+    def _servers(
+        self, node: _Node, statistics: NodeStatistics, checks: dict[str, Check]
+    ) -> contextlib.AbstractAsyncContextManager[None]:
         parts = ServerDependencies(
             settings=node.host.settings,
             ips=node.host.identity.ips,
@@ -462,6 +486,7 @@ class Kubelet:
             engine=node.engine,
             cluster=node.cluster,
             checks=checks,
+            statistics=statistics,
         )
         return serving(parts)
 

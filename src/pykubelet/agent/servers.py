@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.agent.stats import NodeStatistics
 from pykubelet.apiserver.certificates.key_generation import KeyGenerationError
 from pykubelet.apiserver.certificates.serving import (
     CertificateFiles,
@@ -39,7 +41,8 @@ from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.server.stats import summary_routes
+from pykubelet.server.stats_metrics import cadvisor_routes, resource_routes
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -58,6 +61,7 @@ class ServerDependencies:
     engine: PodEngine
     cluster: Cluster | None
     checks: Mapping[str, Check]
+    statistics: NodeStatistics
 
 
 @contextlib.asynccontextmanager
@@ -65,17 +69,19 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     """Serve while the context is open. Raises AuthConfigError or PortError, each with one line."""
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     config, health = parts.settings.config, health_routes(parts.checks, metrics.health)
+    statistics = _statistics_routes(parts.statistics)
     async with contextlib.AsyncExitStack() as stack:
         if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())
-            api = await _api_parts(parts, metrics, manifests, tasks)
+            api = await _api_parts(parts, metrics, manifests, statistics, tasks)
             await stack.enter_async_context(api_server(api))
         if config.enable_server and config.read_only_port > 0:
             standalone = parts.cluster is None
             routes = [
                 *read_only_routes(parts.engine, omit_values=standalone),
-                *spec_routes(Filesystems(Path(parts.settings.flags.root_dir))),
+                *spec_routes(parts.statistics.host_filesystems),
                 *metrics_routes(parts.registry, metrics.health),
+                *statistics,
                 *health,
             ]
             layers = [counting_middleware(metrics, "readonly")]
@@ -84,7 +90,11 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             server = http_server("read-only", config.address, config.read_only_port, routes, layers)
             await stack.enter_async_context(server)
         control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
-        by_root = [*control_routes(parts.engine), *(manifests.routes() if manifests is not None else ())]
+        by_root = [
+            *control_routes(parts.engine),
+            *statistics,
+            *(manifests.routes() if manifests is not None else ()),
+        ]
         await stack.enter_async_context(unix_server(control, by_root))
         if config.healthz_port > 0:
             server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
@@ -117,8 +127,21 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 
+def _statistics_routes(statistics: NodeStatistics) -> list[web.RouteDef]:
+    """Return the routes of statistics; the servers share their limits."""
+    return [
+        *summary_routes(statistics),
+        *cadvisor_routes(statistics),
+        *resource_routes(statistics),
+    ]
+
+
 async def _api_parts(
-    parts: ServerDependencies, metrics: ServerMetrics, manifests: ManifestDirectory | None, tasks: TaskScope
+    parts: ServerDependencies,
+    metrics: ServerMetrics,
+    manifests: ManifestDirectory | None,
+    statistics: Sequence[web.RouteDef],
+    tasks: TaskScope,
 ) -> ApiServerDependencies:
     settings, cluster = parts.settings, parts.cluster
     try:
@@ -150,6 +173,7 @@ async def _api_parts(
             started=parts.started,
         ),
         manifests=manifests if cluster is None else None,
+        statistics=statistics,
     )
 
 

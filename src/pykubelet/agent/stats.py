@@ -12,6 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -37,6 +38,7 @@ from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Targe
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.usage import VolumeStatCalculator
 
 log = get_logger(__name__)
@@ -154,7 +156,7 @@ class NodeStatistics:
         """Initialize; `started` is the start time of the kubelet, `system_containers` cgroup paths by name."""
         self._settings = settings
         self.collector = collector
-        self._filesystems = filesystems
+        self.host_filesystems = filesystems
         self.runtime = runtime
         self._storage = storage
         self._engine = engine
@@ -169,7 +171,7 @@ class NodeStatistics:
         """Refresh samples that are older than the housekeeping interval; `detailed` includes details."""
         if detailed:
             await asyncio.gather(
-                self.collector.refresh_details(), self._filesystems.refresh(self.collector.interval)
+                self.collector.refresh_details(), self.host_filesystems.refresh(self.collector.interval)
             )
 
     def records(self) -> Sequence[Record]:
@@ -178,7 +180,7 @@ class NodeStatistics:
 
     def filesystems(self) -> Sequence[FilesystemUsage]:
         """Return the mounted file systems."""
-        return self._filesystems.all()
+        return self.host_filesystems.all()
 
     def machine(self) -> MachineFacts:
         """Return the constants of the host."""
@@ -186,7 +188,7 @@ class NodeStatistics:
 
     def device_name(self, major: int, minor: int) -> str:
         """Return the name of a block device; empty for an unknown one."""
-        return self._filesystems.device_name(major, minor)
+        return self.host_filesystems.device_name(major, minor)
 
     def has_pressure(self) -> bool:
         """Return whether pressure stall information is reported."""
@@ -207,11 +209,11 @@ class NodeStatistics:
             self.prepare(detailed=True),
             self.runtime.facts(),
             self._storage.get(),
-            self._filesystems.of_directory(Path(self._settings.flags.root_dir), self.collector.interval),
+            self.host_filesystems.of_directory(Path(self._settings.flags.root_dir), self.collector.interval),
         )
         filesystems = {}
         for path in runtime.mount_points():
-            found = await self._filesystems.of_directory(Path(path), self.collector.interval)
+            found = await self.host_filesystems.of_directory(Path(path), self.collector.interval)
             if found is not None:
                 filesystems[path] = found
         return dataclasses.replace(
@@ -236,6 +238,7 @@ def start_statistics(
     pod_cgroups: PodCgroups,
     engine: PodEngine,
     volumes: VolumeStatCalculator,
+    volume_metrics: VolumeMetrics,
     tasks: TaskScope,
     registry: CollectorRegistry,
     *,
@@ -265,7 +268,7 @@ def start_statistics(
         NODE,
         [Target(path="/", kind="root"), *(Target(path=path, kind="node") for path in paths if path != "/")],
     )
-    dirs, logs = PodDirs(Path(flags.root_dir)), Path(config.pod_logs_dir)
+    dirs, logs = PodDirs(Path(flags.root_dir)), config.pod_logs_dir
 
     def logged_pods() -> Iterator[LoggedPod]:
         for pod, found in observed():
@@ -278,10 +281,12 @@ def start_statistics(
             if target.kind == "container":
                 yield LoggingContainer(target.pod_uid, target.namespace, target.pod, target.container)
 
-    storage = PodStorageMeter(logged_pods, tasks)
+    storage = PodStorageMeter(
+        logged_pods, tasks, observe_duration=partial(volume_metrics.record_measurement, "du")
+    )
     registry.register(LogMetrics(logging_containers, storage.latest))
     runtime = RuntimeStatistics(
-        cri.runtime,
+        cri.stats,
         cri.images,
         tasks,
         pods_from_cri=settings.gates.enabled("PodAndContainerStatsFromCRI"),

@@ -9,7 +9,7 @@ TLS, authentication and authorization.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -137,6 +137,8 @@ class ApiServerDependencies:
     debug: DebugDependencies
     manifests: ManifestDirectory | None = None
     """Static pod directory that clients may write to; None in a cluster."""
+    statistics: Sequence[web.RouteDef] = ()
+    """Routes of statistics, which all servers share with their limits."""
 
 
 @asynccontextmanager
@@ -175,6 +177,7 @@ def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
         *read_only_routes(deps.pods.engine),
         *metrics_routes(deps.registry, deps.metrics.health),
         *reset_routes(deps.metrics.health),
+        *deps.statistics,
     ]
     if not deps.config.enable_debugging_handlers:
         routes += _disabled(_DEBUGGING_PATHS, "Debug endpoints are disabled.\n")
