@@ -6,8 +6,8 @@ table is read and statvfs(2) is called in threads.
 
 - The mount table is read again only when the kernel reports a change (poll(2) on its file).
 - Local file systems are measured by one thread, each NFS mount by a thread of its own, because its server
-  may not respond. After `STATVFS_TIMEOUT_SECONDS` (cAdvisor's value) the rest is omitted. A call that hangs
-  is not repeated, and its file system is omitted, until it returns.
+  may not respond. After the time limit the rest is omitted. A call that hangs is not repeated, and its file
+  system is omitted, until it returns.
 
 A file system that cannot be measured is omitted; old numbers are never returned for it.
 """
@@ -36,6 +36,9 @@ from pykubelet.util.tasks import in_own_thread
 
 log = get_logger(__name__)
 STATVFS_TIMEOUT_SECONDS = 2.0
+"""Seconds for calls that may wait for a file server; cAdvisor's value."""
+LOCAL_TIMEOUT_SECONDS = 10.0
+"""Seconds for reading the mount table and for all local file systems, which take long on a busy host only."""
 MAX_HANGING = 32
 """NFS mounts with hanging calls, each of which occupies a thread, above which no others are measured."""
 DEVICE_NAMES_SECONDS = 300.0
@@ -83,7 +86,8 @@ class Filesystems:
     async def refresh(self, max_age: float) -> None:
         """Measure all file systems unless the last measurement started less than `max_age` seconds ago.
 
-        Takes up to about two seconds when a file server does not respond. Raises nothing.
+        Takes up to two seconds when a file server does not respond, and longer only on a host that is busy or
+        whose local file system hangs. Raises nothing.
         """
         if time.monotonic() - self._measured_at < max_age:
             return
@@ -136,7 +140,7 @@ class Filesystems:
         return found.device if found is not None else ""
 
     def _disk_name(self, major: int, minor: int) -> str:
-        """Return the path of a whole disk; empty for partitions and for devices that are no disks."""
+        """Return the path of a whole disk; empty for partitions and other devices."""
         now = time.monotonic()
         if now - self._names_read_at >= DEVICE_NAMES_SECONDS or len(self._names) >= _MAX_DEVICE_NAMES:
             self._names.clear()
@@ -157,7 +161,7 @@ class Filesystems:
         started_at = time.monotonic()
         try:
             if self._is_table_stale():
-                async with asyncio.timeout(STATVFS_TIMEOUT_SECONDS):
+                async with asyncio.timeout(LOCAL_TIMEOUT_SECONDS):
                     await in_own_thread(self._update_table, name="mount-table", cancel_timeout=0)
         except (OSError, TimeoutError) as err:
             log.warning("Failed to read mount table", err=err if str(err) else "timeout")
@@ -167,13 +171,16 @@ class Filesystems:
         remote = [fs for fs in filesystems if fs.is_remote and fs.point not in hanging]
         threads = max(min(MAX_HANGING - len(hanging), len(remote)), 0)
         results = await asyncio.gather(
-            self._measure(local), *(self._measure(remote[index::threads]) for index in range(threads))
+            self._measure(local, LOCAL_TIMEOUT_SECONDS),
+            *(self._measure(remote[index::threads], STATVFS_TIMEOUT_SECONDS) for index in range(threads)),
         )
         found = {device: usage for result in results for device, usage in result.items()}
         self._usages = tuple(found[fs.device] for fs in filesystems if fs.device in found)
         self._measured_at = started_at
 
-    async def _measure(self, filesystems: list[MountedFilesystem]) -> dict[str, FilesystemUsage]:
+    async def _measure(
+        self, filesystems: list[MountedFilesystem], limit: float
+    ) -> dict[str, FilesystemUsage]:
         """Measure file systems in a thread; return those that were measured within the time limit."""
         found: dict[str, FilesystemUsage] = {}
         stop = threading.Event()
@@ -192,7 +199,7 @@ class Filesystems:
                     self._in_progress.discard(fs.point)
 
         try:
-            async with asyncio.timeout(STATVFS_TIMEOUT_SECONDS):
+            async with asyncio.timeout(limit):
                 await in_own_thread(work, name="statvfs", cancel_timeout=0)
         except TimeoutError:
             stop.set()
@@ -291,7 +298,7 @@ class _DiskCounters:
                 self._by_name[f"/dev/{words[2].decode(errors='replace')}"] = words
 
     def find(self, fs: MountedFilesystem) -> DiskIo:
-        """Return the counters of a file system's device; zeros if it has none."""
+        """Return the counters of a file system's device, or zeros."""
         number = str(fs.major).encode(), str(fs.minor).encode()
         words = self._by_name.get(fs.device) or self._by_number.get(number)
         if words is None:

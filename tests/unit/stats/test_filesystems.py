@@ -160,7 +160,7 @@ async def test_refresh_hanging_server_omitted_and_not_called_again(
 async def test_refresh_hanging_local_filesystem_others_measured_next_time(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(filesystems, "LOCAL_TIMEOUT_SECONDS", 1.0)
     host.hanging = {b"/dev/shm"}
     found = host.filesystems()
     await found.refresh(0)
