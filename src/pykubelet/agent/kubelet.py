@@ -46,9 +46,11 @@ from pykubelet.agent.host_setup import (
 from pykubelet.agent.images import build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
+from pykubelet.agent.stats import NodeStatistics, start_statistics
 from pykubelet.agent.volumes import build_volumes, start_plugins, start_volumes, volume_plugins
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
@@ -87,7 +89,6 @@ from pykubelet.server.metrics import KubeletInfo
 from pykubelet.server.readonly import Check
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.usage import VolumeStatCalculator
 
 if TYPE_CHECKING:
     from pykubelet.cm.dra.manager import DraManager

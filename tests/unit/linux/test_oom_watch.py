@@ -60,7 +60,7 @@ def reason(kind: str, pid: int) -> str:
 async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
     told: list[tuple[str, str, str]] = []
     log.say("app invoked oom-killer: gfp_mask=0x0", reason(CGROUP, 3), KILLED.format(pid=3, name="app"))
-    watch = asyncio.create_task(record_oom_kills(lambda *event: told.append(event), log.open))
+    watch = asyncio.create_task(record_oom_kills(lambda *event: told.append(event), open_log=log.open))
     # It waits for more, and is not confused by what is no record at all.
     log._written.send(b"nonsense")
     log.say(
@@ -79,8 +79,8 @@ async def test_record_oom_kills_without_kmsg_returns(tmp_path: Path) -> None:
     def missing() -> int:
         return open_log(tmp_path / "kmsg")
 
-    await record_oom_kills(lambda *event: pytest.fail(str(event)), missing)
-    await record_oom_kills(lambda *event: pytest.fail(str(event)), lambda: open_log(Path("/dev/null")))
+    await record_oom_kills(lambda *event: pytest.fail(str(event)), open_log=missing)
+    await record_oom_kills(lambda *event: pytest.fail(str(event)), open_log=lambda: open_log(Path("/dev/null")))
 
 
 async def test_record_oom_kills_cancelled_closes_descriptor(log: Log) -> None:
@@ -90,7 +90,7 @@ async def test_record_oom_kills_cancelled_closes_descriptor(log: Log) -> None:
         fds.append(log.open())
         return fds[0]
 
-    watch = asyncio.create_task(record_oom_kills(lambda *event: None, opened))
+    watch = asyncio.create_task(record_oom_kills(lambda *event: None, open_log=opened))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     watch.cancel()
