@@ -124,6 +124,9 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """0 for no limit or no memory controller; v1 reports a number above `UNLIMITED` for no limit."""
     memory_reservation: int = 0
     memory_swap_limit: int = 0
+    """As cAdvisor reports it: memory and swap on v1, swap on v2; above `UNLIMITED` for no limit."""
+    has_memory: bool = True
+    """Whether the cgroup has the memory controller; always true on v1 (v2: the file `memory.max` exists)."""
     max_processes: int = 0
 
 
@@ -179,6 +182,26 @@ class FilesystemUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None if self.inodes is None or self.inodes_free is None else self.inodes - self.inodes_free
 
 
+class MachineFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Constants of the host, as cAdvisor reports them."""
+
+    machine_id: str = ""
+    system_uuid: str = ""
+    boot_id: str = ""
+    kernel_version: str = ""
+    os_version: str = ""
+    cores: int = 0
+    """Logical CPUs."""
+    physical_cores: int = 0
+    sockets: int = 0
+    memory: int = 0
+    swap: int = 0
+    nvm_memory_mode: int = 0
+    nvm_app_direct_mode: int = 0
+    nvm_power_budget: int = 0
+    """Watts."""
+
+
 TargetKind = Literal["root", "node", "pod", "sandbox", "container"]
 """`node`: a cgroup that is neither the root nor a pod's, such as `/kubepods/burstable`."""
 
@@ -201,6 +224,24 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Creation time in the runtime, of containers and sandboxes."""
 
 
+class LabelTexts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Rendered labels of a target, in pieces: other labels are inserted between them, sorted by name."""
+
+    target: Target
+    container: str
+    """Opening brace and the label `container`."""
+    id_image: str
+    """Comma, `id` and `image`; the other pieces begin with a comma, too."""
+    name_namespace: str
+    pod: str
+    tail: str
+    """All pieces after `container`."""
+    series: str
+    """All pieces, without the closing brace."""
+    resource: str
+    """Labels of `/metrics/resource`, without the closing brace."""
+
+
 class Record(msgspec.Struct, kw_only=True):
     """A sampled cgroup with its latest samples; the collector updates it, others only read."""
 
@@ -217,5 +258,5 @@ class Record(msgspec.Struct, kw_only=True):
     network_time: float = 0.0
     oom_events: int = 0
     """Out-of-memory kills seen in the cgroup since the kubelet has started."""
-    labels: dict[str, bytes] = {}
-    """Rendered label texts, which the exposition builds once per record."""
+    labels: LabelTexts | None = None
+    """Rendered labels, which the exposition builds once per target."""
