@@ -1,7 +1,7 @@
 """Pages of metrics as a scraper reads them, and the table of those that there are and that there will be.
 
 `tests/data/metrics.tsv` has every metric of the reference, of v1.25 and v1.36 (recorded, and from its
-sources), with what this agent does about it. States:
+sources), with what this agent does about it, and those that the reference does not have ("ours"). States:
 
 - always: shown by any agent that has run a pod; cluster: by a node of a cluster;
 - event: shown once what it counts has happened, or where it was asked for;

@@ -12,7 +12,6 @@ and adds `_created` series, which upstream's metrics do not have. A metric witho
 
 from __future__ import annotations
 
-import math
 import platform
 import resource
 import sys
@@ -30,7 +29,7 @@ from prometheus_client.samples import Sample
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.config.feature_gates import FeatureGates, known_gates
 from pykubelet.linux.host_info import architecture
-from pykubelet.util.metrics import SECONDS
+from pykubelet.util.metrics import CONTENT_TYPE, SECONDS, escape_label, format_number, header
 
 _METHODS = frozenset({"OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"})
 _PATHS = frozenset(
@@ -305,13 +304,10 @@ def _family(name: str, text: str, labels: dict[str, str], value: float) -> Metri
     return family
 
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PROBES = "prober_"
 _START_TIME = "process_start_time_seconds"
 _CREATED = "_created"
 _TOTAL = "_total"
-_VALUE_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 def metrics_routes(registry: CollectorRegistry, health: HealthMetrics) -> list[web.RouteDef]:
@@ -359,10 +355,9 @@ def _lines(metric: Metric) -> Iterator[str]:
     if not samples:
         return
     name = _name(metric)
-    yield f"# HELP {name} {metric.documentation.translate(_HELP_ESCAPES)}\n"
-    yield f"# TYPE {name} {metric.type}\n"
+    yield header(name, metric.type, metric.documentation)
     for sample in samples:
-        yield f"{sample.name}{_labels(sample)} {_number(sample.value)}\n"
+        yield f"{sample.name}{_labels(sample)} {format_number(sample.value)}\n"
 
 
 def _name(metric: Metric) -> str:
@@ -373,15 +368,6 @@ def _name(metric: Metric) -> str:
     return str(metric.name)
 
 
-def _number(value: float) -> str:
-    """Format a number so that Go can parse it."""
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    if math.isnan(value):
-        return "NaN"
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-
-
 def _labels(sample: Sample) -> str:
     if not sample.labels:
         return ""
@@ -389,5 +375,5 @@ def _labels(sample: Sample) -> str:
     if bound := labels.get("le"):
         # Prometheus compares bucket bounds as strings, and Go clients write 1, not 1.0.
         labels = {**labels, "le": bound.removesuffix(".0")}
-    pairs = (f'{name}="{value.translate(_VALUE_ESCAPES)}"' for name, value in sorted(labels.items()))
+    pairs = (f'{name}="{escape_label(value)}"' for name, value in sorted(labels.items()))
     return "{" + ",".join(pairs) + "}"

@@ -245,6 +245,24 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Creation time in the runtime, of containers and sandboxes."""
 
 
+class LabelTexts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Rendered labels of a target, in pieces: other labels are inserted between them, sorted by name."""
+
+    target: Target
+    container: str
+    """Opening brace and the label `container`."""
+    id_image: str
+    """Comma, `id` and `image`; the other pieces begin with a comma, too."""
+    name_namespace: str
+    pod: str
+    tail: str
+    """All pieces after `container`."""
+    series: str
+    """All pieces, without the closing brace."""
+    resource: str
+    """Labels of `/metrics/resource`, without the closing brace."""
+
+
 class Record(msgspec.Struct, kw_only=True):
     """A sampled cgroup with its latest samples; the collector updates it, others only read."""
 
@@ -261,5 +279,5 @@ class Record(msgspec.Struct, kw_only=True):
     network_time: float = 0.0
     oom_events: int = 0
     """Out-of-memory kills seen in the cgroup since the kubelet has started."""
-    labels: dict[str, bytes] = {}
-    """Rendered label texts, which the exposition builds once per record."""
+    labels: LabelTexts | None = None
+    """Rendered labels, which the exposition builds once per target."""
