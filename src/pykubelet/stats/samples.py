@@ -146,7 +146,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     memory_swap_limit: int = 0
     """On v1 memory and swap together; for the root total swap."""
     max_processes: int = 0
-    """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 where the cgroup has none (the root)."""
+    """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 for the root."""
 
 
 class NetworkInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True):
