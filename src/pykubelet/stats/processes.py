@@ -64,8 +64,8 @@ class ProcessCounts(msgspec.Struct, frozen=True, gc=False):
 def read_pids(procs_file: Path) -> list[int]:
     """Return the processes in a cgroup, not below it; at most those in `MAX_PROCS_BYTES`.
 
-    The list is empty for a threaded cgroup v2. Raises CgroupGone if the cgroup was removed, CgroupError if the file cannot
-    be read. Blocks.
+    The list is empty for a threaded cgroup v2. Raises CgroupGone if the cgroup was removed, CgroupError if
+    the file cannot be read. Blocks.
     """
     data = bytearray()
     try:

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 UNLIMITED = 1 << 62
-"""Memory limits above this one mean that there is none: the kernel rounds the largest number to pages."""
+"""Memory limits above this one mean no limit: the kernel rounds the largest number to pages."""
 
 
 class CgroupError(Exception):
