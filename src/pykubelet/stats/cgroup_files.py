@@ -32,6 +32,9 @@ STAT: Final = 4096
 MAX_BYTES: Final = 65536
 """Bytes of a file that are read at most."""
 
+_SKIPPED_READS = 10
+"""Reads for which a file that the cgroup does not have is not looked up again."""
+
 _OPEN = os.O_RDONLY | os.O_CLOEXEC
 _REMOVED = frozenset({errno.ENODEV, errno.ENOENT, errno.ENOTDIR})
 
@@ -61,7 +64,7 @@ class DescriptorBudget:
 class CgroupFile:
     """A file in the directory of a cgroup."""
 
-    __slots__ = ("_budget", "_fd", "_keep", "_low_priority", "_seen", "_size", "directory", "name")
+    __slots__ = ("_budget", "_fd", "_keep", "_low_priority", "_seen", "_size", "_skip", "directory", "name")
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class CgroupFile:
         self._keep = not low_priority
         self._seen = required
         self._fd = -1
+        self._skip = 0
 
     @property
     def path(self) -> str:
@@ -107,6 +111,9 @@ class CgroupFile:
                 if err.errno != errno.ENODEV:
                     raise self._error(err) from err
                 # The cgroup was removed, or only the file (the controller, or pressure was disabled).
+        elif self._skip:
+            self._skip -= 1
+            return None
         return self._open_and_read()
 
     def _open_and_read(self) -> bytes | None:
@@ -145,10 +152,12 @@ class CgroupFile:
     def _raise_unless_missing(self, err: OSError) -> None:
         if err.errno == errno.EOPNOTSUPP:
             # Pressure of kernels that need psi=1 on their command line.
-            return
-        if err.errno not in _REMOVED:
+            self._skip = _SKIPPED_READS
+        elif err.errno not in _REMOVED:
             raise self._error(err) from err
-        if self._seen and not Path(self.directory).is_dir():
+        elif Path(self.directory).is_dir():
+            self._skip = _SKIPPED_READS
+        elif self._seen:
             raise CgroupGone(f"cgroup {self.directory} was removed") from None
 
     def _error(self, err: OSError) -> CgroupError:

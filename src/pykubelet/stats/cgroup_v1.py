@@ -40,7 +40,7 @@ _MEMORY = StatParser(
     "total_inactive_file",
 )
 _FLAT_MEMORY = StatParser("cache", "rss", "swap", "mapped_file")
-"""What a cgroup without hierarchical accounting (kernels before 5.11) has instead of the first four."""
+"""Keys of a cgroup without hierarchical accounting (before Linux 5.11), instead of the first four."""
 _CPU = StatParser("nr_periods", "nr_throttled", "throttled_time")
 _CPU_TIMES = StatParser("user", "system")
 
@@ -86,7 +86,7 @@ def find_io_sources(blkio: Path | None) -> tuple[tuple[_IoTable, ...], ...]:
     if blkio is None:
         return ()
     sources = [source for source in _IO_SOURCES if (blkio / source[0].name).exists()]
-    # What the recursive counters do not contain, the others do not either.
+    # The recursive counters include those of the last source.
     if len(sources) > 1 and sources[-1] is _IO_SOURCES[-1]:
         sources.pop()
     return tuple(sources)

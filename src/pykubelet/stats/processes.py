@@ -7,8 +7,9 @@ descriptors and sockets are those that were examined, a lower bound; only the nu
 exact. Linux 6.2 and later also report the exact number of descriptors of a process of which not all were
 examined.
 
-Everything here blocks; it is called in a thread, which releases the interpreter lock at each system call. A
-process that ends while it is examined counts as a process without descriptors.
+Everything here blocks and is called in a thread. The thread sleeps briefly after some hundred system calls,
+because a thread that only makes short ones can take the interpreter lock back before the event loop gets it.
+A process that ends while it is examined counts as a process without descriptors.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -32,6 +34,9 @@ MAX_CALLS_PER_SCAN = 100_000
 """System calls for the processes of all cgroups of a scan."""
 MAX_PROCS_BYTES = 1 << 20
 """Bytes of a cgroup.procs that are read; enough for more than 130,000 processes."""
+
+_CALLS_BETWEEN_SLEEPS = 250
+_SLEEP_SECONDS = 0.0002
 
 _CHUNK = 1 << 16
 _CALLS_PER_PROCESS = 5
@@ -59,8 +64,8 @@ class ProcessCounts(msgspec.Struct, frozen=True, gc=False):
 def read_pids(procs_file: Path) -> list[int]:
     """Return the processes in a cgroup, not below it; at most those in `MAX_PROCS_BYTES`.
 
-    A threaded cgroup v2 has none. Raises CgroupGone if the cgroup was removed, CgroupError if the file cannot
-    be read. Blocks.
+    The list is empty for a threaded cgroup v2. Raises CgroupGone if the cgroup was removed, CgroupError if
+    the file cannot be read. Blocks.
     """
     data = bytearray()
     try:
@@ -86,6 +91,7 @@ class ProcessScan:
 
     def __init__(self, *, proc: Path = Path("/proc"), max_calls: int = MAX_CALLS_PER_SCAN) -> None:
         self._proc = proc
+        self._calls_before_sleep = _CALLS_BETWEEN_SLEEPS
         self.calls_left = max_calls
 
     def count_all(self, files: Mapping[str, Path]) -> dict[str, ProcessCounts]:
@@ -111,39 +117,45 @@ class ProcessScan:
             left -= _CALLS_PER_PROCESS
             if left < 0:
                 break
-            total, examined, found = _count_descriptors(
-                f"{self._proc}/{pid}/fd", min(left, MAX_LINKS_PER_PROCESS)
-            )
+            total, examined, found = self._count_descriptors(pid, min(left, MAX_LINKS_PER_PROCESS))
             descriptors += total
             sockets += found
             left -= examined
         self.calls_left -= limit - max(left, 0)
         return ProcessCounts(len(pids), descriptors, sockets)
 
+    def _count_descriptors(self, pid: int, limit: int) -> tuple[int, int, int]:
+        """Return the descriptors of a process, how many were examined, and the sockets among those."""
+        self._yield(_CALLS_PER_PROCESS)
+        examined = sockets = 0
+        try:
+            directory = os.open(f"{self._proc}/{pid}/fd", _OPEN_DIRECTORY)
+        except OSError:
+            return 0, 0, 0
+        try:
+            total = os.fstat(directory).st_size
+            with os.scandir(directory) as entries:
+                for entry in islice(entries, limit):
+                    examined += 1
+                    self._yield(1)
+                    try:
+                        target = os.readlink(entry.name, dir_fd=directory)
+                    except OSError:
+                        continue
+                    if target.startswith("socket"):
+                        sockets += 1
+        except OSError:
+            return examined, examined, sockets
+        finally:
+            os.close(directory)
+        return (max(total, examined) if examined >= limit else examined), examined, sockets
 
-def _count_descriptors(path: str, limit: int) -> tuple[int, int, int]:
-    """Return the descriptors of a process, how many of them were examined, and the sockets among those."""
-    examined = sockets = 0
-    try:
-        directory = os.open(path, _OPEN_DIRECTORY)
-    except OSError:
-        return 0, 0, 0
-    try:
-        total = os.fstat(directory).st_size
-        with os.scandir(directory) as entries:
-            for entry in islice(entries, limit):
-                examined += 1
-                try:
-                    target = os.readlink(entry.name, dir_fd=directory)
-                except OSError:
-                    continue
-                if target.startswith("socket"):
-                    sockets += 1
-    except OSError:
-        return examined, examined, sockets
-    finally:
-        os.close(directory)
-    return (max(total, examined) if examined >= limit else examined), examined, sockets
+    def _yield(self, calls: int) -> None:
+        """Count system calls, and let other threads run after some."""
+        self._calls_before_sleep -= calls
+        if self._calls_before_sleep <= 0:
+            self._calls_before_sleep = _CALLS_BETWEEN_SLEEPS
+            time.sleep(_SLEEP_SECONDS)
 
 
 def max_open_files(pid: int) -> int | None:

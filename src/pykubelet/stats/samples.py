@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 UNLIMITED = 1 << 62
-"""Memory limits above this one mean that there is none: the kernel rounds the largest number to pages."""
+"""Memory limits above this one mean no limit: the kernel rounds the largest number to pages."""
 
 
 class CgroupError(Exception):
@@ -146,7 +146,7 @@ class Limits(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     memory_swap_limit: int = 0
     """As cAdvisor reads it: above `UNLIMITED` for no limit; 0 is a limit of 0, or no swap accounting."""
     max_processes: int = 0
-    """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 where the cgroup has none (the root)."""
+    """Limit on threads (pids.max); 2**64 - 1 for no limit, 0 for the root."""
 
 
 class NetworkInterface(msgspec.Struct, frozen=True, gc=False, kw_only=True):
