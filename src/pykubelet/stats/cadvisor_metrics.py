@@ -55,8 +55,8 @@ def cadvisor_chunks(
 ) -> Iterator[bytes]:
     """Yield the page in chunks of at most `MAX_CHUNK_BYTES`; the first ones may be empty.
 
-    The caller may run other tasks after each chunk; no step between two of them takes longer than about a
-    millisecond. `has_pressure` adds pressure stall information (cgroup v2).
+    The caller may run other tasks after each chunk; a step between two of them takes about a millisecond.
+    `has_pressure` adds pressure stall information (cgroup v2).
     """
     page = CadvisorPage(
         machine=machine,
