@@ -7,11 +7,13 @@ import struct
 import sys
 import termios
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
+
+from aiohttp import web
 
 from pykubelet.server.listeners import unix_server
 from pykubelet.server.manifests import control_routes
@@ -32,10 +34,12 @@ class Ran:
 
 
 @asynccontextmanager
-async def answering(instance: Instance, view: ScriptedView) -> AsyncIterator[None]:
-    """Let a script answer for the node of a data directory."""
+async def answering(
+    instance: Instance, view: ScriptedView, routes: Sequence[web.RouteDef] = ()
+) -> AsyncIterator[None]:
+    """Let a script answer for the node of a data directory, also on further routes."""
     instance.kubelet_root.mkdir(parents=True, exist_ok=True)
-    async with unix_server(instance.kubelet_root / SOCKET_NAME, control_routes(view)):
+    async with unix_server(instance.kubelet_root / SOCKET_NAME, [*control_routes(view), *routes]):
         yield
 
 
@@ -64,7 +68,9 @@ async def pykubelet(
 
 def environment() -> dict[str, str]:
     """Nothing that would change how a command writes."""
-    return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm", "COLUMNS": "200"}
+    fixed = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "xterm", "COLUMNS": "200"}
+    # The code under test need not be the installed one.
+    return fixed | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 
 
 class Terminal:
@@ -86,6 +92,10 @@ class Terminal:
     def type(self, text: str) -> None:
         """Press keys."""
         os.write(self.fd, text.encode())
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the program."""
+        os.kill(self.pid, number)
 
     def resize(self, rows: int, columns: int) -> None:
         """Pull at the window's corner."""

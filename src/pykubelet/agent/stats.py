@@ -21,6 +21,7 @@ from pykubelet.agent.cluster import AgentSettings
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.qos import pod_limits
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs, pod_log_dir
@@ -31,15 +32,25 @@ from pykubelet.stats.cgroup_readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.machine import read_machine_facts
-from pykubelet.stats.pod_storage import LoggedPod, LoggingContainer, LogMetrics, PodStorageMeter, VolumeUsage, volume_usage
+from pykubelet.stats.pod_storage import (
+    FileUsage,
+    LoggedPod,
+    LoggingContainer,
+    LogMetrics,
+    PodStorage,
+    PodStorageMeter,
+    VolumeUsage,
+    volume_usage,
+)
 from pykubelet.stats.rlimit import read_rlimit
-from pykubelet.stats.runtime_stats import RuntimeStatistics
+from pykubelet.stats.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
+from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.usage import VolumeStatCalculator
+from pykubelet.volumes.usage import VolumeStatCalculator, VolumeStats
 
 log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
@@ -131,7 +142,9 @@ class NodeTargets:
             except CgroupError as err:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
-            self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._sandbox_image))
+            self._collector.set_targets(
+                uid, pod_targets(observed, parent, self._path_of, self._sandbox_image)
+            )
         for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
             self._seen.pop(uid, None)
             self._collector.set_targets(uid, ())
@@ -153,7 +166,7 @@ class NodeStatistics:
         started: float,
         system_containers: Mapping[str, str],
     ) -> None:
-        """Initialize; `started` is the start time of the kubelet, `system_containers` cgroup paths by name."""
+        """Initialize with the kubelet's start time, and the cgroup paths of system containers by name."""
         self._settings = settings
         self.collector = collector
         self.host_filesystems = filesystems
@@ -193,6 +206,10 @@ class NodeStatistics:
     def has_pressure(self) -> bool:
         """Return whether pressure stall information is reported."""
         return self._has_pressure
+
+    async def runtime_metrics(self) -> CriMetricList | None:
+        """Return the metrics of the runtime, with `PodAndContainerStatsFromCRI`; None if it has none."""
+        return await self.runtime.metrics()
 
     async def summary_inputs(self, only_cpu_and_memory: bool) -> SummaryInputs:
         """Return the facts of a summary."""
@@ -291,6 +308,11 @@ def start_statistics(
         tasks,
         pods_from_cri=settings.gates.enabled("PodAndContainerStatsFromCRI"),
     )
+    registry.register(
+        PodStorageMetrics(
+            lambda: storage_rows(observed(), storage.latest(), runtime.latest_layers(), volumes.for_pod)
+        )
+    )
     tasks.start(collector.run(targets.update), name="statistics")
     tasks.start(_find_sandbox_image(cri, observed, targets), name="sandbox-image")
     return NodeStatistics(
@@ -304,6 +326,53 @@ def start_statistics(
         started=started,
         system_containers=system,
     )
+
+
+def storage_rows(
+    pods: Iterable[tuple[Pod, ObservedPod]],
+    storage: Mapping[str, PodStorage],
+    layers: Mapping[str, LayerUsage],
+    volumes_of: Callable[[str], Mapping[str, VolumeStats]],
+) -> Iterator[PodStorageRow]:
+    """Yield the latest ephemeral storage of pods, and of their emptyDir volumes.
+
+    Of a pod, it is the sum of writable layers, logs, hosts file and volumes on the node's disk, as far as
+    they were measured.
+    """
+    for pod, observed in pods:
+        usages = volume_usage(pod, volumes_of(pod.uid))
+        sources = {volume.name: volume.empty_dir for volume in pod.spec.volumes}
+        parts = [FileUsage(usage.stats.used, usage.stats.inodes_used) for usage in usages if usage.ephemeral]
+        for usage in usages:
+            if (source := sources.get(usage.name)) is not None:
+                limit = int(source.size_limit) if source.size_limit is not None else None
+                yield PodStorageRow(
+                    observed.namespace,
+                    observed.name,
+                    usage.name,
+                    usage.stats.used,
+                    usage.stats.inodes_used,
+                    limit,
+                )
+        for container in observed.running:
+            if (layer := layers.get(container.id)) is not None:
+                parts.append(FileUsage(layer.used, layer.inodes_used))
+        if (files := storage.get(pod.uid)) is not None:
+            parts += [
+                *files.container_logs.values(),
+                files.pod_logs or FileUsage(),
+                files.hosts or FileUsage(),
+            ]
+        if parts:
+            limited = pod_limits(pod).get("ephemeral-storage")
+            yield PodStorageRow(
+                observed.namespace,
+                observed.name,
+                "",
+                sum(part.used or 0 for part in parts),
+                sum(part.inodes or 0 for part in parts),
+                int(limited) if limited is not None else None,
+            )
 
 
 def has_pressure(settings: AgentSettings) -> bool:

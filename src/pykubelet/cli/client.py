@@ -18,14 +18,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.printers import escape_unprintable
+from pykubelet.cli.usage import PodStats, Summary
 from pykubelet.config.errors import ConfigError
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.server.manifest_schema import Manifest
@@ -33,9 +36,16 @@ from pykubelet.server.pods import SOCKET_NAME, ErrorResponse, NodePods, PodJourn
 from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
 T = TypeVar("T")
 REQUEST_TIMEOUT_SECONDS = 10.0
 """Timeout of connecting to the control socket and of each read, in seconds."""
+USAGE_TIMEOUT_SECONDS = 2.0
+"""The same for usage that a command shows in addition, in seconds."""
+MAX_SUMMARY_BYTES = 32 << 20
+"""Bound of a Summary; one of 500 pods has about 2 MiB."""
 
 
 class NodeError(Exception):
@@ -52,6 +62,10 @@ class NotFoundError(NodeError):
 
 class ManifestRejected(NodeError):
     """Raised when the node rejects a manifest; the text is the reason."""
+
+
+class StatisticsNotServed(NodeError):
+    """Raised when the running kubelet has no statistics endpoint, because it is of an older version."""
 
 
 class NodeClient:
@@ -83,43 +97,97 @@ class NodeClient:
         path = f"/manifests/{quote(name, safe='')}{'?replace=true' if replace else ''}"
         return self._request("PUT", path, Manifest, content)
 
+    def summary(self, *, brief: bool = False, timeout: float | None = None) -> Summary:
+        """Return the usage of the node and its pods; `brief` is only CPU and memory.
+
+        Raises StatisticsNotServed when the kubelet does not have the endpoint.
+        """
+        return _read(Summary, 200, self._summary_body(brief=brief, timeout=timeout))
+
+    def pod_usage(self, *, brief: bool = True) -> dict[str, PodStats]:
+        """Return the usage of pods by uid; empty if the node does not report it, or not in time."""
+        try:
+            summary = self.summary(brief=brief, timeout=USAGE_TIMEOUT_SECONDS)
+        except NodeError:
+            return {}
+        return {stats.pod_ref.uid: stats for stats in summary.pods}
+
+    def summary_document(self) -> tuple[Summary, dict[str, Any]]:
+        """Return the Summary, and the same as plain values with every field; errors as in `summary`."""
+        body = self._summary_body(brief=False, timeout=None)
+        return _read(Summary, 200, body), _read(dict[str, Any], 200, body)
+
+    def _summary_body(self, *, brief: bool, timeout: float | None) -> bytes:
+        path = "/stats/summary?only_cpu_and_memory=true" if brief else "/stats/summary"
+        status, body = self._fetch("GET", path, timeout=timeout, max_bytes=MAX_SUMMARY_BYTES)
+        if status == 200:
+            return body
+        if status == 404:
+            raise StatisticsNotServed(
+                f"the node on {self._instance.data_dir} does not serve statistics: it runs an older version; "
+                f"stop it with Ctrl-C and start it with `pykubelet up{self._data_dir_option()}`"
+            )
+        raise NodeError(
+            f"the node cannot report statistics (status {status}: {_error_text(body)}): "
+            "try again in some seconds, or see its log"
+        )
+
     def _request(self, method: str, path: str, kind: type[T], content: bytes | None = None) -> T:
-        connection = _UnixConnection(self._socket)
+        return _read(kind, *self._fetch(method, path, content))
+
+    def _fetch(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        timeout: float | None = None,
+        max_bytes: int | None = None,
+    ) -> tuple[int, bytes]:
+        seconds = REQUEST_TIMEOUT_SECONDS if timeout is None else timeout
+        connection = _UnixConnection(self._socket, seconds)
         try:
             connection.request(method, path, content)
             response = connection.getresponse()
-            body = response.read()
+            body = response.read() if max_bytes is None else response.read(max_bytes + 1)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as err:
             raise self._unreachable() from err
         except PermissionError as err:
             raise NodeError("only root may ask the node: run it with sudo") from err
         except TimeoutError as err:
             raise NodeError(
-                f"the node does not answer within {REQUEST_TIMEOUT_SECONDS:g}s: "
-                "it is very busy, or hangs; see its log"
+                f"the node does not answer within {seconds:g}s: it is very busy, or hangs; see its log"
             ) from err
         except (OSError, http.client.HTTPException) as err:
             raise NodeError(f"the connection to the node broke ({err}): is it being stopped?") from err
         finally:
             connection.close()
-        return _read(kind, response.status, body)
+        if max_bytes is not None and len(body) > max_bytes:
+            raise NodeError(
+                f"the node's answer has more than {max_bytes >> 20} MiB: is it of another version?"
+            )
+        return response.status, body
+
+    def _data_dir_option(self) -> str:
+        return "" if self._instance.name == "pykubelet" else f" --data-dir {self._instance.data_dir}"
 
     def _unreachable(self) -> NodeError:
         data_dir = self._instance.data_dir
         if lock_owner(self._instance) is not None:
             return NodeError(f"the node on {data_dir} is still starting, or stopping: try again in a moment")
-        option = "" if self._instance.name == "pykubelet" else f" --data-dir {data_dir}"
-        return KubeletNotRunning(f"no node runs on {data_dir}: start it with `pykubelet up{option}`")
+        return KubeletNotRunning(
+            f"no node runs on {data_dir}: start it with `pykubelet up{self._data_dir_option()}`"
+        )
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=REQUEST_TIMEOUT_SECONDS)
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(REQUEST_TIMEOUT_SECONDS)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
 
@@ -142,7 +210,17 @@ def _read(kind: type[T], status: int, body: bytes) -> T:
     raise _STATUS_ERRORS.get(status, NodeError)(message)
 
 
+def _error_text(body: bytes) -> str:
+    """Return the message of an error response, or the beginning of a text that is not JSON."""
+    try:
+        text = from_json(ErrorResponse, body).message
+    except ValueError:
+        text = body[:_MAX_ERROR_CHARACTERS].decode(errors="replace")
+    return escape_unprintable(text.strip()[:_MAX_ERROR_CHARACTERS], lines=False) or "no reason"
+
+
 SHORTEST_UID = 4
+_MAX_ERROR_CHARACTERS = 300
 _MAX_LISTED = 10
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
@@ -242,6 +320,33 @@ def run_command(program: str, work: Callable[[], int], *expected: type[Exception
     except KeyboardInterrupt:
         return _SIGNAL_EXIT_BASE + signal.SIGINT
     return code
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Defer SIGINT and SIGTERM until the context ends, so that terminal output is not left half written."""
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
+    """Draw each frame in the place of the previous one, and restore the terminal however it ends."""
+    # Imported here: only terminal output needs rich.
+    from rich.live import Live
+
+    exit_on_sigterm()
+    live = Live(console=console, auto_refresh=False)
+    try:
+        for frame in frames:
+            with signals_deferred():
+                live.start()
+                live.update(frame, refresh=True)
+    finally:
+        with signals_deferred():
+            live.stop()
 
 
 def exit_on_sigterm() -> None:

@@ -1,6 +1,6 @@
-"""`pykubelet describe`: spec, container states, conditions, events and timeline of one pod.
+"""`pykubelet describe`: spec, container states, usage, conditions, events and timeline of one pod.
 
-The text is a pure function of the pod and its history. Empty sections are left out.
+The text is a pure function of the pod, its history and its usage. Empty sections are left out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pykubelet.api.meta import Resources
-from pykubelet.api.pod import Container, EnvVar, HTTPGetAction, Pod, Probe, is_sidecar
+from pykubelet.api.pod import (
+    Container,
+    EnvVar,
+    HTTPGetAction,
+    Pod,
+    Probe,
+    ResourceRequirements,
+    is_sidecar,
+)
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
+from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import Volume
-from pykubelet.cli.client import NodeClient, choose_pod, run_command
+from pykubelet.cli.client import NodeClient, all_containers, choose_pod, run_command
 from pykubelet.cli.logs import container_status
 from pykubelet.cli.printers import (
     escape_unprintable,
@@ -25,21 +34,39 @@ from pykubelet.cli.printers import (
     status_text,
     termination_reason,
 )
+from pykubelet.cli.usage import (
+    NO_TRAFFIC,
+    ContainerStats,
+    PodStats,
+    format_cpu,
+    format_share,
+    format_size,
+    nano_cores,
+    pressure,
+    share,
+    traffic,
+    used_bytes,
+    working_set,
+)
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import PodJournal
 from pykubelet.standalone.instance import Instance
 
 Fields = list[tuple[str, str]]
+_NO_RESOURCES = ResourceRequirements()
 _CONFIG_ANNOTATION_PREFIX = "kubernetes.io/config."
 
 
-def describe_text(pod: Pod, state: str, journal: PodJournal, now: datetime) -> list[str]:
-    """Return the description as lines; `state` is that of the pod worker."""
+def describe_text(
+    pod: Pod, state: str, journal: PodJournal, now: datetime, usage: PodStats | None = None
+) -> list[str]:
+    """Return the description as lines; `state` is that of the pod worker, `usage` None if not reported."""
     sections = [
         ("", _fields(_pod_fields(pod, state, now))),
         ("Init containers:", _containers(pod, pod.spec.init_containers, now)),
         ("Containers:", _containers(pod, pod.spec.containers, now)),
         ("Ephemeral containers:", _containers(pod, pod.spec.ephemeral_containers, now)),
+        ("Usage:", _usage(pod, usage, now) if usage is not None else []),
         ("Volumes:", _fields([(volume.name, _volume(volume)) for volume in pod.spec.volumes])),
         ("Conditions:", _conditions(pod, now)),
         ("Events:", _events(journal.events, now)),
@@ -169,6 +196,75 @@ def _container(container: Container, status: ContainerStatus | None, now: dateti
     )
 
 
+def _usage(pod: Pod, usage: PodStats, now: datetime) -> list[str]:
+    """Return the usage of each measured container, and of the pod."""
+    lines: list[str] = []
+    declared = {container.name: container for container in all_containers(pod)}
+    for stats in usage.containers:
+        resources = declared[stats.name].resources if stats.name in declared else _NO_RESOURCES
+        lines += _usage_of(stats.name, _container_usage(stats, resources))
+    network = traffic(usage.network)
+    sizes = f"{format_size(network.received)} received, {format_size(network.sent)} sent"
+    time = usage.cpu.time if usage.cpu is not None else None
+    return lines + _usage_of(
+        "Whole pod",
+        _nonempty_fields(
+            ("CPU", _cpu_usage(usage.nano_cores, _NO_RESOURCES)),
+            ("Memory", _memory_usage(usage.working_set, _NO_RESOURCES)),
+            ("Ephemeral storage", _known(used_bytes(usage.ephemeral_storage))),
+            ("Network", sizes if network != NO_TRAFFIC else ""),
+            ("Measured", f"{format_age(time, now)} ago" if time is not None else ""),
+        ),
+    )
+
+
+def _usage_of(name: str, fields: Fields) -> list[str]:
+    if not fields:
+        return []
+    return [f"{escape_unprintable(name, lines=False)}:", *(f"  {line}" for line in _fields(fields))]
+
+
+def _container_usage(stats: ContainerStats, resources: ResourceRequirements) -> Fields:
+    layer, logs = used_bytes(stats.rootfs), used_bytes(stats.logs)
+    storage = f"{_known(stats.storage)} (writable layer {format_size(layer)}, logs {format_size(logs)})"
+    waiting = pressure(stats.cpu)
+    return _nonempty_fields(
+        ("CPU", _cpu_usage(nano_cores(stats.cpu), resources)),
+        ("CPU pressure", f"{waiting:.1f}% of the last 10s" if waiting else ""),
+        ("Memory", _memory_usage(working_set(stats.memory), resources)),
+        ("Ephemeral storage", storage if stats.storage is not None else ""),
+    )
+
+
+def _cpu_usage(nanos: int | None, resources: ResourceRequirements) -> str:
+    if nanos is None:
+        return ""
+    bounds = ((name, amounts.get("cpu")) for name, amounts in _bounds(resources))
+    shares = [(name, amount, share(nanos, amount.nanos)) for name, amount in bounds if amount is not None]
+    return format_cpu(nanos) + _shares(shares)
+
+
+def _memory_usage(size: int | None, resources: ResourceRequirements) -> str:
+    if size is None:
+        return ""
+    bounds = ((name, amounts.get("memory")) for name, amounts in _bounds(resources))
+    shares = [(name, amount, share(size, int(amount))) for name, amount in bounds if amount is not None]
+    return format_size(size) + _shares(shares)
+
+
+def _bounds(resources: ResourceRequirements) -> tuple[tuple[str, Resources], ...]:
+    return ("request", resources.requests), ("limit", resources.limits)
+
+
+def _shares(shares: Iterable[tuple[str, Quantity, float | None]]) -> str:
+    texts = [f"{format_share(percent)} of the {name} {amount}" for name, amount, percent in shares]
+    return f" ({', '.join(texts)})" if texts else ""
+
+
+def _known(size: int | None) -> str:
+    return "" if size is None else format_size(size)
+
+
 def _container_state(status: ContainerStatus | None, now: datetime) -> Fields:
     if status is None:
         return [("State", "not reported yet")]
@@ -289,7 +385,8 @@ def run_describe(data_dir: Path, name: str) -> int:
         pod = choose_pod(node.pods, name, node.states)
         journal = client.journal(pod.uid)
         state = node.states.get(pod.uid, "")
-        print("\n".join(describe_text(pod, state, journal, datetime.now(UTC))))
+        usage = client.pod_usage(brief=False).get(pod.uid)
+        print("\n".join(describe_text(pod, state, journal, datetime.now(UTC), usage)))
         return 0
 
     return run_command(PROGRAM, work)

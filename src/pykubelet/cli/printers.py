@@ -70,7 +70,7 @@ NONE = "<none>"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table of `ps`."""
+    """One row of the table of `ps`; usage is shown with `-o wide`."""
 
     name: str
     namespace: str
@@ -79,6 +79,8 @@ class Row:
     restarts: str
     ip: str
     age: str
+    cpu: str = ""
+    memory: str = ""
 
 
 def pod_row(pod: Pod, state: str, now: datetime) -> Row:
@@ -121,21 +123,31 @@ def ready_count(pod: Pod) -> tuple[int, int]:
     return ready, len(pod.spec.containers) + len(sidecars)
 
 
+def restart_count(pod: Pod) -> int:
+    """Return the number of restarts in the RESTARTS column."""
+    return sum(status.restart_count for status in _restart_statuses(pod))
+
+
 def restarts(pod: Pod, now: datetime) -> str:
     """Return the RESTARTS column with the age of the last restart: `3 (5m ago)`."""
-    sidecars = _sidecar_names(pod)
-    if _init_status(pod) and not has_condition(pod, "Initialized"):
-        counted = pod.status.init_container_statuses
-    else:
-        sidecar_statuses = [
-            status for status in pod.status.init_container_statuses if status.name in sidecars
-        ]
-        counted = [*sidecar_statuses, *pod.status.container_statuses]
+    return restarts_text(_restart_statuses(pod), now)
+
+
+def restarts_text(counted: Sequence[ContainerStatus], now: datetime) -> str:
+    """Return the restarts of these containers with the age of the last one."""
     count = sum(status.restart_count for status in counted)
     finish_times = [
         ended.finished_at for ended in _last_terminations(counted) if ended.finished_at is not None
     ]
     return f"{count} ({format_age(max(finish_times), now)} ago)" if count and finish_times else str(count)
+
+
+def _restart_statuses(pod: Pod) -> list[ContainerStatus]:
+    sidecars = _sidecar_names(pod)
+    if _init_status(pod) and not has_condition(pod, "Initialized"):
+        return pod.status.init_container_statuses
+    sidecar_statuses = [status for status in pod.status.init_container_statuses if status.name in sidecars]
+    return [*sidecar_statuses, *pod.status.container_statuses]
 
 
 def is_terminating(pod: Pod, state: str) -> bool:

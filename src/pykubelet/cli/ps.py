@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from pykubelet.cli.client import NodeClient, NodeError, exit_on_sigterm, run_command
-from pykubelet.cli.printers import Row, format_columns, pod_row
+from pykubelet.cli.client import NodeClient, NodeError, draw_live, run_command
+from pykubelet.cli.printers import Row, escape_unprintable, format_columns, pod_row
+from pykubelet.cli.usage import MISSING, PodStats, format_cpu, format_memory
 from pykubelet.server.pods import NodePods, pod_list_json
 from pykubelet.standalone.instance import Instance
 
 PROGRAM = "pykubelet ps"
 HEADING = ("NAME", "NAMESPACE", "READY", "STATUS", "RESTARTS", "IP", "AGE")
+WIDE_HEADING = (*HEADING, "CPU(cores)", "MEMORY(bytes)")
+_USAGE_SECONDS = 5.0
+"""Seconds for which usage is not requested again while watching."""
 REMOVED_STATUS = "Gone"
 _POLL_SECONDS = 1.0
+_NOT_MEASURED = PodStats()
 _GOOD = frozenset({"Running", "Completed"})
 _TRANSIENT_STATUSES = (
     "ContainerCreating",
@@ -31,54 +36,93 @@ _TRANSIENT_STATUSES = (
 )
 
 
-def run_ps(data_dir: Path, *, watch: bool, as_json: bool) -> int:
+def run_ps(data_dir: Path, *, watch: bool, as_json: bool, wide: bool = False) -> int:
     """Print the pods; return the exit code."""
 
     def work() -> int:
         client = NodeClient(Instance.at(data_dir))
         if as_json:
             print(msgspec.json.format(pod_list_json(client.pods().pods), indent=2).decode())
-        elif not watch:
-            _print_once(client.pods(), Instance.at(data_dir))
+            return 0
+        table = _Table(client, wide)
+        if not watch:
+            _print_once(table, Instance.at(data_dir))
         elif sys.stdout.isatty():
-            _watch_live(client)
+            _watch_live(table)
         else:
-            _watch_plain(client)
+            _watch_plain(table)
         return 0
 
     return run_command(PROGRAM, work)
 
 
-def table_rows(node: NodePods, now: datetime) -> list[Row]:
-    """Return the rows of the table, sorted by namespace and name."""
-    pods = sorted(node.pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name))
-    return [pod_row(pod, node.states.get(pod.uid, "syncing"), now) for pod in pods]
+class _Table:
+    """Table of the node's pods; a wide one has their usage, `-` if the node does not report it."""
+
+    def __init__(self, client: NodeClient, wide: bool) -> None:
+        self._client = client
+        self._wide = wide
+        self._usage: dict[str, PodStats] = {}
+        self._usage_time = -_USAGE_SECONDS
+        self.heading = WIDE_HEADING if wide else HEADING
+
+    def rows(self) -> list[Row]:
+        """Request the pods and return their rows. Raises NodeError."""
+        node = self._client.pods()
+        if self._wide and node.pods and time.monotonic() - self._usage_time >= _USAGE_SECONDS:
+            self._usage = self._client.pod_usage()
+            self._usage_time = time.monotonic()
+        return table_rows(node, datetime.now(UTC), self._usage)
+
+    def cells(self, row: Row) -> tuple[str, ...]:
+        """Return the cells of a row."""
+        return astuple(row)[: len(self.heading)]
+
+
+def table_rows(node: NodePods, now: datetime, usage: Mapping[str, PodStats]) -> list[Row]:
+    """Return the rows of the table, sorted by namespace and name; `usage` is by uid."""
+    rows = []
+    for pod in sorted(node.pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name)):
+        row = pod_row(pod, node.states.get(pod.uid, "syncing"), now)
+        stats = usage.get(pod.uid, _NOT_MEASURED)
+        rows.append(replace(row, cpu=format_cpu(stats.nano_cores), memory=format_memory(stats.working_set)))
+    return rows
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Row]:
-    """Return the rows that are new, changed in more than their age, or gone (with status Gone)."""
+    """Return the rows that are new, changed in more than age and usage, or gone (with status Gone)."""
     old = {(line.namespace, line.name): line for line in before}
     new = {(line.namespace, line.name): line for line in after}
     removed = [
-        replace(line, status=REMOVED_STATUS, ready="-", ip="-") for key, line in old.items() if key not in new
+        replace(
+            line,
+            status=REMOVED_STATUS,
+            ready="-",
+            ip="-",
+            cpu=line.cpu and MISSING,
+            memory=line.memory and MISSING,
+        )
+        for key, line in old.items()
+        if key not in new
     ]
     return removed + [
-        line for key, line in new.items() if key not in old or _without_age(old[key]) != _without_age(line)
+        line for key, line in new.items() if key not in old or _state_of(old[key]) != _state_of(line)
     ]
 
 
-def _without_age(line: Row) -> Row:
-    return replace(line, age="", restarts=line.restarts.partition(" ")[0])
+def _state_of(line: Row) -> Row:
+    return replace(line, age="", restarts=line.restarts.partition(" ")[0], cpu="", memory="")
 
 
-def _print_once(node: NodePods, instance: Instance) -> None:
-    if not node.pods:
+def _print_once(table: _Table, instance: Instance) -> None:
+    rows = table.rows()
+    if not rows:
         print(
             f"No pods. `pykubelet run FILE` starts one, or put a manifest into {instance.manifests}",
             file=sys.stderr,
         )
         return
-    print("\n".join(format_columns([HEADING, *map(astuple, table_rows(node, datetime.now(UTC)))])))
+    print("\n".join(format_columns([table.heading, *map(table.cells, rows)])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +132,27 @@ class _Snapshot:
     """Error of this request; the node may be reachable again later."""
 
 
-def _snapshots(client: NodeClient) -> Iterator[_Snapshot]:
+def _snapshots(table: _Table) -> Iterator[_Snapshot]:
     """Yield the table every second. A failed request yields the last rows and the error; the first raises."""
-    rows = table_rows(client.pods(), datetime.now(UTC))
+    rows = table.rows()
     yield _Snapshot(rows)
     while True:
         time.sleep(_POLL_SECONDS)
         try:
-            rows = table_rows(client.pods(), datetime.now(UTC))
+            rows = table.rows()
         except NodeError as err:
             yield _Snapshot(rows, str(err))
         else:
             yield _Snapshot(rows)
 
 
-def _watch_plain(client: NodeClient) -> None:
+def _watch_plain(table: _Table) -> None:
     """Print the heading once, then only changed rows."""
     shown: Sequence[Row] = []
     last_problem = ""
-    for number, snapshot in enumerate(_snapshots(client)):
+    for number, snapshot in enumerate(_snapshots(table)):
         changed = [] if snapshot.problem else changes(shown, snapshot.rows)
-        heading, *lines = format_columns([HEADING, *map(astuple, [*changed, *snapshot.rows])])
+        heading, *lines = format_columns([table.heading, *map(table.cells, [*changed, *snapshot.rows])])
         for line in ([heading] if number == 0 else []) + lines[: len(changed)]:
             print(line, flush=True)
         if snapshot.problem and snapshot.problem != last_problem:
@@ -116,30 +160,24 @@ def _watch_plain(client: NodeClient) -> None:
         shown, last_problem = snapshot.rows, snapshot.problem
 
 
-def _watch_live(client: NodeClient) -> None:
+def _watch_live(table: _Table) -> None:
     # Imported here: only terminal output needs rich.
     from rich.console import Console, Group
-    from rich.live import Live
     from rich.table import Table
     from rich.text import Text
 
     def render(snapshot: _Snapshot) -> Group:
-        table = Table(*HEADING, box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
+        grid = Table(*table.heading, box=None, header_style="bold", pad_edge=False, padding=(0, 3, 0, 0))
         for line in snapshot.rows:
-            cells = [Text(cell) for cell in astuple(line)]
+            cells = [Text(escape_unprintable(cell, lines=False)) for cell in table.cells(line)]
             cells[3].stylize(_colour(line))
-            table.add_row(*cells, style="dim" if snapshot.problem else "")
+            grid.add_row(*cells, style="dim" if snapshot.problem else "")
         return Group(
-            table,
+            grid,
             Text(snapshot.problem or "Ctrl-C ends the watching", style="red" if snapshot.problem else "dim"),
         )
 
-    exit_on_sigterm()
-    console = Console(highlight=False)
-    snapshots = _snapshots(client)
-    with Live(render(next(snapshots)), console=console, auto_refresh=False) as live:
-        for snapshot in snapshots:
-            live.update(render(snapshot), refresh=True)
+    draw_live(map(render, _snapshots(table)), Console(highlight=False))
 
 
 def _colour(line: Row) -> str:

@@ -51,7 +51,35 @@ class Output(StrEnum):
     """Output format of `ps`."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
+
+
+class TopOutput(StrEnum):
+    """Output format of `top`."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+class TopSort(StrEnum):
+    """Sort key of `top`."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    CPU_LIMIT = "cpu-limit"
+    MEMORY_LIMIT = "memory-limit"
+    RESTARTS = "restarts"
+    NETWORK = "network"
+    EPHEMERAL = "ephemeral"
+    NAME = "name"
+
+
+MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 1, 3600
+"""Bounds of `top --interval`."""
 
 
 def main() -> None:
@@ -107,14 +135,52 @@ def run(
 def ps(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing what changes.")] = False,
-    output: Annotated[Output, typer.Option("--output", "-o", help="A table, or a PodList.")] = Output.TABLE,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="A table, one with resource usage, or a PodList.")
+    ] = Output.TABLE,
 ) -> None:
     """Show the node's pods."""
     from pykubelet.cli.ps import run_ps
 
     if watch and output is Output.JSON:
         raise typer.BadParameter("--watch shows a table: leave out one of the two")
-    sys.exit(run_ps(data_dir, watch=watch, as_json=output is Output.JSON))
+    sys.exit(run_ps(data_dir, watch=watch, as_json=output is Output.JSON, wide=output is Output.WIDE))
+
+
+@app.command()
+def top(
+    pod: Annotated[
+        str | None,
+        typer.Argument(help="Show the containers of this pod; named as in the other commands."),
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    node: Annotated[
+        bool, typer.Option("--node", help="Show the node and its system containers instead of pods.")
+    ] = False,
+    sort: Annotated[TopSort, typer.Option("--sort", help="What comes first: the largest.")] = TopSort.CPU,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Update until Ctrl-C; network traffic is per second.")
+    ] = False,
+    interval: Annotated[str, typer.Option("--interval", help="Time between updates, with -w.")] = "5s",
+    output: Annotated[
+        TopOutput,
+        typer.Option("--output", "-o", help="A table, one with more columns, a Summary, or only names."),
+    ] = TopOutput.TABLE,
+) -> None:
+    """Show CPU, memory, network and storage usage of pods, of a pod's containers, or of the node."""
+    from pykubelet.cli.top import TopOptions, run_top
+
+    if pod is not None and node:
+        raise typer.BadParameter("--node shows the node, not a pod: leave out one of the two")
+    if watch and output not in (TopOutput.TABLE, TopOutput.WIDE):
+        raise typer.BadParameter("--watch shows a table: leave out one of the two")
+    seconds = _duration(interval, "--interval").seconds
+    if not MIN_INTERVAL_SECONDS <= seconds <= MAX_INTERVAL_SECONDS:
+        raise typer.BadParameter(f"{interval!r} is not between 1s and 1h", param_hint="--interval")
+    options = TopOptions(
+        pod=pod, node=node, sort=sort.value, output=output.value, watch=watch, interval=seconds
+    )
+    sys.exit(run_top(data_dir, options))
 
 
 @app.command()

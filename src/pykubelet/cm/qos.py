@@ -94,6 +94,20 @@ def has_pod_level_resources(pod: Pod) -> bool:
     return resources is not None and bool(_pod_level(resources.requests) or _pod_level(resources.limits))
 
 
+def declared_limit(pod: Pod, resource: str, *, pod_level: bool = True) -> Quantity | None:
+    """Return the pod's limit if it is set at pod level or for every container, else None.
+
+    A sum over containers would also limit a container that has no limit.
+    """
+    pod_resources = pod.spec.resources if pod_level and has_pod_level_resources(pod) else None
+    if pod_resources is None or not pod_resources.limits.get(resource, _ZERO).nanos:
+        containers = (*pod.spec.containers, *pod.spec.init_containers)
+        if not all(container.resources.limits.get(resource, _ZERO).nanos for container in containers):
+            return None
+    limit = pod_limits(pod, pod_level=pod_level).get(resource, _ZERO)
+    return limit if limit.nanos else None
+
+
 def oom_score_adj(pod: Pod, container: Container, memory_capacity: int, *, pod_level: bool = True) -> int:
     """Return the oom_score_adj of a container's processes; `memory_capacity` is in bytes.
 

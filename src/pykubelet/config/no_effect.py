@@ -21,7 +21,6 @@ _NO_EVICTION = "eviction is not implemented yet"
 _NO_IMAGE_GC = "image garbage collection is not implemented yet"
 _NO_LOG_ROTATION = "container log rotation is not implemented yet"
 _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
-_NO_STATISTICS = "resource usage statistics are not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"
 FIELDS: Mapping[str, str] = {
@@ -56,11 +55,9 @@ FIELDS: Mapping[str, str] = {
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
     "experimental_mounter_path": "volumes are mounted with mount(8); use a CSI driver instead",
-    "global_housekeeping_interval": _NO_STATISTICS,
-    "housekeeping_interval": _NO_STATISTICS,
+    "global_housekeeping_interval": "the collector is told of new containers and never searches for them",
     "keep_terminated_pod_volumes": "volumes of terminated pods are always unmounted",
     "pod_infra_container_image": "the container runtime configures the sandbox image",
-    "runtime_cgroups": _NO_STATISTICS,
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
 CONSULTED_GATES: Collection[str] = frozenset(

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Protocol
 
 from aiohttp import hdrs, web
@@ -22,7 +23,9 @@ from aiohttp import hdrs, web
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
 from pykubelet.stats.cadvisor_metrics import cadvisor_chunks
+from pykubelet.stats.cri_metrics import render_cri_metrics
 from pykubelet.stats.resource_metrics import resource_chunks
+from pykubelet.stats.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 from pykubelet.util.metrics import CONTENT_TYPE
 
@@ -58,6 +61,9 @@ class StatsSource(Protocol):
     def has_pressure(self) -> bool:
         """Return whether pressure stall information is reported."""
 
+    async def runtime_metrics(self) -> CriMetricList | None:
+        """Return the metrics of the runtime that replace those of cgroups; None if it has none."""
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -71,9 +77,10 @@ def cadvisor_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
         if profile not in _PROFILES:
             raise HttpError(400, "profile is invalid: set full or lean\n")
         with slots.acquire():
-            has_error = await _prepare(source, detailed=True)
+            found = await source.runtime_metrics()
+            has_error = found is None and await _prepare(source, detailed=True)
             page = cadvisor_chunks(
-                () if has_error else source.records(),
+                () if has_error or found is not None else source.records(),
                 filesystems=() if has_error else source.filesystems(),
                 device_name=source.device_name,
                 machine=source.machine(),
@@ -82,6 +89,8 @@ def cadvisor_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
                 has_error=has_error,
                 lean=profile == "lean",
             )
+            if found is not None:
+                page = chain(page, render_cri_metrics(found.descriptors, found.pods))
             return await send_page(request, page, slots.timeout_seconds)
 
     return [web.get("/metrics/cadvisor", respond)]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -39,6 +38,7 @@ _CALLS_BETWEEN_SLEEPS = 250
 _SLEEP_SECONDS = 0.0002
 
 _CHUNK = 1 << 16
+_MAX_OPEN_FILES = b"Max open files"
 _CALLS_PER_PROCESS = 5
 """System calls for a process without descriptors: open, fstat, getdents, close, lseek."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -158,10 +158,17 @@ class ProcessScan:
             time.sleep(_SLEEP_SECONDS)
 
 
-def max_open_files(pid: int) -> int | None:
-    """Return the soft limit on open files of a process, -1 for no limit, None if it has ended."""
+def max_open_files(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """Return the soft limit on open files of a process, -1 for no limit, None if it has ended.
+
+    The file needs no privilege; prlimit(2) of another user's process needs CAP_SYS_RESOURCE. Blocks.
+    """
     try:
-        soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        lines = (proc / str(pid) / "limits").read_bytes().splitlines()
     except OSError:
         return None
-    return -1 if soft == resource.RLIM_INFINITY else soft
+    for line in lines:
+        if line.startswith(_MAX_OPEN_FILES):
+            soft = (line.removeprefix(_MAX_OPEN_FILES).split() or [b""])[0]
+            return -1 if soft == b"unlimited" else int(soft) if soft.isdigit() else None
+    return None

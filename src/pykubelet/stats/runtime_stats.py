@@ -125,6 +125,11 @@ class RuntimeStatistics:
             layers=pods.layers, filesystems=filesystems or ImageFilesystems(), sandboxes=pods.sandboxes
         )
 
+    def latest_layers(self) -> Mapping[str, LayerUsage]:
+        """Return the latest writable layers by container id without waiting, and refresh them if due."""
+        self._layers.refresh()
+        return self._layers.latest() or {}
+
     async def _usage_of_pods(self) -> _PodFacts:
         if self._pods_from_cri and (found := await self._sandboxes.get()) is not None:
             return found

@@ -60,7 +60,10 @@ def reason(kind: str, pid: int) -> str:
 async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
     told: list[tuple[str, str, str]] = []
     log.say("app invoked oom-killer: gfp_mask=0x0", reason(CGROUP, 3), KILLED.format(pid=3, name="app"))
-    watch = asyncio.create_task(record_oom_kills(lambda *event: told.append(event), open_log=log.open))
+    limits: list[str] = []
+    watch = asyncio.create_task(
+        record_oom_kills(lambda *event: told.append(event), limits.append, open_log=log.open)
+    )
     # It waits for more, and is not confused by what is no record at all.
     log._written.send(b"nonsense")
     log.say(
@@ -73,6 +76,7 @@ async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
         ("Warning", "SystemOOM", "System OOM encountered, victim process: big (one), pid: 4"),
         ("Warning", "SystemOOM", "System OOM encountered, victim process: app, pid: 5"),
     ]
+    assert limits == ["/a", "/", "/"]
 
 
 async def test_record_oom_kills_without_kmsg_returns(tmp_path: Path) -> None:
@@ -80,7 +84,9 @@ async def test_record_oom_kills_without_kmsg_returns(tmp_path: Path) -> None:
         return open_log(tmp_path / "kmsg")
 
     await record_oom_kills(lambda *event: pytest.fail(str(event)), open_log=missing)
-    await record_oom_kills(lambda *event: pytest.fail(str(event)), open_log=lambda: open_log(Path("/dev/null")))
+    await record_oom_kills(
+        lambda *event: pytest.fail(str(event)), open_log=lambda: open_log(Path("/dev/null"))
+    )
 
 
 async def test_record_oom_kills_cancelled_closes_descriptor(log: Log) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -18,6 +19,7 @@ from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.stats.filesystems import Filesystems
 from tests.support.pod_view import ScriptedView, pod_of
 
 PROBE = {"httpGet": {"port": 80, "httpHeaders": [{"name": "Authorization", "value": "s3cr3t-probe"}]}}
@@ -76,6 +78,7 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
+        statistics=cast(Any, SimpleNamespace(host_filesystems=Filesystems(tmp_path))),
     )
     async with serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session

@@ -17,8 +17,10 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
 from pykubelet.stats.cadvisor_metrics import LEAN_NAMES
+from pykubelet.stats.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, parse
@@ -36,6 +38,7 @@ class Samples:
         self.ready = asyncio.Event()
         self.ready.set()
         self.prepared: list[bool] = []
+        self.from_runtime: CriMetricList | None = None
 
     async def prepare(self, *, detailed: bool) -> None:
         self.prepared.append(detailed)
@@ -57,6 +60,9 @@ class Samples:
 
     def has_pressure(self) -> bool:
         return True
+
+    async def runtime_metrics(self) -> CriMetricList | None:
+        return self.from_runtime
 
 
 class Site:
@@ -229,3 +235,32 @@ async def test_cadvisor_route_500_pods_slow_client_bounded_memory() -> None:
 )
 def test_accepts_gzip_header_values_interpreted(headers: list[str], accepted: bool) -> None:
     assert accepts_gzip(headers) is accepted
+
+
+async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups() -> None:
+    source = Samples(node_records(2))
+    source.from_runtime = CriMetricList(
+        [pb.MetricDescriptor(name="container_fuel_bytes", help="Fuel.", label_keys=["id"])],
+        [
+            pb.PodSandboxMetrics(
+                pod_sandbox_id="a",
+                metrics=[
+                    pb.Metric(
+                        name="container_fuel_bytes",
+                        metric_type=pb.GAUGE,
+                        label_values=["a"],
+                        value=pb.UInt64Value(value=7),
+                    )
+                ],
+            )
+        ],
+    )
+    async with site(source) as server:
+        status, body, _ = await server.get("/metrics/cadvisor")
+    assert status == 200
+    found = parse(body.decode())
+    assert found[Series("container_fuel_bytes", (("id", "a"),))] == 7
+    names = {series.name for series in found}
+    assert "machine_cpu_cores" in names
+    assert "container_cpu_usage_seconds_total" not in names
+    assert not source.prepared

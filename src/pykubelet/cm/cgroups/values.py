@@ -26,8 +26,7 @@ from pykubelet.cm.qos import (
     DEFAULT_PERIOD,
     MAX_SHARES,
     MIN_SHARES,
-    has_pod_level_resources,
-    pod_limits,
+    declared_limit,
     pod_requests,
     qos_class,
     quota_of,
@@ -93,7 +92,7 @@ def pod_values(pod: Pod, policy: PodPolicy) -> CgroupValues:
     qos = qos_class(pod, pod_level=policy.pod_level)
     if qos != "BestEffort":
         shares = shares_of(requests.get("cpu", _ZERO).milli)
-        if cpu := _declared_limit(pod, "cpu", policy.pod_level):
+        if cpu := declared_limit(pod, "cpu", pod_level=policy.pod_level):
             quota = quota_of(cpu.milli, policy.period) if policy.quota else UNLIMITED
     memory_request = int(requests.get("memory", _ZERO))
     unified = {}
@@ -114,7 +113,7 @@ def memory_limit(pod: Pod, *, pod_level: bool = True) -> int | None:
     """Return the memory limit of a whole pod in bytes, or None if one of its containers has no limit."""
     if qos_class(pod, pod_level=pod_level) == "BestEffort":
         return None
-    limit = _declared_limit(pod, "memory", pod_level)
+    limit = declared_limit(pod, "memory", pod_level=pod_level)
     return int(limit) if limit else None
 
 
@@ -178,20 +177,6 @@ def v2_writes(values: CgroupValues) -> Iterator[Write]:
         yield Write(file.partition(".")[0], file, text)
     if values.cpus:
         yield Write("cpuset", "cpuset.cpus", cpuset.format(values.cpus))
-
-
-def _declared_limit(pod: Pod, resource: str, pod_level: bool) -> Quantity | None:
-    """Return the pod's limit if it is set at pod level or for every container, else None.
-
-    A sum over containers would also limit a container that has no limit.
-    """
-    pod_resources = pod.spec.resources if pod_level and has_pod_level_resources(pod) else None
-    if pod_resources is None or not pod_resources.limits.get(resource, _ZERO).nanos:
-        containers = (*pod.spec.containers, *pod.spec.init_containers)
-        if not all(container.resources.limits.get(resource, _ZERO).nanos for container in containers):
-            return None
-    limit = pod_limits(pod, pod_level=pod_level).get(resource, _ZERO)
-    return limit if limit.nanos else None
 
 
 def _or_max(number: int) -> str:
