@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from pykubelet.logs import get_logger
 from pykubelet.util.backoff import ErrorLogLimiter
-from pykubelet.util.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class CachedCall(Generic[T]):
         loop = asyncio.get_running_loop()
         task = self.refresh()
         if task is not None and (remaining := self._started_at + self._wait - loop.time()) > 0:
-            await asyncio.wait([task], timeout=remaining)
+            await asyncio.wait([task], timeout=wait_seconds(remaining))
         return self.latest()
 
     def latest(self) -> T | None:

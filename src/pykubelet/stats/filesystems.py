@@ -32,7 +32,7 @@ from pykubelet.stats.mounted_filesystems import (
     parse_mount_table,
 )
 from pykubelet.stats.samples import DiskIo, FilesystemUsage
-from pykubelet.util.tasks import in_own_thread
+from pykubelet.util.tasks import in_own_thread, wait_seconds
 
 log = get_logger(__name__)
 STATVFS_TIMEOUT_SECONDS = 2.0
@@ -112,7 +112,7 @@ class Filesystems:
             self._lookups[path] = task, started_at
         remaining = started_at + STATVFS_TIMEOUT_SECONDS - time.monotonic()
         if remaining > 0:
-            await asyncio.wait({task}, timeout=remaining)
+            await asyncio.wait({task}, timeout=wait_seconds(remaining))
         if not task.done():
             return None
         self._lookups.pop(path, None)

@@ -658,7 +658,7 @@ def test_draw_live_interrupt_while_drawing_completes_frame_and_restores_cursor(n
     frames: list[Any] = ["", _Interrupting(), "never"][2 - number :]
     try:
         with pytest.raises(KeyboardInterrupt):
-            draw_live(frames, Console(file=output, force_terminal=True, width=80))
+            draw_live(frames, Console(file=output, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
     finally:
         signal.signal(signal.SIGTERM, handler)
     text = output.getvalue()

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
-from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
 from pykubelet.stats.cadvisor_metrics import LEAN_NAMES
 from pykubelet.stats.runtime_stats import CriMetricList
@@ -256,7 +256,7 @@ async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups() -> None:
         ],
     )
     async with site(source) as server:
-        status, body, _ = await server.get("/metrics/cadvisor")
+        status, body, _ = await server.get("/metrics/cadvisor", Accept_Encoding="identity")
     assert status == 200
     found = parse(body.decode())
     assert found[Series("container_fuel_bytes", (("id", "a"),))] == 7
