@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.__main__ import EXIT_REGRESSION, TABLE, exit_code, read_options
+from tests.conformance.__main__ import EXIT_REGRESSION, TABLE, exit_code
 from tests.conformance.report import FAILED, PASSED, SKIPPED, Outcome
 from tests.conformance.table import (
     OURS,
@@ -106,25 +106,6 @@ def test_failure_lines_show_other_agent_and_location() -> None:
         "FAILED [reference: passed] a: why (x.go:7)",
         "FAILED [reference: not run] d: no",
     ]
-
-
-def test_read_options_defaults_are_complete_run_of_ours() -> None:
-    options = read_options({})
-    assert (options.agent, options.procs, options.complete) == (OURS, 10, True)
-    assert options.skip
-
-
-def test_read_options_selection_is_not_complete() -> None:
-    chosen = read_options({"AGENT": "reference", "FOCUS": "Pods", "PROCS": "2"})
-    assert (chosen.agent, chosen.focus, chosen.procs, chosen.complete) == ("reference", "Pods", 2, False)
-    everything = read_options({"SKIP": ""})
-    assert (everything.skip, everything.complete) == ("", False)
-
-
-@pytest.mark.parametrize("environ", [{"AGENT": "theirs"}, {"PROCS": "0"}, {"PROCS": "many"}])
-def test_read_options_invalid_value_raises(environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="is invalid: use"):
-        read_options(environ)
 
 
 def test_stored_table_reference_fails_few_specs_with_reasons() -> None:

@@ -30,10 +30,13 @@ APPLY = "application/apply-patch+yaml"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 _GROUPS = {
+    "apiregistration.k8s.io/v1": "apiservice",
     "apps/v1": "daemonset deployment replicaset statefulset controllerrevision",
+    "autoscaling/v2": "horizontalpodautoscaler",
     "batch/v1": "job cronjob",
     "certificates.k8s.io/v1": "certificatesigningrequest",
     "coordination.k8s.io/v1": "lease",
+    "discovery.k8s.io/v1": "endpointslice",
     "node.k8s.io/v1": "runtimeclass",
     "policy/v1": "poddisruptionbudget",
     "rbac.authorization.k8s.io/v1": "role rolebinding clusterrole clusterrolebinding",
@@ -44,7 +47,8 @@ _GROUPS = {
 _GROUP_OF = {kind: group for group, kinds in _GROUPS.items() for kind in kinds.split()}
 _CLUSTER_WIDE = (
     "node namespace persistentvolume certificatesigningrequest runtimeclass clusterrole clusterrolebinding "
-    "priorityclass storageclass csinode csidriver volumeattachment deviceclass resourceslice"
+    "priorityclass storageclass csinode csidriver volumeattachment deviceclass resourceslice "
+    "apiservice"
 )
 
 

@@ -31,6 +31,7 @@ BUILT = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet
 GO_INSTALL_DIR = "/usr/local/go/bin"
 """Directory of Go's own installation, which root's PATH often lacks."""
 _PROGRAM = "controlplane"
+_KUBERNETES = "k8s.io/kubernetes"
 _MAIN_SOURCES = ("go.mod", "go.sum", "main.go")
 _PROGRESS_SECONDS = 15.0
 _MAX_ERROR_LINES = 5
@@ -60,6 +61,8 @@ class GoModule:
     remedy: str
     """Alternative to a build, appended to errors; may be empty."""
     programs: Mapping[str, GoBuild]
+    source: str = _KUBERNETES
+    """Go module that it is built from; executables of Kubernetes are stamped with its version."""
 
 
 def build_control_plane(report: Callable[[str], None], module: Path | None = None) -> dict[str, Path]:
@@ -121,22 +124,17 @@ def module_cache_dir(module: Path, name: str = _PROGRAM) -> Path:
 
 
 def _build(go: Path, module: GoModule, cache_dir: Path, report: Callable[[str], None]) -> None:
-    version = _version(module.directory)
-    report(f"Building {module.title}, Kubernetes {version}: once, and it takes some minutes")
+    version = _version(module)
+    name = "Kubernetes " if module.source == _KUBERNETES else ""
+    report(f"Building {module.title}, {name}{version}: once, and it takes some minutes")
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir.parent) as temporary_dir:
         output_dir = Path(temporary_dir) / "made"
         output_dir.mkdir(mode=0o755)
-        major, minor = version.removeprefix("v").split(".")[:2]
-        stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
-        flags = " ".join(
-            f"-X k8s.io/{package}/version.{name}={value}"
-            for package in ("component-base", "client-go/pkg")
-            for name, value in stamps.items()
-        )
+        flags = _stamps(version) if module.source == _KUBERNETES else ""
         for program, target in module.programs.items():
             command = [str(go), *target.subcommand, "-v", "-trimpath", "-buildvcs=false"]
-            command += [f"-ldflags=-s -w {flags}", "-o", str(output_dir / program), target.package]
+            command += [f"-ldflags=-s -w {flags}".rstrip(), "-o", str(output_dir / program), target.package]
             _run(command, module, target.env, report)
             for name in target.links:
                 (output_dir / name).symlink_to(program)
@@ -180,13 +178,26 @@ def _or_remedy(remedy: str) -> str:
     return f", or {remedy}" if remedy else ""
 
 
-def _version(module: Path) -> str:
-    match = re.search(
-        r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)$", (module / "go.mod").read_text(), re.MULTILINE
+def _version(module: GoModule) -> str:
+    required = re.compile(
+        rf"^\s*(?:require )?{re.escape(module.source)} (v\S+)(?: // indirect)?$", re.MULTILINE
     )
+    path = module.directory / "go.mod"
+    match = required.search(path.read_text())
     if match is None:
-        raise NotAvailable(f"{module / 'go.mod'} does not require k8s.io/kubernetes: restore it")
+        raise NotAvailable(f"{path} does not require {module.source}: restore it")
     return match[1]
+
+
+def _stamps(version: str) -> str:
+    """Return the linker flags that set the version of Kubernetes' executables."""
+    major, minor = version.removeprefix("v").split(".")[:2]
+    stamps = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    return " ".join(
+        f"-X k8s.io/{package}/version.{name}={value}"
+        for package in ("component-base", "client-go/pkg")
+        for name, value in stamps.items()
+    )
 
 
 @contextmanager

@@ -191,6 +191,7 @@ def _controller_manager(layout: Layout, settings: Settings) -> list[str]:
         # With the default of 20 requests per second its forty controllers take five seconds to start.
         "--kube-api-qps=500",
         "--kube-api-burst=500",
+        *settings.controller_flags,
     ]
 
 

@@ -64,6 +64,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether etcd calls fsync, so that the data survives a power failure."""
     api_flags: tuple[str, ...] = ()
     """Additional flags of kube-apiserver."""
+    controller_flags: tuple[str, ...] = ()
+    """Additional flags of kube-controller-manager."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,65 @@
+"""The options of a run, and the specs that its passes select."""
+
+import re
+
+import pytest
+
+from tests.conformance.__main__ import read_options
+from tests.conformance.table import OURS, REFERENCE
+
+PARALLEL = (
+    "[sig-node] Summary API [NodeConformance] when querying /stats/summary should report resource usage",
+    "[sig-node] ContainerMetrics [LinuxOnly] [NodeConformance] when querying /metrics/cadvisor should report",
+)
+SERIAL = (
+    "[sig-node] Summary API [NodeConformance] when querying /stats/summary under pressure [Serial] "
+    "[NodeConformance] [FeatureGate:KubeletPSI] [Beta] should report CPU pressure in PSI metrics",
+    "[sig-node] ResourceMetricsAPI [Feature:ResourceMetrics] when querying /resource/metrics should report",
+)
+NEITHER = (
+    "[sig-node] MemoryAllocatableEviction [Slow] [Serial] [Disruptive] when we run containers",
+    "[sig-node] Restart [Serial] [Slow] [Disruptive] Container Runtime Network should recover",
+    "[sig-node] Device Plugin [NodeFeature:DevicePlugin] [Serial] gets restarted",
+)
+
+
+def selected(environ: dict[str, str], spec: str) -> list[str]:
+    """Return the names of the passes that run a spec."""
+    return [
+        one.name
+        for one in read_options(environ).passes
+        if re.search(one.focus, spec) and not (one.skip and re.search(one.skip, spec))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("specs", "passes"), [(PARALLEL, ["suite"]), (SERIAL, ["statistics"]), (NEITHER, [])]
+)
+def test_read_options_complete_run_selects_specs_once(specs: tuple[str, ...], passes: list[str]) -> None:
+    for spec in specs:
+        assert selected({}, spec) == passes
+
+
+def test_read_options_complete_run_serial_specs_in_one_process() -> None:
+    first, second = read_options({"PROCS": "7"}).passes
+    assert (first.procs, second.procs) == (7, 1)
+
+
+def test_read_options_defaults_are_complete_run_of_ours() -> None:
+    options = read_options({})
+    assert (options.agent, options.passes[0].procs, options.complete) == (OURS, 10, True)
+
+
+def test_read_options_selection_is_not_complete_and_has_one_pass() -> None:
+    chosen = read_options({"AGENT": "reference", "FOCUS": "Pods", "PROCS": "2"})
+    assert (chosen.agent, chosen.complete) == (REFERENCE, False)
+    assert [(one.focus, one.procs) for one in chosen.passes] == [("Pods", 2)]
+    everything = read_options({"SKIP": ""})
+    assert [one.skip for one in everything.passes] == [""]
+    assert not everything.complete
+
+
+@pytest.mark.parametrize("environ", [{"AGENT": "theirs"}, {"PROCS": "0"}, {"PROCS": "many"}])
+def test_read_options_invalid_value_raises(environ: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="is invalid: use"):
+        read_options(environ)
