@@ -396,21 +396,14 @@ def system_containers(settings: AgentSettings, pods: PodCgroups, cgroups: Cgroup
     return {name: path for name, path in found.items() if path}
 
 
-def own_cgroup(cgroups: Cgroups, text: str | None = None) -> str:
+def own_cgroup(cgroups: Cgroups) -> str:
     """Return the cgroup of this process; empty if it is not the same for processor time and memory."""
-    try:
-        lines = (text if text is not None else Path("/proc/self/cgroup").read_text()).splitlines()
-    except OSError:
-        return ""
-    paths: dict[str, str] = {}
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        paths |= dict.fromkeys(controllers.split(","), path)
+    own = cgroups.own
     if cgroups.unified:
-        return paths.get("", "")
-    if not paths.get("cpu") or paths.get("cpu") != paths.get("memory"):
+        return own.get("", "")
+    if not own.get("cpu") or own.get("cpu") != own.get("memory"):
         return ""
-    return paths.get("name=systemd") or paths["cpu"]
+    return own.get("name=systemd") or own["cpu"]
 
 
 async def _find_sandbox_image(
