@@ -30,7 +30,7 @@ import msgspec
 from pykubelet.logs import get_logger
 from pykubelet.stats.cgroup_readers import CgroupReader
 from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
-from pykubelet.stats.processes import ProcessScan, max_open_files, read_pids
+from pykubelet.stats.processes import ProcessScan, first_process, max_open_files
 from pykubelet.stats.samples import (
     CgroupError,
     CgroupGone,
@@ -72,11 +72,12 @@ class _Sampler:
             details = scan.count(self.reader.procs_file).add_to(details)
         limits = self.reader.read_limits()
         if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
-            # The first process of a container has the lowest pid, unless pids have started over.
-            self._pid = min(read_pids(self.reader.procs_file), default=0)
-        open_files = max_open_files(self._pid) if self._pid else None
-        if open_files is not None:
+            self._pid = first_process(self.reader.procs_file)
+        if self._pid:
+            open_files = max_open_files(self._pid)
             details = msgspec.structs.replace(details, max_open_files=open_files)
+            if open_files is None:
+                self._pid = 0  # it has ended
         return _Reading(usage, details, limits, self._read_network())
 
     def _read_network(self) -> tuple[NetworkInterface, ...] | None:

@@ -31,6 +31,8 @@ MAX_CALLS_PER_CGROUP = 20_000
 """System calls for the processes of one cgroup, about 50 ms of processor time."""
 MAX_CALLS_PER_SCAN = 100_000
 """System calls for the processes of all cgroups of a scan."""
+MAX_CANDIDATES = 64
+"""Processes of a cgroup among which its first one is searched."""
 MAX_PROCS_BYTES = 1 << 20
 """Bytes of a cgroup.procs that are read; enough for more than 130,000 processes."""
 
@@ -156,6 +158,22 @@ class ProcessScan:
         if self._calls_before_sleep <= 0:
             self._calls_before_sleep = _CALLS_BETWEEN_SLEEPS
             time.sleep(_SLEEP_SECONDS)
+
+
+def first_process(procs_file: Path, proc: Path = Path("/proc")) -> int:
+    """Return the oldest of the first `MAX_CANDIDATES` processes of a cgroup, 0 if it has none.
+
+    The lowest pid may belong to a child: pids start over. Raises CgroupGone and CgroupError. Blocks.
+    """
+    found = []
+    for pid in read_pids(procs_file)[:MAX_CANDIDATES]:
+        try:
+            stat = (proc / str(pid) / "stat").read_bytes()
+            # The name in parentheses may contain anything; the start time is the 20th field after it.
+            found.append((int(stat.rpartition(b")")[2].split()[19]), pid))
+        except (OSError, ValueError, IndexError):
+            continue
+    return min(found, default=(0, 0))[1]
 
 
 def max_open_files(pid: int, proc: Path = Path("/proc")) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.stats import processes
-from pykubelet.stats.processes import ProcessCounts, ProcessScan, max_open_files, read_pids
+from pykubelet.stats.processes import ProcessCounts, ProcessScan, first_process, max_open_files, read_pids
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details
 
 _HOLD = """
@@ -142,3 +142,27 @@ def test_max_open_files_ended_process_is_none() -> None:
     with holder(0) as pid:
         pass
     assert max_open_files(pid) is None
+
+
+def test_first_process_pids_started_over_is_oldest(tmp_path: Path) -> None:
+    """Verify that neither a lower pid nor a name with fields in it misleads."""
+    procs = tmp_path / "cgroup.procs"
+    procs.write_text("7\n8\n30000\n")
+    for pid, name, started in ((7, "sh", 900), (30000, "a) S 1 1", 300)):
+        (tmp_path / str(pid)).mkdir()
+        fields = ["S", *(["1"] * 18), str(started), "0", "0"]
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+    assert first_process(procs, tmp_path) == 30000
+    procs.write_text("8\n")
+    assert first_process(procs, tmp_path) == 0
+
+
+def test_max_open_files_process_of_other_user_is_read(tmp_path: Path) -> None:
+    (tmp_path / "5").mkdir()
+    limits = tmp_path / "5" / "limits"
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    for soft, value in (("1024", 1024), ("unlimited", -1), ("nonsense", None)):
+        limits.write_text(f"{head}Max open files            {soft}   524288   files     \n")
+        assert max_open_files(5, tmp_path) == value
+    limits.write_text(head)
+    assert max_open_files(5, tmp_path) is None
