@@ -90,6 +90,8 @@ def _fields(
             yield from _fields(path, (*labels, (_ELEMENTS.get(last, last), name)), element)
     elif isinstance(value, str) and path.rpartition(".")[2] in ("time", "startTime"):
         yield Series(path, labels), datetime.fromisoformat(value).timestamp()
+    elif value is None:
+        yield Series(path, labels), "null"
     else:
         yield Series(path, labels), value if isinstance(value, str) else float(value)
 
@@ -146,6 +148,7 @@ def compare(before: Samples, ours: Samples, after: Samples, rules: Sequence[Rule
     """Return where samples of ours disagree with the upstream kubelet's before and after them.
 
     A series must exist if the upstream kubelet has it both times, and must not if it has it neither time.
+    What it has once came or went in between, and has no value to compare with.
     """
     ignoring = [rule for rule in rules if rule.ignored]
     kept = [_without(samples, ignoring) for samples in (before, ours, after)]
@@ -162,8 +165,9 @@ def compare(before: Samples, ours: Samples, after: Samples, rules: Sequence[Rule
     found += [Difference("extra", series) for series in extra]
     judging = [rule for rule in rules if not rule.ignored and not rule.extra]
     for series, value in ours.items():
-        bounds = [samples[series] for samples in (before, after) if series in samples]
-        if bounds and (problem := _judge(value, bounds, _first(judging, series))):
+        if series not in before or series not in after:
+            continue
+        if problem := _judge(value, (before[series], after[series]), _first(judging, series)):
             found.append(Difference("value", series, problem))
     return found
 

@@ -52,10 +52,17 @@ def stats_node(plane: Plane, runtime: RunningRuntime, *, reference: bool = REFER
     return cluster_node(plane, runtime, program=program, flags=flags, settings=SETTINGS)
 
 
-def fetch_stats(node: ClusterNode, directory: Path | None = None) -> StatsPages:
-    """Fetch all answers; with a directory, keep their texts there."""
+def fetch_stats(node: ClusterNode, pods: StatsPods, directory: Path | None = None) -> StatsPages:
+    """Fetch all answers; with a directory, keep their texts there.
+
+    Ids of the static pod are replaced by words: each kubelet gives it another uid and restarts it.
+    """
+    # On this port both kubelets run all health checks, and count them.
+    node.plane.kubectl("get", "--raw", f"/api/v1/nodes/{node.name}/proxy/healthz")
     texts = {name: node.page(path) for name, path in {**EXPOSITIONS, **SUMMARIES}.items()}
     now = time.time()
+    for id, word in _static_ids(node, pods).items():
+        texts = {name: text.replace(id, word) for name, text in texts.items()}
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -65,6 +72,13 @@ def fetch_stats(node: ClusterNode, directory: Path | None = None) -> StatsPages:
         {name: parse_exposition(texts[name]) for name in EXPOSITIONS},
         now,
     )
+
+
+def _static_ids(node: ClusterNode, pods: StatsPods) -> dict[str, str]:
+    """Return words for the ids of the static pod, of its sandbox and of its container."""
+    (uid,) = [pod["metadata"]["uid"] for pod in node.pods() if pod["metadata"]["name"] == pods.mirror]
+    (container,) = node.truth.running(pods.mirror)
+    return {uid: "STATIC", container.pod_sandbox_id: "SANDBOX", container.id: "CONTAINER"}
 
 
 def wait_measured(node: ClusterNode, pods: StatsPods) -> None:
@@ -109,6 +123,7 @@ def unmeasured(node: ClusterNode, pods: StatsPods, since: float) -> list[str]:
             if name in _WRITTEN_VOLUMES and _time(volume) < since
         ]
     lacking += [f"node: {name}" for name in _stale(summary["node"], since, ("cpu", "memory", "fs"))]
+    lacking += [f"{pods.mirror}: one"] if len(node.truth.running(pods.mirror)) != 1 else []
     lacking += ["probes: none"] if not any(series.name == "prober_probe_total" for series in probes) else []
     return lacking
 
@@ -123,4 +138,5 @@ def _stale(
 
 
 def _time(part: dict[str, Any]) -> float:
-    return datetime.fromisoformat(part["time"]).timestamp()
+    # Null is what was not measured yet.
+    return datetime.fromisoformat(part["time"]).timestamp() if part["time"] else 0.0

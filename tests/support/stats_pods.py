@@ -19,9 +19,12 @@ from tests.support.plane import Document, unique
 
 HELD_BYTES = 20_000_000
 """What the memory holder writes into its emptyDir in memory."""
+ANONYMOUS_BYTES = 4_000_000
+"""What its shell holds besides."""
 WRITTEN_BYTES, LAYER_BYTES, CLAIM_BYTES = 1_000_000, 200_000, 3_000_000
 """What the writer has in its emptyDir and in its writable layer, and what is in the claim."""
-STATIC = "static"
+STATIC, HOST_NETWORK = "static", "hostnet"
+"""Names of the static pod, to which the node's is appended, and of the pod on the host's network."""
 CRASHING = ("crasher", "bad")
 """Pod and container that is restarted all the time."""
 _GATEWAY = "$(ip route | awk '/default/ {print $3}')"
@@ -177,7 +180,10 @@ class StatsPods:
                 "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}],
                 "containers": [
                     container(
-                        forever(f"head -c {HELD_BYTES} /dev/zero > /memory/file"),
+                        forever(
+                            f"head -c {HELD_BYTES} /dev/zero > /memory/file; "
+                            f"held=$(head -c {ANONYMOUS_BYTES} /dev/zero | tr '\\0' x)"
+                        ),
                         volumeMounts=[{"name": "memory", "mountPath": "/memory"}],
                         resources={"requests": {"memory": "32Mi"}, "limits": {"memory": "128Mi"}},
                     )
@@ -205,7 +211,7 @@ class StatsPods:
                 ],
                 "containers": [container(forever(), readinessProbe=probe, livenessProbe=probe)],
             },
-            "hostnet": {"hostNetwork": True, "containers": [container(forever())]},
+            HOST_NETWORK: {"hostNetwork": True, "containers": [container(forever())]},
             "volumes": {
                 "volumes": [{"name": name, **source} for name, source in volumes.items()],
                 "containers": [
