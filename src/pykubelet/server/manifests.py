@@ -17,7 +17,7 @@ The control socket, which only root can open, serves `/manifests/` and, for the 
 |---|---|
 | `GET /pods` | `NodePods`: every pod with its status and its pod worker state |
 | `GET /pods/{uid}` | the same for one pod |
-| `GET /stats/summary`, `/metrics/cadvisor`, `/metrics/resource` | statistics, as on the API (`server/stats`, `server/stats_metrics`) |
+| `GET /stats/summary`, `/metrics/cadvisor`, `/metrics/resource` | statistics, as on the API |
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
