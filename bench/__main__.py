@@ -11,10 +11,12 @@ from bench.cluster import cluster
 from bench.floor import measure_floor
 from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
+from bench.probes import probes
 from bench.processes import cost_over
 from bench.proxied_streams import proxied_streams
 from bench.results import Result
 from bench.scale import scale
+from bench.stats import stats
 from bench.streams import streams
 from bench.volumes import volumes
 from pykubelet.standalone.instance import Instance
@@ -72,7 +74,7 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
 
 
 _TERMINATED = 143
-_KINDS = ("idle", "pods", "cluster", "scale", "volumes", "streams", "proxied-streams")
+_KINDS = ("idle", "pods", "probes", "stats", "cluster", "scale", "volumes", "streams", "proxied-streams")
 
 
 def main() -> int:
@@ -97,6 +99,10 @@ def main() -> int:
         results += idle(options.seconds)
     if options.only in (None, "pods") and options.pods:
         results += pods(options.pods, options.seconds)
+    if options.only in (None, "probes") and options.pods:
+        results += probes(options.pods, options.seconds)
+    if options.only in (None, "stats") and options.pods:
+        results += stats(options.pods, options.seconds)
     if options.only in (None, "cluster") and options.pods:
         results += cluster(options.pods, options.seconds, reference=options.reference)
     if options.only in (None, "scale") and options.pods and options.many:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import ssl
 import subprocess
 import tempfile
 import time
@@ -51,9 +53,17 @@ class Agent:
         self._cluster = cluster
         self._log = instance.data_dir.parent / "agent.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._command = _command(cluster, instance, program or BIN / "kubelet")
+        self.port, self.health_port = free_ports(2)
+        self._command = _command(cluster, instance, program or BIN / "kubelet", self.port, self.health_port)
         # The reference wants its cgroup root to exist; ours makes it.
         CgroupFiles(detect_cgroups()).make(parse_path(instance.cgroup_root), CgroupValues())
+
+    def connect(self) -> http.client.HTTPSConnection:
+        """Connect to its server as the cluster's administrator, without verifying its certificate."""
+        layout, context = self._cluster.layout, ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(layout.certificate("admin"), layout.key("admin"))
+        return http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=60)
 
     @property
     def pid(self) -> int:
@@ -128,11 +138,12 @@ def audit_mark(cluster: DevCluster) -> int:
     return cluster.layout.audit_log.stat().st_size
 
 
-def _command(cluster: DevCluster, instance: Instance, program: Path) -> list[str]:
+def _command(
+    cluster: DevCluster, instance: Instance, program: Path, port: int, health_port: int
+) -> list[str]:
     layout = cluster.layout
     kubeconfig = layout.directory / "bench.kubeconfig"
     node_kubeconfig(layout, cluster.settings, NODE, kubeconfig)
-    ports = free_ports(2)
     config = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -142,8 +153,8 @@ def _command(cluster: DevCluster, instance: Instance, program: Path) -> list[str
         "cgroupRoot": instance.cgroup_root,
         "podLogsDir": str(instance.pod_logs),
         "volumePluginDir": str(instance.kubelet_root / "volume-plugins"),
-        "port": ports[0],
-        "healthzPort": ports[1],
+        "port": port,
+        "healthzPort": health_port,
         "authentication": {"x509": {"clientCAFile": str(layout.authority)}},
         "maxPods": 300,
         "failSwapOn": False,

@@ -30,13 +30,14 @@ class WatchedPods:
     def __init__(self, cluster: DevCluster) -> None:
         self._cluster = cluster
         self.running: dict[str, float] = {}
+        self.ready: dict[str, float] = {}
         self.gone: dict[str, float] = {}
         self._news = threading.Condition()
         self._ended = False
 
-    def create(self, image: str, names: list[str]) -> float:
-        """Create pods all at once; gives when that began."""
-        return self._ask([("POST", _COLLECTION, _pod(image, name)) for name in names])
+    def create(self, image: str, names: list[str], **container: Any) -> float:
+        """Create pods all at once, with further fields of their container; gives when that began."""
+        return self._ask([("POST", _COLLECTION, _pod(image, name, container)) for name in names])
 
     def delete(self, names: list[str]) -> float:
         """Delete pods all at once; gives when that began."""
@@ -45,6 +46,10 @@ class WatchedPods:
     def wait_running(self, names: list[str]) -> list[float]:
         """Wait until all run; gives when each did."""
         return self._wait(names, self.running, "run")
+
+    def wait_ready(self, names: list[str]) -> list[float]:
+        """Wait until all are Ready; gives when each was."""
+        return self._wait(names, self.ready, "are Ready")
 
     def wait_gone(self, names: list[str]) -> list[float]:
         """Wait until all are gone; gives when each was."""
@@ -75,6 +80,9 @@ class WatchedPods:
                 self.gone.setdefault(name, now)
             elif event["object"]["status"].get("phase") == "Running":
                 self.running.setdefault(name, now)
+                conditions = event["object"]["status"].get("conditions", ())
+                if any(one["type"] == "Ready" and one["status"] == "True" for one in conditions):
+                    self.ready.setdefault(name, now)
             self._news.notify_all()
 
     def _end(self) -> None:
@@ -100,7 +108,8 @@ def watched_pods(cluster: DevCluster) -> Iterator[WatchedPods]:
         connection.close()
 
 
-def _pod(image: str, name: str) -> dict[str, Any]:
+def _pod(image: str, name: str, container: dict[str, Any]) -> dict[str, Any]:
+    main = {"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -109,9 +118,7 @@ def _pod(image: str, name: str) -> dict[str, Any]:
             "nodeName": NODE,
             "terminationGracePeriodSeconds": 2,
             "dnsPolicy": "Default",
-            "containers": [
-                {"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "command": COMMAND}
-            ],
+            "containers": [main | container],
         },
     }
 

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +14,8 @@ from pykubelet.api.pod import Container, ContainerPort, ExecAction, Pod, PodSpec
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
-from pykubelet.probes.types import Target
+from pykubelet.probes.runner import Checker, ExecSlots, PreparedProbe
+from pykubelet.probes.types import ProbeResult, Target
 from pykubelet.util.tasks import TaskScope
 
 SECOND = 1_000_000_000
@@ -23,6 +24,21 @@ EPOCH = 1_700_000_000 * SECOND
 
 def target(*ports: ContainerPort, ip: str = "127.0.0.1") -> Target:
     return Target(Container(name="app", ports=list(ports)), "c1", ip)
+
+
+async def no_exec(container_id: str, command: list[str], timeout: int) -> NoReturn:
+    raise AssertionError("this probe runs no command")
+
+
+async def run_probe(probe: Probe, whom: Target) -> ProbeResult:
+    """Run a probe once as the prober does."""
+    outcome: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
+    checker = Checker(no_exec, ExecSlots(1))
+    try:
+        PreparedProbe(probe, whom, checker).start(asyncio.ensure_future, outcome.set_result)
+        return await outcome
+    finally:
+        checker.exchanges.close()
 
 
 def exec_probe(command: str, **numbers: Any) -> Probe:

@@ -30,6 +30,7 @@ log = get_logger(__name__)
 SUBSCRIBE = "/containerd.services.events.v1.Events/Subscribe"
 TASKS = "/containerd.services.tasks.v1.Tasks/"
 CRI_NAMESPACE = "k8s.io"
+_TOPICS = "^/tasks/(start|exit|oom|paused|resumed)$"
 _TASK_SECONDS = 30.0
 _RETRY_DELAYS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
@@ -63,12 +64,15 @@ class TaskEvent:
 
 
 async def task_events(channel: Channel, namespace: str = CRI_NAMESPACE) -> AsyncGenerator[TaskEvent, None]:
-    """Yield every task event of a namespace until the connection breaks.
+    """Yield task events of a namespace until the connection breaks: start, exit, OOM, paused and resumed.
+
+    An exec probe causes three events, of which only its exit is of these types. containerd's filters cannot
+    exclude it, because they do not compare two fields of an event.
 
     Close the iterator (`contextlib.aclosing`) when leaving it early. Raises Unimplemented if the runtime is
     not containerd, Unavailable when the connection breaks.
     """
-    request = SubscribeRequest(filters=[f'topic~="^/tasks/",namespace=={namespace}'])
+    request = SubscribeRequest(filters=[f'topic~="{_TOPICS}",namespace=={namespace}'])
     envelopes = channel.stream(SUBSCRIBE, request, Envelope, timeout=FOREVER)
     async with aclosing(envelopes):
         async for envelope in envelopes:

@@ -42,17 +42,42 @@ class ProbeMetrics:
             registry=registry,
         )
 
-    def observe(self, labels: Labels, *, passed: bool, seconds: float) -> None:
-        """Count one result; the duration in seconds is observed for a passed probe only."""
-        kind = labels.kind.title()
-        result = "successful" if passed else "failed"
-        self._total.labels(kind, result, labels.container, labels.pod, labels.namespace, labels.uid).inc()
-        if passed:
-            self._duration.labels(kind, labels.container, labels.pod, labels.namespace).observe(seconds)
+    def series(self, labels: Labels) -> ProbeSeries:
+        """Return the series of a probe, which do not exist before its first result."""
+        return ProbeSeries(self._total, self._duration, labels)
 
-    def forget(self, labels: Labels) -> None:
-        """Remove the series of a probe that has been stopped."""
+
+class ProbeSeries:
+    """Series of one probe. Looking them up by their labels takes longer than counting."""
+
+    def __init__(self, total: Counter, duration: Histogram, labels: Labels) -> None:
         kind = labels.kind.title()
-        for result in ("successful", "failed"):
-            self._total.remove(kind, result, labels.container, labels.pod, labels.namespace, labels.uid)
-        self._duration.remove(kind, labels.container, labels.pod, labels.namespace)
+        owner = (labels.container, labels.pod, labels.namespace)
+        self._total = total
+        self._duration = duration
+        self._total_labels = {
+            passed: (kind, "successful" if passed else "failed", *owner, labels.uid)
+            for passed in (True, False)
+        }
+        self._duration_labels = (kind, *owner)
+        self._counts: dict[bool, Counter] = {}
+        self._seconds: Histogram | None = None
+
+    def observe(self, *, passed: bool, seconds: float) -> None:
+        """Count one result; the duration in seconds is observed for a passed probe only."""
+        if (count := self._counts.get(passed)) is None:
+            count = self._counts[passed] = self._total.labels(*self._total_labels[passed])
+        count.inc()
+        if passed:
+            if self._seconds is None:
+                self._seconds = self._duration.labels(*self._duration_labels)
+            self._seconds.observe(seconds)
+
+    def remove(self) -> None:
+        """Remove the series of a probe that has been stopped."""
+        for passed in self._counts:
+            self._total.remove(*self._total_labels[passed])
+        if self._seconds is not None:
+            self._duration.remove(*self._duration_labels)
+        self._counts.clear()
+        self._seconds = None

@@ -5,9 +5,10 @@ times; a redirect to another host is not followed, and the probe succeeds with a
 body never appears in the event of a failure: it may contain secrets.
 
 Each GET uses its own connection, without pool, cookies or proxy, and without verification of certificates; a
-reused connection would hide that the server accepts no new one. A TCP probe succeeds when the connection is
-accepted. The failure texts are upstream's, because alerts and users match `connection refused` and `i/o
-timeout`.
+reused connection would hide that the server accepts no new one. The first GET of a probe to an IP address
+without TLS is made by `exchanges.py`; redirects, https and host names use asyncio's transports here. A TCP
+probe succeeds when the connection is accepted. The failure texts are upstream's, because alerts and users
+match `connection refused` and `i/o timeout`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.api.pod import Container, HTTPGetAction, TCPSocketAction
+from pykubelet.probes.exchanges import Exchange, Peer, numeric_peer
 from pykubelet.probes.types import (
     OUTPUT_LIMIT,
     BadTarget,
@@ -67,6 +69,7 @@ def write_request(target: str, host: str, headers: Iterable[tuple[str, str]], ag
 
 
 _SHUTDOWN_SECONDS = 1.0
+_LATE_BODY = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _INVALID = re.compile(r"[\x00-\x1f\x7f]|%(?![0-9a-fA-F]{2})")
 _PATH_SAFE = "%/:=&~+!$,;'@()*[]"
@@ -181,7 +184,7 @@ async def get(
         transport.abort()
         if not reader.status:
             raise
-        broken = "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
+        broken = _LATE_BODY
     except (OSError, HttpProtocolError) as err:
         if not reader.status:
             raise
@@ -250,7 +253,7 @@ async def tcp_check(action: TCPSocketAction, target: Target, timeout: float) -> 
     return ProbeResult("success")
 
 
-def dial_failure(err: OSError | ValueError, host: str, port: int) -> str:
+def dial_failure(err: Exception, host: str, port: int) -> str:
     """Return upstream's text for a connection that could not be established."""
     address = join_host_port(host, port)
     if isinstance(err, socket.gaierror):
@@ -299,6 +302,75 @@ async def http_check(
         return ProbeResult("failure", str(err))
 
 
+@dataclass(frozen=True, slots=True)
+class PlainGet:
+    """The first GET of an HTTP probe without TLS at an IP address."""
+
+    url: Url
+    peer: Peer
+    request: bytes
+
+
+def plain_get(action: HTTPGetAction, target: Target) -> PlainGet | None:
+    """Return the first GET of an HTTP probe, None if only `http_check` can run it or report its error."""
+    try:
+        url = action_url(action, target)
+        peer = numeric_peer(url.host, url.port) if url.scheme == "http" else None
+        if peer is None:
+            return None
+        request = write_request(url.target, url.address, _headers(action), user_agent("probe"))
+        return PlainGet(url, peer, request)
+    except (BadTarget, HttpProtocolError, ValueError):
+        return None
+
+
+def plain_response(url: Url, exchange: Exchange) -> HttpResponse:
+    """Return the response of a plain GET that has ended. Raises HttpGetError."""
+    reader, failure = exchange.reader, exchange.failure
+    assert reader is not None
+    if failure is not None and not reader.status:
+        if not exchange.connected:
+            dial_error = DialError()
+            dial_error.__cause__ = failure
+            failure = dial_error
+        raise HttpGetError(url, _describe(failure, url, plain=False))
+    broken = ""
+    if failure is not None:
+        broken = _LATE_BODY if isinstance(failure, TimeoutError) else str(failure)
+    return HttpResponse(reader.status, reader.headers.get("location", ""), bytes(reader.body), broken)
+
+
+def is_redirect(response: HttpResponse) -> bool:
+    """Return whether a response names another URL to get."""
+    return response.status in _REDIRECTS and bool(response.location)
+
+
+async def redirected_check(
+    action: HTTPGetAction, url: Url, response: HttpResponse, tls: ssl.SSLContext, deadline: float
+) -> ProbeResult:
+    """Continue an HTTP probe after the response to its first GET, such as a redirect."""
+    try:
+        return evaluate_response(await follow(url, _headers(action), "probe", tls, deadline, response))
+    except HttpGetError as err:
+        return ProbeResult("failure", str(err))
+
+
+def tcp_peer(action: TCPSocketAction, target: Target) -> Peer | None:
+    """Return the peer of a TCP probe, None if only `tcp_check` can run it or report its error."""
+    try:
+        return numeric_peer(resolve_host(action.host, target), resolve_port(action.port, target.container))
+    except BadTarget:
+        return None
+
+
+def tcp_result(peer: Peer, exchange: Exchange) -> ProbeResult:
+    """Return the result of a TCP probe that has ended."""
+    failure = exchange.failure
+    if failure is None:
+        return ProbeResult("success")
+    return ProbeResult("failure", dial_failure(failure, *peer.address))
+
+
 async def lifecycle_get(
     action: HTTPGetAction,
     container: Container,
@@ -336,13 +408,22 @@ def action_url(action: HTTPGetAction, target: Target) -> Url:
 
 
 async def follow(
-    url: Url, headers: Headers, purpose: str, tls: ssl.SSLContext, deadline: float | None
+    url: Url,
+    headers: Headers,
+    purpose: str,
+    tls: ssl.SSLContext,
+    deadline: float | None,
+    response: HttpResponse | None = None,
 ) -> HttpResponse:
-    """Send a GET and follow redirects within the same host. Raises HttpGetError."""
+    """Send a GET and follow redirects within the same host. Raises HttpGetError.
+
+    With `response`, the GET of `url` has been made already.
+    """
     agent, host = user_agent(purpose), url.host
     for _ in range(_MAX_REDIRECTS):
         try:
-            response = await get(url, headers, agent=agent, tls=tls, deadline=deadline)
+            if response is None:
+                response = await get(url, headers, agent=agent, tls=tls, deadline=deadline)
             redirect = _redirect_url(response, url)
         except (DialError, OSError, HttpProtocolError, ValueError) as err:
             plain = isinstance(err.__cause__, ssl.SSLError) and err.__cause__.reason in _NOT_TLS
@@ -352,7 +433,7 @@ async def follow(
         if (redirect.scheme, redirect.address) != (url.scheme, url.address):
             # A Host header of the spec is meant for the first server, not for the redirect's.
             headers = [(name, value) for name, value in headers if name.lower() != "host"]
-        url = redirect
+        url, response = redirect, None
     raise HttpGetError(url, f"stopped after {_MAX_REDIRECTS} redirects")
 
 
@@ -374,7 +455,7 @@ def _headers(action: HTTPGetAction) -> Headers:
 
 def _redirect_url(response: HttpResponse, url: Url) -> Url | None:
     """Return the target of a redirect, or None if the response is not a redirect."""
-    if response.status not in _REDIRECTS or not response.location:
+    if not is_redirect(response):
         return None
     return parse_url(urljoin(str(url), response.location))
 

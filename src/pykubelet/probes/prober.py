@@ -3,8 +3,8 @@
 The pod syncer calls `add_pod`, `remove_pod` and, with each observed state, `observe`. A probe runs while
 its container runs, after the initial delay and, except for startup probes, after the container has started.
 One task sleeps until the next probe is due and starts a limited number of them at a time, which keeps the
-event loop responsive; each probe is a task of its own, at most one per worker. `results` holds the results
-after thresholds.
+event loop responsive; each worker has at most one run in progress. `results` holds the results after
+thresholds.
 
 The schedule is a heap. Measured against one sleeping task per probe (5000 probes, one per second each,
 uvloop): 166 instead of 2000 bytes per probe and 13 instead of 16 µs per run; and only a common schedule can
@@ -23,6 +23,7 @@ Timing, in seconds of the event loop's clock:
   restart of the kubelet does not cause a burst of probes.
 - After that, a probe runs once per period, at a fixed offset. The offset is a hash of pod, container and
   kind: the probes of pods that started together are spread, and the same probe behaves the same each time.
+  All but the eager probes run at multiples of `BATCH_SECONDS`, together with others that are due.
 
 All state is in memory; after a restart it begins with the pod's status (see `results.py`).
 """
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Hashable
@@ -41,7 +43,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, Pod, Probe
 from pykubelet.logs import get_logger
-from pykubelet.probes.metrics import Labels, ProbeMetrics
+from pykubelet.probes.metrics import Labels, ProbeMetrics, ProbeSeries
 from pykubelet.probes.results import (
     ProbeState,
     ProbeUpdate,
@@ -51,7 +53,7 @@ from pykubelet.probes.results import (
     restored_state,
     step,
 )
-from pykubelet.probes.runner import Checker, ExecSlots, ExecSync, default_slots
+from pykubelet.probes.runner import Checker, ExecSlots, ExecSync, PreparedProbe, ProbeRun, default_slots
 from pykubelet.probes.types import (
     KINDS,
     Health,
@@ -69,6 +71,7 @@ from pykubelet.probes.types import (
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
+_success_log = log.v(3)
 T = TypeVar("T", bound=Hashable)
 _STALE_SLACK = 64
 
@@ -126,6 +129,13 @@ class Schedule(Generic[T]):
             heapq.heapify(self._heap)
 
 
+BATCH_SECONDS = 0.125
+"""Seconds between the times at which periodic probes run; a binary fraction, so that multiples are exact.
+
+Most of the CPU time of a single probe is that of a process that has slept: its code and data are no longer in
+the processor's caches. Probes that run together share it. Measured with 40 HTTP probes per second: 860 µs per
+probe when each runs at a time of its own, 420 µs in batches of 1/16 s, 360 µs of 1/8 s, 300 µs of 1/4 s.
+"""
 FIRST_GAP = 0.5
 """Seconds between the first two eager probes; the gap doubles."""
 
@@ -173,6 +183,11 @@ def next_tick(
     return ProbeTick(due, tick.earliest, eager=True) if due < end else ProbeTick(max(end, now), tick.earliest)
 
 
+def aligned(due: float) -> float:
+    """Return the next time at which periodic probes run; see BATCH_SECONDS."""
+    return math.ceil(due / BATCH_SECONDS) * BATCH_SECONDS
+
+
 def _later_half(phase: float, parameters: ProbeParameters) -> float:
     return parameters.period * (0.5 + phase / 2)
 
@@ -187,10 +202,13 @@ class ProbeWorker:
     phase: float
     labels: Labels
     state: ProbeState
+    series: ProbeSeries | None = None
+    prepared: PreparedProbe | None = None
+    """The probe of the container that was probed last, at its address."""
     tick: ProbeTick | None = None
     """Next run; None while the probe is not scheduled."""
-    task: asyncio.Task[None] | None = None
-    """Task of the run in progress."""
+    run: ProbeRun | None = None
+    """The run in progress."""
 
 
 @dataclass(slots=True, eq=False)
@@ -221,6 +239,11 @@ def probed_container(pod: Pod, container: Container, *, terminating: bool) -> Pr
                 kind, probe, probe_parameters(probe), phase, labels, initial_state(kind)
             )
     return ProbedContainer(pod, container, workers) if workers else None
+
+
+async def _fail(err: Exception) -> None:
+    """Fail the scope of this task."""
+    raise err
 
 
 GRACE_SECONDS = 10.0
@@ -294,7 +317,8 @@ class Prober:
             worker = entry.workers.pop(kind, None)
             if worker is not None:
                 self._unschedule(entry, worker)
-                self._metrics.forget(worker.labels)
+                if worker.series is not None:
+                    worker.series.remove()
 
     # Observed state
 
@@ -376,17 +400,18 @@ class Prober:
 
     def _put(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
         assert worker.tick is not None
+        due = worker.tick.due if worker.tick.eager else aligned(worker.tick.due)
         before = self._schedule.next_due()
-        self._schedule.put((entry, worker), worker.tick.due)
-        if before is None or worker.tick.due < before:
+        self._schedule.put((entry, worker), due)
+        if before is None or due < before:
             self._wake.set()
 
     def _unschedule(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
         worker.tick = None
         self._schedule.remove((entry, worker))
-        if worker.task is not None:
-            worker.task.cancel()
-            worker.task = None
+        if worker.run is not None:
+            worker.run.cancel()
+            worker.run = None
 
     # Running
 
@@ -394,38 +419,42 @@ class Prober:
         """Run the probes until cancelled."""
         loop = asyncio.get_running_loop()
         async with TaskScope() as runs:
-            while True:
-                soon = loop.time() + SLACK_SECONDS
-                for entry, worker in self._schedule.pop_due(soon, MAX_STARTS_PER_ITERATION):
-                    worker.task = runs.start(self._run_probe(entry, worker), name=f"probe-{worker.kind}")
-                due = self._schedule.next_due()
-                if due is not None and due <= soon:
-                    await asyncio.sleep(0)
-                    continue
-                self._wake.clear()
-                timer = loop.call_at(due, self._wake.set) if due is not None else None
-                await self._wake.wait()
-                if timer is not None:
-                    timer.cancel()
+            try:
+                while True:
+                    soon = loop.time() + SLACK_SECONDS
+                    for entry, worker in self._schedule.pop_due(soon, MAX_STARTS_PER_ITERATION):
+                        self._start_probe(entry, worker, runs)
+                    due = self._schedule.next_due()
+                    if due is not None and due <= soon:
+                        await asyncio.sleep(0)
+                        continue
+                    self._wake.clear()
+                    timer = loop.call_at(due, self._wake.set) if due is not None else None
+                    await self._wake.wait()
+                    if timer is not None:
+                        timer.cancel()
+            finally:
+                self._checker.exchanges.close()
 
-    async def _run_probe(self, entry: ProbedContainer, worker: ProbeWorker) -> None:
-        loop = asyncio.get_running_loop()
-        start_time = loop.time()
-        tick = worker.tick
-        try:
+    def _start_probe(self, entry: ProbedContainer, worker: ProbeWorker, runs: TaskScope) -> None:
+        tick, start_time = worker.tick, asyncio.get_running_loop().time()
+        prepared = worker.prepared
+        if prepared is None or not prepared.is_for(entry.container_id, entry.ip):
             target = Target(entry.container, entry.container_id, entry.ip)
-            outcome = await self._checker.check(worker.probe, target)
-        except Exception as err:  # task boundary: a bug in one probe must not stop all others
-            log.exception(
-                err,
-                "Unexpected error in probe",
-                pod=entry.pod.full_name,
-                containerName=entry.container.name,
-            )
-            outcome = ProbeResult("unknown", f"{type(err).__name__}: {err}", errored=True)
-        if tick is not None and tick is worker.tick:  # otherwise the probe was stopped or rescheduled
-            worker.task = None
-            self._handle_result(entry, worker, tick, outcome, loop.time() - start_time)
+            prepared = worker.prepared = PreparedProbe(worker.probe, target, self._checker)
+
+        def handle(outcome: ProbeResult) -> None:
+            if tick is None or tick is not worker.tick:  # the probe was stopped or rescheduled
+                return
+            worker.run = None
+            seconds = asyncio.get_running_loop().time() - start_time
+            try:
+                self._handle_result(entry, worker, tick, outcome, seconds)
+            except Exception as err:
+                # Not in a task: without this, the probe would just not run again.
+                runs.start(_fail(err), name="probe-failure")
+
+        worker.run = prepared.start(lambda work: runs.start(work, name=f"probe-{worker.kind}"), handle)
 
     def _handle_result(
         self,
@@ -439,7 +468,9 @@ class Prober:
         counts = outcome.passed or not tick.eager
         result = None
         if not outcome.errored:
-            self._metrics.observe(worker.labels, passed=outcome.passed, seconds=seconds)
+            if worker.series is None:
+                worker.series = self._metrics.series(worker.labels)
+            worker.series.observe(passed=outcome.passed, seconds=seconds)
             if counts:
                 worker.state, result = step(worker.state, outcome.passed, worker.kind, worker.parameters)
         worker.tick = None
@@ -457,6 +488,8 @@ class Prober:
             self._report_result(entry, worker, outcome)
 
     def _report_result(self, entry: ProbedContainer, worker: ProbeWorker, outcome: ProbeResult) -> None:
+        if outcome.result == "success" and not outcome.errored and not _success_log:
+            return
         what = worker.kind.title()
         where = {"pod": entry.pod.full_name, "podUID": entry.pod.uid, "containerName": entry.container.name}
         if outcome.errored:
@@ -474,4 +507,4 @@ class Prober:
                 entry.pod, entry.container.name, "ProbeWarning", f"{what} probe warning: {outcome.output}"
             )
         else:
-            log.v(3).info("Probe succeeded", probeType=what, **where)
+            _success_log.info("Probe succeeded", probeType=what, **where)

@@ -100,6 +100,8 @@ def step(
     state: ProbeState, passed: bool, kind: Kind, parameters: ProbeParameters
 ) -> tuple[ProbeState, Result | None]:
     """Apply one probe; the second value is the new result, if it changed."""
+    if passed == state.last_passed and state.run and state.result == ("success" if passed else "failure"):
+        return state, None  # the count matters for a change only
     run = state.run + 1 if passed == state.last_passed else 1
     if run < (parameters.successes if passed else parameters.failures):
         return ProbeState(state.result, passed, run, state.held), None

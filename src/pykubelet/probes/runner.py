@@ -13,16 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
 from pykubelet.api.pod import EnvVar, ExecAction, Probe
+from pykubelet.logs import get_logger
+from pykubelet.probes.exchanges import Exchange, Exchanges
 from pykubelet.probes.grpc_probe import grpc_check
-from pykubelet.probes.network_probes import http_check, tcp_check, unverified_tls, user_agent
+from pykubelet.probes.network_probes import (
+    HttpGetError,
+    HttpResponse,
+    evaluate_response,
+    http_check,
+    is_redirect,
+    plain_get,
+    plain_response,
+    redirected_check,
+    tcp_check,
+    tcp_peer,
+    tcp_result,
+    unverified_tls,
+    user_agent,
+)
 from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, ProbeResult, Target, probe_parameters
 from pykubelet.transport.errors import CommandTimedOut, CriError
 
+log = get_logger(__name__)
 ExecSync = Callable[[str, list[str], int], Awaitable[tuple[int, bytes]]]
 """Runs a command: container ID, command, timeout in seconds; returns exit code and output.
 
@@ -100,12 +118,13 @@ class Checker:
     def __init__(self, exec_sync: ExecSync, slots: ExecSlots) -> None:
         self._exec_sync = exec_sync
         self._slots = slots
-        self._tls = unverified_tls()
+        self.tls = unverified_tls()
+        self.exchanges = Exchanges()
 
-    async def check(self, probe: Probe, target: Target) -> ProbeResult:
+    async def check(self, probe: Probe, target: Target, attempts: int = ATTEMPTS) -> ProbeResult:
         """Run a probe, and retry it while it has an error instead of a result."""
         outcome = ProbeResult("unknown", errored=True)
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             try:
                 outcome = await self._run_handler(probe, target)
             except BadTarget as err:
@@ -119,9 +138,105 @@ class Checker:
         if probe.exec is not None:
             return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)
         if probe.http_get is not None:
-            return await http_check(probe.http_get, target, timeout, self._tls)
+            return await http_check(probe.http_get, target, timeout, self.tls)
         if probe.tcp_socket is not None:
             return await tcp_check(probe.tcp_socket, target, timeout)
         if probe.grpc is not None:
             return await grpc_check(probe.grpc, target, timeout, user_agent("probe"))
         raise BadTarget(f"missing probe handler for {target.container.name}")
+
+
+Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+"""Starts a task."""
+
+
+class PreparedProbe:
+    """A probe of one container at one address; what its runs have in common is prepared once."""
+
+    def __init__(self, probe: Probe, target: Target, checker: Checker) -> None:
+        self.probe = probe
+        self.target = target
+        self.timeout = probe_parameters(probe).timeout
+        self._checker = checker
+        self.get = plain_get(probe.http_get, target) if probe.http_get is not None else None
+        self.peer = tcp_peer(probe.tcp_socket, target) if probe.tcp_socket is not None else None
+
+    def is_for(self, container_id: str, ip: str) -> bool:
+        """Return whether this is the probe of a container at an address."""
+        return self.target.container_id == container_id and self.target.ip == ip
+
+    def start(self, start_task: Start, listener: Callable[[ProbeResult], None]) -> ProbeRun:
+        """Run the probe; `listener` is called with its result, after this method has returned."""
+        return ProbeRun(self, self._checker, start_task, listener)
+
+
+class ProbeRun:
+    """A run of a probe in progress: an exchange if that suffices, otherwise a task."""
+
+    __slots__ = ("_checker", "_deadline", "_listener", "_prepared", "_start_task", "_step")
+
+    def __init__(
+        self,
+        prepared: PreparedProbe,
+        checker: Checker,
+        start_task: Start,
+        listener: Callable[[ProbeResult], None],
+    ) -> None:
+        self._prepared = prepared
+        self._checker = checker
+        self._start_task = start_task
+        self._listener = listener
+        self._deadline = asyncio.get_running_loop().time() + prepared.timeout
+        self._step: Exchange | asyncio.Task[None]
+        if (get := prepared.get) is not None:
+            self._step = checker.exchanges.start(get.peer, get.request, self._deadline, self._handle_response)
+        elif prepared.peer is not None:
+            self._step = checker.exchanges.start(prepared.peer, b"", self._deadline, self._handle_connected)
+        else:
+            self._step = start_task(self._finish(checker.check(prepared.probe, prepared.target)))
+
+    def cancel(self) -> None:
+        """End the run; its listener is not called."""
+        self._step.cancel()
+
+    def _handle_response(self, exchange: Exchange) -> None:
+        assert self._prepared.get is not None
+        try:
+            response = plain_response(self._prepared.get.url, exchange)
+        except HttpGetError as err:
+            self._listener(ProbeResult("failure", str(err)))
+            return
+        if is_redirect(response) or response.broken:
+            self._step = self._start_task(self._finish(self._continue(response)))
+        else:
+            self._listener(evaluate_response(response))
+
+    def _handle_connected(self, exchange: Exchange) -> None:
+        assert self._prepared.peer is not None
+        self._listener(tcp_result(self._prepared.peer, exchange))
+
+    async def _continue(self, response: HttpResponse) -> ProbeResult:
+        """Follow a redirect; retry a probe whose response is broken."""
+        prepared, checker = self._prepared, self._checker
+        assert prepared.get is not None
+        assert prepared.probe.http_get is not None
+        outcome = await redirected_check(
+            prepared.probe.http_get, prepared.get.url, response, checker.tls, self._deadline
+        )
+        if outcome.errored:
+            outcome = await checker.check(prepared.probe, prepared.target, ATTEMPTS - 1)
+        return outcome
+
+    async def _finish(self, check: Coroutine[Any, Any, ProbeResult]) -> None:
+        try:
+            outcome = await check
+        except Exception as err:  # task boundary: a bug in one probe must not stop all others
+            target = self._prepared.target
+            log.exception(
+                err,
+                "Unexpected error in probe",
+                containerID=target.container_id,
+                containerName=target.container.name,
+            )
+            outcome = ProbeResult("unknown", f"{type(err).__name__}: {err}", errored=True)
+        self._listener(outcome)

@@ -66,7 +66,7 @@ async def test_task_events_subscribes_to_tasks_of_namespace(
     async with aclosing(task_events(cri.runtime_channel)) as events:
         assert [heard async for heard in events] == [event(start), event(end)]
     assert [seen.request for seen in scripted.seen] == [
-        SubscribeRequest(filters=['topic~="^/tasks/",namespace==k8s.io'])
+        SubscribeRequest(filters=['topic~="^/tasks/(start|exit|oom|paused|resumed)$",namespace==k8s.io'])
     ]
 
 

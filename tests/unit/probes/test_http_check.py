@@ -1,20 +1,30 @@
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
 import uvloop
 from aiohttp import web
 
-from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, HTTPHeader
+from pykubelet.api.pod import Container, ContainerPort, HTTPGetAction, HTTPHeader, Probe
 from pykubelet.probes.network_probes import http_check, lifecycle_get, unverified_tls
-from pykubelet.probes.types import BadTarget, ProbeResult
-from tests.support.probes import target
+from pykubelet.probes.types import BadTarget, ProbeResult, Target
+from tests.support.probes import run_probe, target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_path = ContextVar("path", default="transport")
+
+
+@pytest.fixture(params=["transport", "exchange"], autouse=True)
+def path(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run each test with `http_check` alone, and as the prober runs it."""
+    before = _path.set(request.param)
+    yield
+    _path.reset(before)
 
 
 @asynccontextmanager
@@ -55,13 +65,20 @@ async def ask(
     port: int,
     path: str = "/",
     *,
-    timeout: float = 20,
+    timeout: int = 20,
     scheme: str = "",
     headers: dict[str, str] | None = None,
 ) -> ProbeResult:
     sent = [HTTPHeader(name=name, value=value) for name, value in (headers or {}).items()]
-    action = HTTPGetAction(port=port, path=path, scheme=scheme, http_headers=sent)
-    return await http_check(action, target(), timeout, unverified_tls())
+    return await check(
+        HTTPGetAction(port=port, path=path, scheme=scheme, http_headers=sent), target(), timeout
+    )
+
+
+async def check(action: HTTPGetAction, whom: Target, timeout: int) -> ProbeResult:
+    if _path.get() == "transport":
+        return await http_check(action, whom, timeout, unverified_tls())
+    return await run_probe(Probe(http_get=action, timeout_seconds=timeout), whom)
 
 
 def answering(status: int, body: str = "body") -> Handler:
@@ -259,9 +276,9 @@ def test_http_check_on_uvloop_same_results(certificate: ssl.SSLContext) -> None:
 async def test_http_check_ipv6_and_named_port_succeed() -> None:
     async with site(answering(200), host="::1") as port:
         named = target(ContainerPort(name="web", container_port=port), ip="::1")
-        outcome = await http_check(HTTPGetAction(port="web"), named, 20, unverified_tls())
+        outcome = await check(HTTPGetAction(port="web"), named, 20)
         assert outcome.result == "success"
-        outcome = await http_check(HTTPGetAction(port=1, host="::1"), target(), 2, unverified_tls())
+        outcome = await check(HTTPGetAction(port=1, host="::1"), target(), 2)
         assert outcome.output.startswith('Get "http://[::1]:1/": dial tcp [::1]:1: ')
 
 

@@ -18,7 +18,7 @@ from pykubelet.probes.network_probes import tcp_check
 from pykubelet.probes.runner import BUSY_SECONDS, Checker, ExecSlots, exec_check, expand
 from pykubelet.probes.types import BadTarget, ProbeResult, Target
 from pykubelet.transport.errors import CommandTimedOut, CriError
-from tests.support.probes import exec_probe, target
+from tests.support.probes import exec_probe, run_probe, target
 
 # TCP
 
@@ -33,6 +33,20 @@ async def test_tcp_check_open_port_succeeds_and_closed_port_fails() -> None:
         ) == ProbeResult("success")
     refused = await tcp_check(TCPSocketAction(port=port), target(), 20)
     assert refused == ProbeResult("failure", f"dial tcp 127.0.0.1:{port}: connect: connection refused")
+
+
+async def test_tcp_probe_open_and_closed_port_equal_tcp_check() -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        probe = Probe(tcp_socket=TCPSocketAction(port=port), timeout_seconds=20)
+        assert await run_probe(probe, target()) == ProbeResult("success")
+        named = Probe(tcp_socket=TCPSocketAction(port=port, host="localhost"), timeout_seconds=20)
+        assert await run_probe(named, target(ip="")) == ProbeResult("success")
+    refused = await run_probe(probe, target())
+    assert refused == ProbeResult("failure", f"dial tcp 127.0.0.1:{port}: connect: connection refused")
+    unknown = await run_probe(Probe(tcp_socket=TCPSocketAction(port="nope")), target())
+    assert unknown == ProbeResult("unknown", "port nope not found", errored=True)
 
 
 async def test_tcp_check_unresolvable_host_fails() -> None:
@@ -55,6 +69,8 @@ async def test_tcp_check_connect_hangs_times_out() -> None:
                 client.setblocking(False)
                 client.connect_ex(("127.0.0.1", port))
             outcome = await tcp_check(TCPSocketAction(port=port), target(), 0.2)
+            probe = Probe(tcp_socket=TCPSocketAction(port=port), timeout_seconds=1)
+            assert await run_probe(probe, target()) == outcome
         finally:
             for client in waiting:
                 client.close()

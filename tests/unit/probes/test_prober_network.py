@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
+import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -14,7 +14,7 @@ from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
 from pykubelet.util.tasks import TaskScope
-from tests.support.probes import eventually, observed, pod, running
+from tests.support.probes import eventually, no_exec, observed, pod, running
 
 
 class Told:
@@ -26,9 +26,6 @@ class Told:
 
 @asynccontextmanager
 async def prober(told: Told) -> AsyncIterator[Prober]:
-    async def no_exec(container_id: str, command: list[str], timeout: int) -> NoReturn:
-        raise AssertionError("nothing here has a command")
-
     made = Prober(
         no_exec,
         lambda pod, container, reason, message: told.events.append((reason, message)),
@@ -141,3 +138,33 @@ async def test_prober_pod_removed_cancels_hanging_probe() -> None:
         asking.remove_pod("u1")
         await asyncio.wait_for(closed.wait(), 45)
     assert told.updates == []
+
+
+async def test_prober_listener_raises_ends_run() -> None:
+    def fail(update: ProbeUpdate) -> None:
+        raise ZeroDivisionError(update.pod_uid)
+
+    made = Prober(no_exec, lambda *event: None, CollectorRegistry(), host_ip=lambda: "127.0.0.1")
+    made.results.subscribe(fail)
+    async with server({"status": 200}) as port:
+        probe = Probe(http_get=HTTPGetAction(port=port, path="/ready"), timeout_seconds=30)
+        asked = pod(Container(name="app", readiness_probe=probe))
+        made.add_pod(asked)
+        made.observe(asked, observed(running("app", "c1", time.time_ns()), ip="127.0.0.1"))
+        with pytest.raises(ExceptionGroup) as caught:
+            await asyncio.wait_for(made.run(), 45)
+    assert caught.group_contains(ZeroDivisionError, match="u1")
+
+
+async def test_prober_pod_moved_to_other_address_is_probed_there() -> None:
+    told, answer = Told(), dict[str, str | int](status=200)
+    async with server(answer) as port, prober(told) as asking:
+        probe = Probe(http_get=HTTPGetAction(port=port, path="/ready"), period_seconds=1, timeout_seconds=1)
+        asked = pod(Container(name="app", readiness_probe=probe))
+        asking.add_pod(asked)
+        container = running("app", "c1", time.time_ns())
+        asking.observe(asked, observed(container, ip="127.0.0.2"))
+        await asyncio.sleep(0)
+        asking.observe(asked, observed(container, ip="127.0.0.1"))
+        await eventually(lambda: len(told.updates) > 0)
+    assert [update.result for update in told.updates] == ["success"]

@@ -1,0 +1,270 @@
+"""What statistics cost: pods that merely run, and scrapes of their usage, next to the reference kubelet.
+
+Each kubelet is a node of a control plane and a runtime of its own, one after the other. Few, then many pods
+are held. Then each path is scraped several times, in the intervals of a real scraper, on one connection. A
+scrape's processor time is that of the kubelet process until shortly after the response, less what holding
+the pods takes in that time.
+
+The longest stall is measured from outside: another process gets `/healthz` all the time while a scrape is in
+progress, and what such a request takes longer than usual is the time in which the event loop did not run.
+"""
+
+from __future__ import annotations
+
+import http.client
+import multiprocessing
+import statistics
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from bench.node import bare_runtime, data_dir
+from bench.plane import Agent, control_plane
+from bench.processes import Cost, cost_over, cpu_seconds
+from bench.results import Result
+from bench.watched_pods import watched_pods
+from pykubelet.devcluster.binaries import Binaries, find_programs
+from pykubelet.devcluster.layout import NotAvailable
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
+from pykubelet.standalone.instance import Instance
+
+PATHS = ("/metrics/cadvisor", "/stats/summary")
+_MANY = 2.5
+"""How many times as many pods are held after the first ones: 100 after 40."""
+_CPU_BOUND = {40: 0.5, 100: 1.0}
+"""Percent of a core with so many pods."""
+_LONGEST_SECONDS = 15.0
+"""Seconds over which pods are held at most."""
+_SETTLE_SECONDS = 8.0
+"""Seconds after the last pod runs: events are sent late, and the first samples are taken."""
+_INTERVAL_SECONDS = 4.0
+"""Seconds between scrapes; the paths take turns, so that each is scraped every eight seconds."""
+_TRAIL_SECONDS = 0.5
+"""Seconds after a response in which its processor time is counted, too."""
+_ROUNDS, _STALL_ROUNDS = 3, 3
+_SHORTEST_SECONDS = 0.001
+_PING_SECONDS = 0.001
+_HEADERS = {"Accept": "text/plain;version=0.0.4,*/*", "Accept-Encoding": "gzip"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One scrape."""
+
+    seconds: float
+    cpu_seconds: float
+    size: int
+    """Bytes of the response as sent, possibly compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """The scrapes of one path."""
+
+    first: Scrape
+    seconds: float
+    """Median of the others, as in the next field."""
+    cpu_seconds: float
+    stalls: list[float]
+    """Seconds of the longest stall of each scrape; empty where it was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRun:
+    """The cost of one kubelet."""
+
+    held: dict[int, Cost]
+    """By the number of pods."""
+    scrapes: dict[str, Scrapes | None]
+    """By path; None where it is not served."""
+
+
+def stats(count: int, hold_seconds: float) -> list[Result]:
+    """Measure held pods and scrapes with this kubelet and with the reference."""
+    try:
+        programs = find_programs(lambda text: print(f"     {text}", flush=True))
+    except NotAvailable as err:
+        print(f"     statistics are not measured: {err}")
+        return []
+    seconds = min(hold_seconds, _LONGEST_SECONDS)
+    counts = (count, round(_MANY * count))
+    ours = _measure(programs, None, counts, seconds)
+    _tell("the agent", ours)
+    reference = None
+    if programs.kubelet is None:
+        print("     there is no reference kubelet to compare with")
+    else:
+        with undo_host_changes():
+            reference = _measure(programs, programs.kubelet, counts, seconds)
+        _tell("the reference", reference)
+    return [*_held_results(ours), *_scrape_results(ours, reference)]
+
+
+def _held_results(ours: StatsRun) -> list[Result]:
+    results = []
+    for count, cost in ours.held.items():
+        bound = _CPU_BOUND.get(count, max(_CPU_BOUND.values()))
+        what = f"statistics: {count} pods held over {cost.seconds:.0f} s: processor"
+        results.append(Result(what, cost.cpu_percent, "% of core", bound))
+    few = min(ours.held)
+    return [*results, Result(f"statistics: {few} pods held: memory (PSS)", ours.held[few].pss_mb, "MB", 70)]
+
+
+def _scrape_results(ours: StatsRun, reference: StatsRun | None) -> list[Result]:
+    results = []
+    for path, mine in ours.scrapes.items():
+        if mine is None:
+            continue
+        what = f"scrape of {path}"
+        theirs = reference.scrapes[path] if reference is not None else None
+        if theirs is not None:
+            cpu = mine.cpu_seconds / max(theirs.cpu_seconds, _SHORTEST_SECONDS)
+            results += [
+                Result(f"{what}: processor time", cpu, "x reference", 0.5),
+                Result(f"{what}: latency", mine.seconds / theirs.seconds, "x reference", 0.5),
+            ]
+        stall = 1000 * statistics.median(mine.stalls)
+        results.append(Result(f"{what}: longest loop stall", stall, "ms", 20))
+    return results
+
+
+def _measure(programs: Binaries, program: Path | None, counts: tuple[int, ...], seconds: float) -> StatsRun:
+    held: dict[int, Cost] = {}
+    with data_dir() as path, bare_runtime(path) as image, control_plane(programs) as plane:
+        agent = Agent(plane, Instance.at(path), program)
+        try:
+            agent.start()
+            with watched_pods(plane) as pods:
+                running = 0
+                for count in counts:
+                    names = [f"stats-{number}" for number in range(running, count)]
+                    pods.create(image, names)
+                    pods.wait_running(names)
+                    running = count
+                    time.sleep(_SETTLE_SECONDS)
+                    held[count] = cost_over(agent.pid, seconds)
+            # The reference has no event loop; what is left would be the noise of the host.
+            stall_rounds = _STALL_ROUNDS if program is None else 0
+            scrapes = _scrape_all(agent, held[running].cpu_percent / 100, stall_rounds)
+        finally:
+            agent.stop()
+    return StatsRun(held, scrapes)
+
+
+def _scrape_all(agent: Agent, held_share: float, stall_rounds: int) -> dict[str, Scrapes | None]:
+    """Scrape all paths in turn; `held_share` is the share of a core that the kubelet takes anyway."""
+    scrapes: dict[str, list[Scrape]] = {path: [] for path in PATHS}
+    stalls: dict[str, list[float]] = {path: [] for path in PATHS}
+    connection = agent.connect()
+    _get(connection, "/healthz")  # the handshake and the authorization are not part of a scrape
+    served: tuple[str, ...] = PATHS
+    for _ in range(1 + _ROUNDS):
+        for path in served:
+            scrape = _scrape(connection, path, agent.pid, held_share)
+            if scrape is not None:
+                scrapes[path].append(scrape)
+            time.sleep(_INTERVAL_SECONDS - _TRAIL_SECONDS if scrape is not None else 0)
+        served = tuple(path for path in PATHS if scrapes[path])
+    for _ in range(stall_rounds):
+        for path in served:
+            stalls[path].append(_stall(connection, path, agent.health_port))
+            time.sleep(_INTERVAL_SECONDS / 2)
+    connection.close()
+    return {path: _summary(scrapes[path], stalls[path]) if path in served else None for path in PATHS}
+
+
+def _summary(scrapes: list[Scrape], stalls: list[float]) -> Scrapes:
+    first, *others = scrapes
+    return Scrapes(
+        first=first,
+        seconds=statistics.median(scrape.seconds for scrape in others),
+        cpu_seconds=statistics.median(scrape.cpu_seconds for scrape in others),
+        stalls=stalls,
+    )
+
+
+def _scrape(connection: http.client.HTTPSConnection, path: str, pid: int, held_share: float) -> Scrape | None:
+    """Scrape a path; None if it is not served."""
+    before, began = cpu_seconds(pid), time.monotonic()
+    status, size = _get(connection, path)
+    taken = time.monotonic() - began
+    if status == http.client.NOT_FOUND:
+        return None
+    if status != http.client.OK:
+        raise RuntimeError(f"GET {path}: {status}")
+    time.sleep(_TRAIL_SECONDS)
+    elapsed = time.monotonic() - began
+    return Scrape(taken, max(cpu_seconds(pid) - before - held_share * elapsed, 0.0), size)
+
+
+def _get(connection: http.client.HTTPConnection, path: str) -> tuple[int, int]:
+    """Get a path; gives the status and the size of the body."""
+    connection.request("GET", path, headers=_HEADERS)
+    answer = connection.getresponse()
+    return answer.status, len(answer.read())
+
+
+# Stalls
+
+
+def _stall(connection: http.client.HTTPSConnection, path: str, health_port: int) -> float:
+    """Scrape a path; gives by how much the slowest ping during the scrape was slower than a usual one."""
+    context = multiprocessing.get_context("spawn")  # a fork would share the connections
+    stop, (results, sender) = context.Event(), context.Pipe(duplex=False)
+    pinger = context.Process(target=_ping, args=(health_port, stop, sender), daemon=True)
+    pinger.start()
+    try:
+        results.recv()  # it has connected
+        time.sleep(0.5)
+        began = time.monotonic()
+        _get(connection, path)
+        ended = time.monotonic()
+        stop.set()
+        pings: list[tuple[float, float]] = results.recv()
+    finally:
+        stop.set()
+        pinger.join(10)
+    usual = statistics.median(taken for at, taken in pings if at < began)
+    during = [taken for at, taken in pings if at + taken > began and at < ended]
+    return max(max(during, default=usual) - usual, 0.0)
+
+
+def _ping(port: int, stop: Event, results: Connection) -> None:
+    """Get `/healthz` until stopped; sends when each request began (monotonic clock) and what it took."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    pings = []
+    _get(connection, "/healthz")
+    results.send(None)
+    while not stop.is_set():
+        began = time.monotonic()
+        _get(connection, "/healthz")
+        pings.append((began, time.monotonic() - began))
+        time.sleep(_PING_SECONDS)
+    results.send(pings)
+
+
+def _tell(who: str, run: StatsRun) -> None:
+    for count, cost in run.held.items():
+        print(
+            f"     {who}, {count} pods held over {cost.seconds:.0f} s: {cost.cpu_percent:.2f} % of a core, "
+            f"PSS {cost.pss_mb:.0f} MB",
+            flush=True,
+        )
+    for path, scrapes in run.scrapes.items():
+        if scrapes is None:
+            print(f"     {who}: {path} is not served", flush=True)
+            continue
+        first = scrapes.first
+        print(
+            f"     {who}, {max(run.held)} pods, {path}: {1000 * scrapes.seconds:.1f} ms and "
+            f"{1000 * scrapes.cpu_seconds:.1f} ms of processor time "
+            f"(the first one {1000 * first.seconds:.1f} and {1000 * first.cpu_seconds:.1f}), "
+            f"{first.size / 1000:.0f} kB{_stall_text(scrapes.stalls)}",
+            flush=True,
+        )
+
+
+def _stall_text(stalls: list[float]) -> str:
+    return f"; stalls of {', '.join(f'{1000 * stall:.1f}' for stall in stalls)} ms" if stalls else ""
