@@ -219,6 +219,7 @@ class NodeStatistics:
             kubelet_started=self._started,
             records=self.collector.records(),
             system_containers=self._system_containers,
+            has_pressure=self._settings.gates.enabled("KubeletPSI"),
         )
         if only_cpu_and_memory:
             return inputs

@@ -84,6 +84,8 @@ class SummaryInputs:
     volumes: Callable[[str], Sequence[VolumeUsage]] = _no_volumes
     """Returns the volumes of a pod by uid, ephemeral ones first."""
     rlimit: api.RlimitStats | None = None
+    has_pressure: bool = True
+    """Whether pressure stall information is reported (`KubeletPSI`), as zeros where the kernel has none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +147,8 @@ def node_stats(inputs: SummaryInputs, *, only_cpu_and_memory: bool) -> api.NodeS
             stats.fs.inodes_used = inputs.root_fs.inodes_used
         stats.runtime = _runtime_stats(inputs)
         stats.rlimit = inputs.rlimit
+    if not inputs.has_pressure:
+        _remove_pressure(stats, *stats.system_containers)
     return stats
 
 
@@ -183,6 +187,13 @@ def _is_other_device(
 
 def pod_stats(inputs: SummaryInputs, *, only_cpu_and_memory: bool) -> Iterator[api.PodStats]:
     """Yield the pods that have running containers."""
+    for stats in _all_pod_stats(inputs, only_cpu_and_memory=only_cpu_and_memory):
+        if not inputs.has_pressure:
+            _remove_pressure(stats, *stats.containers)
+        yield stats
+
+
+def _all_pod_stats(inputs: SummaryInputs, *, only_cpu_and_memory: bool) -> Iterator[api.PodStats]:
     if inputs.runtime.sandboxes is not None:
         builder = CriPodBuilder(
             inputs.records, inputs.runtime.sandboxes, only_cpu_and_memory=only_cpu_and_memory
@@ -455,6 +466,15 @@ def _interface(interface: NetworkInterface) -> api.InterfaceStats:
         tx_bytes=interface.tx_bytes,
         tx_errors=interface.tx_errors,
     )
+
+
+def _remove_pressure(*parts: api.NodeStats | api.PodStats | api.ContainerStats) -> None:
+    for part in parts:
+        part.io = None
+        if part.cpu is not None:
+            part.cpu.psi = None
+        if part.memory is not None:
+            part.memory.psi = None
 
 
 def _psi(psi: Psi) -> api.PSIStats:

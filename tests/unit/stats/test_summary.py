@@ -349,3 +349,15 @@ def test_read_rlimit_nothing_readable_returns_none(tmp_path: Path) -> None:
     (tmp_path / "loadavg").write_text("?")
     found = read_rlimit(NOW, tmp_path)
     assert (found.maxpid, found.curproc) == (None, None)
+
+
+def test_encode_summary_pressure_disabled_omits_psi_and_io() -> None:
+    shown, hidden = (
+        b"".join(encode_summary(node_inputs(pods=2, containers=2, has_pressure=enabled)))
+        for enabled in (True, False)
+    )
+    assert shown.count(b'"psi"') == shown.count(b'"psi":{') > 0
+    assert shown.count(b'"io"') > 0
+    assert b'"psi"' not in hidden
+    assert b'"io"' not in hidden
+    assert len(json.loads(hidden)["pods"]) == 2
