@@ -111,15 +111,18 @@ class NodeTargets:
         observed: Callable[[], Iterable[tuple[Pod, ObservedPod]]],
         cgroup_of: Callable[[Pod], str],
         path_of: Callable[[str, str], str],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Initialize; `observed` returns the pods of all workers with their last observed states.
 
         `cgroup_of` returns the cgroup of a pod, `path_of` that of a container in it, by its runtime id.
+        `on_change` is called when containers were started or have ended.
         """
         self._collector = collector
         self._observed = observed
         self._cgroup_of = cgroup_of
         self._path_of = path_of
+        self._on_change = on_change
         self._sandbox_image = ""
         self._seen: dict[str, ObservedPod] = {}
 
@@ -130,13 +133,14 @@ class NodeTargets:
 
     def update(self) -> None:
         """Apply the changes of pods since the last update."""
-        alive = set()
+        alive, changed = set(), False
         for pod, observed in self._observed():
             uid = pod.uid
             alive.add(uid)
             if self._seen.get(uid) is observed:
                 continue
             self._seen[uid] = observed
+            changed = True
             try:
                 parent = self._cgroup_of(pod)
             except CgroupError as err:
@@ -148,6 +152,9 @@ class NodeTargets:
         for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
             self._seen.pop(uid, None)
             self._collector.set_targets(uid, ())
+            changed = True
+        if changed:
+            self._on_change()
 
 
 class NodeStatistics:
@@ -274,11 +281,18 @@ def start_statistics(
             if found is not None and worker.pod is not None:
                 yield worker.pod, found
 
+    runtime = RuntimeStatistics(
+        cri.stats,
+        cri.images,
+        tasks,
+        pods_from_cri=settings.gates.enabled("PodAndContainerStatsFromCRI"),
+    )
     targets = NodeTargets(
         collector,
         observed,
         pod_cgroups.path,
         lambda parent, runtime_id: container_cgroup(parent, runtime_id, config.cgroup_driver, runtime_name),
+        runtime.invalidate,
     )
     system = system_containers(settings, pod_cgroups, cgroups)
     paths = dict.fromkeys([*pod_cgroups.tree_paths(), *system.values()])
@@ -303,12 +317,6 @@ def start_statistics(
         logged_pods, tasks, observe_duration=partial(volume_metrics.record_measurement, "du")
     )
     registry.register(LogMetrics(logging_containers, storage.latest))
-    runtime = RuntimeStatistics(
-        cri.stats,
-        cri.images,
-        tasks,
-        pods_from_cri=settings.gates.enabled("PodAndContainerStatsFromCRI"),
-    )
     registry.register(
         PodStorageMetrics(
             lambda: storage_rows(observed(), storage.latest(), runtime.latest_layers(), volumes.for_pod)

@@ -4,6 +4,9 @@ A source (a CRI call, a walk over log directories) is called at most once per in
 same time, no matter how many clients request statistics. A reader waits a bounded time for a refresh in
 progress; then it gets the previous result, if that is not too old, or nothing. So a source that hangs delays
 only the readers of its first seconds, and stale values disappear from responses.
+
+With `keep_fresh`, the source is called at the interval without a reader for that time after the last one, so
+that a periodic reader does not wait for it.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class CachedCall(Generic[T]):
         interval: float,
         wait: float,
         max_age: float,
+        keep_fresh: float = 0.0,
         errors: tuple[type[Exception], ...] = (),
     ) -> None:
         """Initialize; `wait` limits the delay of a reader, counted from the start of the call."""
@@ -46,22 +50,33 @@ class CachedCall(Generic[T]):
         self._interval = interval
         self._wait = wait
         self._max_age = max_age
+        self._keep_fresh = keep_fresh
         self._errors = errors
         self._error_log = ErrorLogLimiter(log, "Failed to collect statistics", source=name)
         self._task: asyncio.Task[None] | None = None
         self._started_at = float("-inf")
         self._invalidated = False
+        self._is_outdated = False
+        """Whether the result was invalidated before the call in progress started."""
+        self._wanted_until = float("-inf")
         self._result: T | None = None
         self._result_at = float("-inf")
         """Start of the call that returned the result: the result is at least as new."""
 
     async def get(self) -> T | None:
         """Return the latest result, after a refresh if it is due; None if it is unknown or too old."""
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time()
+        self._wanted_until = now + self._keep_fresh
         task = self.refresh()
-        if task is not None and (remaining := self._started_at + self._wait - loop.time()) > 0:
+        if task is None or (self._is_fresh(now) and not self._is_outdated):
+            return self.latest()
+        if (remaining := self._started_at + self._wait - now) > 0:
             await asyncio.wait([task], timeout=wait_seconds(remaining))
         return self.latest()
+
+    def _is_fresh(self, now: float) -> bool:
+        """Return whether the result is as new as calls at the interval allow."""
+        return self._keep_fresh > 0 and now - self._result_at <= self._interval + self._wait
 
     def latest(self) -> T | None:
         """Return the latest result without waiting; None if it is unknown or too old."""
@@ -80,7 +95,7 @@ class CachedCall(Generic[T]):
         interval = min(self._interval, MIN_INTERVAL_SECONDS) if self._invalidated else self._interval
         if now - self._started_at < interval:
             return None
-        self._started_at, self._invalidated = now, False
+        self._started_at, self._is_outdated, self._invalidated = now, self._invalidated, False
         work = self._run()
         try:
             self._task = self._tasks.start(work, name=f"stats-{self._name}")
@@ -100,3 +115,9 @@ class CachedCall(Generic[T]):
             self._error_log.succeeded(loop.time())
         finally:
             self._task = None
+            if self._keep_fresh:
+                loop.call_at(max(loop.time(), started_at + self._interval), self._refresh_if_wanted)
+
+    def _refresh_if_wanted(self) -> None:
+        if asyncio.get_running_loop().time() < self._wanted_until:
+            self.refresh()

@@ -29,6 +29,8 @@ REFRESH_SECONDS = 10.0
 WAIT_SECONDS = 2.0
 CALL_TIMEOUT_SECONDS = 10.0
 MAX_AGE_SECONDS = 60.0
+KEEP_FRESH_SECONDS = 90.0
+"""Seconds after a request for which statistics are refreshed without one; most clients return each minute."""
 _NANOSECONDS = 1e9
 _ITEMS_PER_STEP = 200
 """Messages that are converted before other tasks run."""
@@ -98,6 +100,7 @@ class RuntimeStatistics:
         wait: float = WAIT_SECONDS,
         timeout: float = CALL_TIMEOUT_SECONDS,
         max_age: float = MAX_AGE_SECONDS,
+        keep_fresh: float = KEEP_FRESH_SECONDS,
     ) -> None:
         self._stats = stats
         self._images = images
@@ -105,7 +108,13 @@ class RuntimeStatistics:
         self._timeout = timeout
         self._descriptors: list[pb.MetricDescriptor] | None = None
         cached = partial(
-            CachedCall, tasks=tasks, interval=interval, wait=wait, max_age=max_age, errors=_FAILURES
+            CachedCall,
+            tasks=tasks,
+            interval=interval,
+            wait=wait,
+            max_age=max_age,
+            keep_fresh=keep_fresh,
+            errors=_FAILURES,
         )
         self._layers: CachedCall[dict[str, LayerUsage]] = cached("writable-layers", self._list_layers)
         self._filesystems: CachedCall[ImageFilesystems] = cached("image-filesystems", self._image_filesystems)

@@ -93,6 +93,7 @@ def gone(path: str) -> None:
 
 async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
     asked: list[str] = []
+    changes: list[int] = []
     pods: dict[str, ObservedPod] = {"u1": observed(container("a")), "u2": observed(container("a"), uid="u2")}
 
     def cgroup_of(pod: Pod) -> str:
@@ -110,11 +111,13 @@ async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
         lambda: [(Pod(metadata=ObjectMeta(uid=uid)), pod) for uid, pod in pods.items()],
         cgroup_of,
         lambda parent, id: f"{parent}/{id}",
+        lambda: changes.append(len(asked)),
     )
     collector.set_targets(NODE, [Target(path="/", kind="root")])
     for _ in range(3):
         targets.update()
     assert asked == ["u1", "u2"], "a pod that has not changed is not looked at again"
+    assert changes == [2], "others are told once"
     pods |= {"u1": observed(container("a", attempt=1), container("a", "exited")), "bad": observed(uid="bad")}
     del pods["u2"]
     targets.update()

@@ -86,7 +86,7 @@ async def test_facts_interval_elapsed_refreshes(
     scripted: Runtime, cri: RuntimeConnection, tasks: TaskScope
 ) -> None:
     scripted.answers["ListContainerStats"] = [layers(5), layers(6)]
-    found = statistics(cri, tasks, interval=0.0)
+    found = statistics(cri, tasks, interval=0.0, keep_fresh=0)
     assert (await found.facts()).layers["c0"].used == 5
     assert (await found.facts()).layers["c0"].used == 6
 
@@ -112,7 +112,7 @@ async def test_facts_runtime_starts_to_hang_returns_last_values(
 ) -> None:
     hang = Hang()
     scripted.answers["ListContainerStats"] = [layers(5), hang]
-    found = statistics(cri, tasks, wait=0.5, interval=0.0, timeout=60.0)
+    found = statistics(cri, tasks, wait=0.5, interval=0.0, timeout=60.0, keep_fresh=0)
     async with asyncio.timeout(30):
         while not (first := (await found.facts()).layers):
             pass
@@ -260,3 +260,43 @@ async def test_cached_call_source_hangs_readers_of_first_seconds_wait_and_old_re
         assert loop.time() - started == pytest.approx(2, abs=0.01)
         await asyncio.sleep(60)
         assert await call.get() is None
+
+
+@pytest.mark.looptime
+async def test_cached_call_keep_fresh_periodic_reader_never_waits_until_it_stops() -> None:
+    loop, started = asyncio.get_running_loop(), []
+
+    async def fetch() -> float:
+        started.append(loop.time())
+        await asyncio.sleep(1.5)
+        return started[-1]
+
+    async with TaskScope() as scope:
+        call = CachedCall("x", fetch, scope, interval=10, wait=2, max_age=60, keep_fresh=90)
+        assert await call.get() == 0
+        for _ in range(5):
+            await asyncio.sleep(60)
+            before = loop.time()
+            result = await call.get()
+            assert loop.time() == before, "it does not wait"
+            assert result is not None
+            assert before - result <= 12
+        count = len(started)
+        await asyncio.sleep(1000)
+        assert len(started) - count <= 10, "nobody reads it any more"
+
+
+@pytest.mark.looptime
+async def test_cached_call_keep_fresh_invalidated_waits_for_new_result() -> None:
+    numbers = iter(range(100))
+
+    async def fetch() -> int:
+        await asyncio.sleep(1)
+        return next(numbers)
+
+    async with TaskScope() as scope:
+        call = CachedCall("x", fetch, scope, interval=10, wait=2, max_age=60, keep_fresh=90)
+        assert await call.get() == 0
+        await asyncio.sleep(5)
+        call.invalidate()
+        assert await call.get() == 1
