@@ -50,6 +50,8 @@ SLICE_SECONDS = 0.003
 """Seconds of sampling in one turn of the event loop."""
 _LIMITS_EVERY = 6
 """Limits are read with every sixth sample of usage, and with details."""
+_MIN_RATE_SHARE = 0.1
+"""Share of the interval that a processor usage covers at least."""
 _BATCH = 16
 """Cgroups whose details are read in one call of a thread."""
 
@@ -118,6 +120,8 @@ class _Entry:
     target: Target
     sampler: _Sampler | None = None
     record: Record | None = None
+    rate_start: Usage | None = None
+    """Sample from which on the next processor usage is computed."""
     samples: int = 0
     failures: int = 0
     removed: bool = False
@@ -285,7 +289,7 @@ class Collector:
             entry.sampler.close()
         if entry.record is not None:
             self._sorted = None
-        entry.sampler = entry.record = None
+        entry.sampler = entry.record = entry.rate_start = None
         entry.samples = 0
 
     def _sample(self, entry: _Entry) -> None:
@@ -319,7 +323,11 @@ class Collector:
         self._store(entry, usage, limits)
 
     def _store(self, entry: _Entry, usage: Usage, limits: Limits | None) -> None:
-        """Store a sample, and compute the processor usage since the previous one."""
+        """Store a sample, and compute the processor usage since an earlier one.
+
+        Details may be read a moment after a sample. Over so short a time a process that runs just then would
+        use a whole processor, so the usage that is known stays.
+        """
         record = entry.record
         if record is None:
             assert limits is not None
@@ -327,7 +335,14 @@ class Collector:
             self._sorted = None
         elif limits is not None:
             record.limits = limits
-        record.nano_cores = nano_cores(record.usage, usage)
+        start = entry.rate_start
+        if (
+            start is None
+            or usage.cpu < start.cpu
+            or not 0 <= usage.time - start.time < self._interval * _MIN_RATE_SHARE
+        ):
+            record.nano_cores = nano_cores(start, usage)
+            entry.rate_start = usage
         record.usage = usage
         entry.samples += 1
 

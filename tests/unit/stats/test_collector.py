@@ -227,6 +227,29 @@ async def test_count_oom_of_known_and_unknown_cgroup_counts_known() -> None:
     assert record.oom_events == 1
 
 
+async def test_collector_details_right_after_sample_keep_rate() -> None:
+    cgroups = Cgroups(a=250_000_000)
+    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector.set_targets("uid", [target("a")])
+    await collector.sample_due()
+    await asyncio.sleep(10)
+    await collector.sample_due()
+    record = collector.record("/a")
+    assert record is not None
+    assert record.usage is not None
+    before = record.usage.time
+    await asyncio.sleep(0.1)
+    cgroups.speeds["/a"] = 260_000_000  # runs all the time just now
+    await collector.refresh_details()
+    assert record.usage.time == pytest.approx(before + 0.1)
+    assert record.nano_cores == pytest.approx(250_000_000, rel=1e-3)
+    await asyncio.sleep(10)
+    await collector.sample_due()
+    assert record.nano_cores is not None
+    assert record.nano_cores > 260_000_000  # the jump is in the next one
+    collector.close()
+
+
 @pytest.mark.parametrize(
     ("before", "after", "rate"),
     [
