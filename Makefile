@@ -52,7 +52,7 @@ chaos: ## stop random processes while tests with real containers run (SECONDS=, 
 mutate: setup ## mutate the imperative code; which share do the unit tests catch? (SAMPLE=, PYKUBELET_SEED=)
 	@$(PY)/python -m tests.mutation --sample=$(SAMPLE)
 
-vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (half an hour)
+vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (three quarters of an hour)
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
 

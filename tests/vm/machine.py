@@ -22,7 +22,7 @@ QEMU = "qemu-system-x86_64"
 CHECKOUT = Path(__file__).parents[2]
 MEMORY_MB = 2048
 CPUS = 2
-SECONDS = 1800.0
+SECONDS = 2700.0
 MARKER = "PYKUBELET_VM"
 """Set where tests run in the guest, to the version of its cgroups."""
 HIERARCHIES = {
@@ -60,6 +60,7 @@ StandardError=file:/dev/ttyS1
 WorkingDirectory={checkout}
 Environment={marker}={version} PYTHONDONTWRITEBYTECODE=1 HOME=/root
 Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+Environment=PYTHONPATH={modules}
 ExecStart=/bin/sh /etc/vmtest
 """
 
@@ -126,7 +127,7 @@ def run(
     overlay = {
         "/etc/systemd/system/vmtest.target": _TARGET,
         "/etc/systemd/system/vmtest.service": _SERVICE.format(
-            checkout=CHECKOUT, marker=MARKER, version=version
+            checkout=CHECKOUT, modules=CHECKOUT / "src", marker=MARKER, version=version
         ),
         "/etc/vmtest": script,
         "/etc/fstab": "",
@@ -168,7 +169,7 @@ def qemu_command(image: Path, first_files: Path, console: Path, version: str = "
     """Give the command that is the machine: its second serial port is the command's output."""
     masked = [f"systemd.mask={unit}" for unit in _MASKED]
     kernel_line = [
-        f"console=ttyS0 panic=-1 loglevel=5 {HIERARCHIES[version]} hugepages=16",
+        f"console=ttyS0 panic=-1 loglevel=5 {HIERARCHIES[version]} hugepages=16 psi=1",
         "systemd.unit=vmtest.target systemd.show_status=0 systemd.log_target=console",
         # What makes a machine safe and watched costs time that an emulated one does not have.
         "mitigations=off init_on_alloc=0 random.trust_cpu=on audit=0 selinux=0 apparmor=0",
