@@ -324,12 +324,22 @@ def run_command(program: str, work: Callable[[], int], *expected: type[Exception
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM until the context ends, so that terminal output is not left half written."""
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    """Defer SIGINT and SIGTERM until the context ends, so that terminal output is not left half written.
+
+    Only in the main thread. Blocking them there would not suffice: the kernel delivers them to other threads.
+    """
+    received: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda number, _: received.append(number)) or signal.SIG_DFL
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(signal.Signals(received[0]))
 
 
 def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
