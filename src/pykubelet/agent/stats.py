@@ -31,7 +31,7 @@ from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroup_readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.filesystems import Filesystems
-from pykubelet.stats.machine import read_machine_facts
+from pykubelet.stats.machine import read_machine_facts, read_rlimit
 from pykubelet.stats.pod_storage import (
     FileUsage,
     LoggedPod,
@@ -42,7 +42,6 @@ from pykubelet.stats.pod_storage import (
     VolumeUsage,
     volume_usage,
 )
-from pykubelet.stats.rlimit import read_rlimit
 from pykubelet.stats.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
 from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow

@@ -13,13 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
+from pykubelet.util.metrics import escape_label, header
 
 log = get_logger(__name__)
 SAMPLES_PER_PIECE = 256
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_VALUE_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 _TYPES = {pb.COUNTER: "counter", pb.GAUGE: "gauge"}
 
@@ -58,18 +57,14 @@ def _is_valid(described: pb.MetricDescriptor) -> bool:
 def _family(described: pb.MetricDescriptor, metrics: Sequence[pb.Metric]) -> Iterator[bytes]:
     kind = metrics[0].metric_type
     order = sorted(range(len(described.label_keys)), key=lambda index: described.label_keys[index])
-    lines = [
-        f"# HELP {described.name} [INTERNAL] {described.help.translate(_HELP_ESCAPES)}\n",
-        f"# TYPE {described.name} {_TYPES.get(kind, 'untyped')}\n",
-    ]
+    heading = header(described.name, _TYPES.get(kind, "untyped"), f"[INTERNAL] {described.help}")
+    lines = heading.splitlines(keepends=True)
     seen = set()
     for metric in metrics:
         values = metric.label_values
         if len(values) != len(order) or metric.metric_type != kind:
             continue
-        labels = ",".join(
-            f'{described.label_keys[index]}="{values[index].translate(_VALUE_ESCAPES)}"' for index in order
-        )
+        labels = ",".join(f'{described.label_keys[index]}="{escape_label(values[index])}"' for index in order)
         if labels in seen:
             continue
         seen.add(labels)
