@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -177,7 +178,7 @@ class Cgroups(Protocol):
         """Return the pod's cgroup, for a resize; None without one."""
         ...
 
-    def uids(self) -> set[str]:
+    def uids(self) -> AbstractSet[str]:
         """Return the uids of pods that have a cgroup."""
         ...
 

@@ -13,6 +13,7 @@ with the same uid waits for it. A restarted kubelet finds such remnants during h
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from enum import Enum
 from typing import Any
@@ -33,6 +34,8 @@ from pykubelet.util.tasks import wait_seconds
 log = get_logger(__name__)
 RETRY_SECONDS = (1.0, 10.0)
 """Back-off delay after a failed step, in seconds: the first and the longest."""
+RESYNC_JITTER = 0.5
+"""A pod is synced again after the resync period and a random part of it, at most so much of it."""
 
 
 class PodWorkerState(Enum):
@@ -201,7 +204,9 @@ class PodWorker:
             if finished and self.state is PodWorkerState.SYNCING:
                 self.state = PodWorkerState.TERMINATING
                 return 0
-            return self._resync if again is None else min(again, self._resync)
+            # Pods that started together are not synced together for ever.
+            resync = self._resync * (1 + RESYNC_JITTER * random.random())  # noqa: S311 - no secret
+            return resync if again is None else min(again, resync)
         if self.state is PodWorkerState.TERMINATING:
             await self._interruptible(self._ending())
             return 0

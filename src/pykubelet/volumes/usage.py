@@ -241,6 +241,10 @@ def ignore_duration(_source: str, _seconds: float) -> None:
     """Record nothing."""
 
 
+BATCH_SECONDS = 10.0
+"""Shortest time between two rounds of measurements, unless the period is shorter than four of it."""
+
+
 class VolumeStatCalculator:
     """Periodic measurement of the volumes of `pods`, each every `period` seconds or up to twice as long.
 
@@ -291,7 +295,9 @@ class VolumeStatCalculator:
                     await self._measure(pods[uid], tasks)
                     self._due[uid] = loop.time() + self._period * (1 + self._rng())
                 wake = min(self._due.values(), default=loop.time() + self._period)
-                await asyncio.sleep(wait_seconds(min(wake - loop.time(), self._period)))
+                # Pods that are due within a few seconds are measured together: each round looks at all pods.
+                shortest = min(BATCH_SECONDS, self._period / 4)
+                await asyncio.sleep(wait_seconds(max(shortest, min(wake - loop.time(), self._period))))
 
     def _pods_to_measure(self, now: float) -> dict[str, Pod]:
         """Return the pods to measure; new pods are due at random within one period, to spread the load."""

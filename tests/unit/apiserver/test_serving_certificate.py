@@ -22,7 +22,7 @@ from pykubelet.apiserver.certificates.serving import (
     self_signed_certificate,
     serving_subject,
 )
-from pykubelet.apiserver.certificates.store import StoreError, read_pair
+from pykubelet.apiserver.certificates.store import StoredPair, StoreError, read_pair
 from pykubelet.apiserver.certificates.x509 import Subject, read_request
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.util.tasks import TaskScope
@@ -270,6 +270,31 @@ async def test_self_signed_certificate_renews_own_but_not_foreign_certificate(
     before = theirs[0].read_bytes()
     await self_signed_certificate(tmp_path, "one")
     assert theirs[0].read_bytes() == before
+
+
+async def test_self_signed_certificate_unchanged_is_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificate_serving, "CHECK_SECONDS", 0.01)
+    certificate = await self_signed_certificate(tmp_path, "one")
+    read, checks = 0, 0
+
+    def counted(*files: Path) -> StoredPair:
+        nonlocal read
+        read += 1
+        return read_pair(*files)
+
+    def now() -> datetime:
+        nonlocal checks
+        checks += 1
+        return datetime.now(UTC)
+
+    certificate = await self_signed_certificate(tmp_path, "one", clock=now)
+    monkeypatch.setattr(certificate_serving, "read_pair", counted)
+    async with TaskScope() as scope:
+        scope.start(certificate.run(), name="self-signed")
+        await until(lambda: checks >= 6)
+    assert read == 0
 
 
 async def test_self_signed_certificate_disk_full_logs_error_once(

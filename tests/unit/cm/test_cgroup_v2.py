@@ -1,6 +1,9 @@
 """Cgroups of pods on v2: in a folder that behaves like it, and in the real one as far as there is one."""
 
 import os
+import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pykubelet.cm.cgroups import driver as cgroup_files
 from pykubelet.cm.cgroups import pod_cgroups
 from pykubelet.cm.cgroups.driver import CgroupError, CgroupFiles, CgroupMetrics
-from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.cm.cgroups.pod_cgroups import LIST_SECONDS, PodCgroups
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
@@ -72,10 +75,15 @@ def v2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroups:
 
 class TestV2:
     @staticmethod
-    def pods(v2: Cgroups, gates: FeatureGates | None = None, **config: Any) -> PodCgroups:
+    def pods(
+        v2: Cgroups,
+        gates: FeatureGates | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **config: Any,
+    ) -> PodCgroups:
         settings = KubeletConfiguration(cgroup_root="/pyk", **config)
         capacity = CAPACITY | amounts(hugepages_2Mi="4Mi")
-        return PodCgroups(settings, gates or FeatureGates(), v2, capacity, ("2MB",))
+        return PodCgroups(settings, gates or FeatureGates(), v2, capacity, ("2MB",), clock=clock)
 
     async def test_pod_cgroups_v2_delegates_controllers_and_sets_limits(self, v2: Cgroups) -> None:
         cgroups = self.pods(v2, pod_pids_limit=1024)
@@ -102,6 +110,36 @@ class TestV2:
         assert (whole / "memory.max").read_text() == str(int(CAPACITY["memory"]))
         assert (whole / "besteffort/cpu.weight").read_text() == "1"
         assert cgroups.uids() == {pod.uid}
+
+    async def test_pod_cgroups_uids_unchanged_lists_no_directory(
+        self, v2: Cgroups, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, listed, scandir = [0.0], [], os.scandir
+
+        def counted(path: str) -> Any:
+            listed.append(path)
+            return scandir(path)
+
+        cgroups, first, second = self.pods(v2, clock=lambda: now[0]), pod_of({}), pod_of({})
+        await cgroups.setup()
+        await cgroups.ensure(first)
+        monkeypatch.setattr(os, "scandir", counted)
+        assert cgroups.uids() == {first.uid}
+        listed.clear()
+        assert cgroups.uids() == {first.uid}
+        assert listed == []
+        # One pod in place of another: the number of directories is the same.
+        shutil.rmtree(v2.root / "pyk/kubepods/besteffort" / f"pod{first.uid}")
+        await cgroups.remove(first.uid)
+        await cgroups.ensure(second)
+        assert cgroups.uids() == {second.uid}
+        # A directory of another process.
+        orphan = v2.root / "pyk/kubepods/besteffort/pod3"
+        orphan.mkdir()
+        assert cgroups.uids() == {second.uid, "3"}
+        orphan.rename(orphan.with_name("pod4"))
+        now[0] += LIST_SECONDS
+        assert cgroups.uids() == {second.uid, "4"}
 
     async def test_pod_cgroups_v2_cgroup_without_controllers_is_completed(self, v2: Cgroups) -> None:
         cgroups, pod = self.pods(v2), pod_of({})

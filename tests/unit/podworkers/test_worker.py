@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
@@ -102,14 +103,32 @@ async def test_pod_workers_wake_ups_during_sync_coalesce_into_one_sync(
     assert life.diary == ["sync 1", "sync 1"]
 
 
-async def test_pod_workers_idle_pod_synced_each_minute_and_when_due(life: Life, workers: PodWorkers) -> None:
+async def test_pod_workers_idle_pod_synced_each_period_and_when_due(life: Life, workers: PodWorkers) -> None:
     workers.sync(pod("1"))
-    await asyncio.sleep(121)
-    assert life.diary == ["sync 1"] * 3
+    await asyncio.sleep(59)
+    assert life.diary == ["sync 1"]
+    await asyncio.sleep(32)
+    assert life.diary == ["sync 1"] * 2
     life.again = 10
     workers.wake("1")
     await asyncio.sleep(21)
-    assert life.diary == ["sync 1"] * 6
+    assert life.diary == ["sync 1"] * 5
+
+
+async def test_pod_workers_pods_start_together_resyncs_spread_over_half_a_period(
+    life: Life, workers: PodWorkers
+) -> None:
+    for number in range(100):
+        workers.sync(pod(str(number), name=str(number)))
+    await asyncio.sleep(59)
+    life.diary.clear()
+    synced = []
+    for _ in range(7):
+        await asyncio.sleep(5)
+        synced.append(len(life.diary))
+    assert synced[-1] == 100
+    steps = [after - before for before, after in itertools.pairwise([0, *synced])]
+    assert max(steps) < 50
 
 
 async def test_pod_workers_terminate_interrupts_sync(life: Life, workers: PodWorkers) -> None:

@@ -156,7 +156,7 @@ class CertificateFiles:
         self._files = (certificate, key)
         self._prepare = prepare
         self._listeners: list[Callable[[], None]] = []
-        self._last_fingerprint = self._fingerprint()
+        self._last_fingerprint = _fingerprint(self._files)
         self._digest = read_pair(certificate, key).digest
 
     def current(self) -> Files:
@@ -185,7 +185,7 @@ class CertificateFiles:
             self._check()
 
     def _check(self) -> None:
-        fingerprint = self._fingerprint()
+        fingerprint = _fingerprint(self._files)
         if fingerprint == self._last_fingerprint:
             return
         self._last_fingerprint = fingerprint
@@ -200,16 +200,18 @@ class CertificateFiles:
             for listener in self._listeners:
                 listener()
 
-    def _fingerprint(self) -> list[tuple[int, ...] | None]:
-        marks: list[tuple[int, ...] | None] = []
-        for path in self._files:
-            try:
-                found = path.stat()
-            except OSError:
-                marks.append(None)
-            else:
-                marks.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
-        return marks
+
+def _fingerprint(files: Iterable[Path]) -> list[tuple[int, ...] | None]:
+    """Return what changes when a file is replaced or written, for each file."""
+    marks: list[tuple[int, ...] | None] = []
+    for path in files:
+        try:
+            found = path.stat()
+        except OSError:
+            marks.append(None)
+        else:
+            marks.append((found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+    return marks
 
 
 async def self_signed_certificate(
@@ -231,16 +233,24 @@ async def self_signed_certificate(
         write_file(files[0], generated.certificate.encode(), 0o644)
         log.v(4).info("Using self-signed cert", tlsCertFile=str(files[0]), tlsPrivateKeyFile=str(files[1]))
 
+    fingerprint = _fingerprint(files)
+    pair: StoredPair | None = None
+
     async def renew() -> None:
+        nonlocal fingerprint, pair
+        before, fingerprint = fingerprint, _fingerprint(files)
         try:
-            expires_soon = _expires_soon(read_pair(*files), host, clock)
+            # Parsed again only if the files have changed: this is called every few seconds.
+            pair = pair if pair is not None and fingerprint == before else read_pair(*files)
         except StoreError:
+            pair = None
             return
-        if expires_soon:
+        if _expires_soon(pair, host, clock):
             await generate()
 
     try:
-        expires_soon = _expires_soon(read_pair(*files), host, clock)
+        pair = read_pair(*files)
+        expires_soon = _expires_soon(pair, host, clock)
     except StoreError as err:
         log.v(2).info("Generating self-signed certificate", err=str(err))
         expires_soon = True

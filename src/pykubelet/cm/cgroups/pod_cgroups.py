@@ -27,10 +27,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pykubelet.api import cpuset
 from pykubelet.api.meta import Resources
@@ -284,9 +287,20 @@ def _limits(values: CgroupValues) -> PodLimits:
 
 
 ALL_PODS = "kubepods"
+LIST_SECONDS = 30.0
+"""Seconds until the pods' cgroups are listed again without a change of their number."""
 REWRITE_SECONDS = 60.0
 """Seconds until the QoS cgroups are written again without a change: other processes can write them too."""
 _ONLINE = Path("/sys/devices/system/cpu/online")
+
+
+class _Listing(NamedTuple):
+    """Pods that had a cgroup at the last listing."""
+
+    counts: list[list[int]]
+    """Number of links of each directory that was listed."""
+    uids: frozenset[str]
+    until: float
 
 
 class PodCgroups:
@@ -302,6 +316,7 @@ class PodCgroups:
         metrics: CgroupMetrics | None = None,
         record: Record = no_record,
         owns_cpus: Callable[[str], bool] = lambda uid: False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Initialize with the node's settings, cgroups, capacity (`read_capacity`) and huge page sizes.
 
@@ -346,6 +361,8 @@ class PodCgroups:
         self._next_rewrite = 0.0
         self._owns_cpus = owns_cpus
         self._updating = asyncio.Lock()
+        self._clock = clock
+        self._listed: _Listing | None = None
 
     async def setup(self) -> None:
         """Create the tree and set the limit of all pods together. Raises CgroupError with a remedy.
@@ -373,6 +390,7 @@ class PodCgroups:
         name = self._name(qos, pod.uid)
         if pod.uid not in self._created or not self._files.exists(name):
             await self._restore(name[:-1])
+            self._listed = None
             await self._make(pod, name)
             self._created[pod.uid] = qos
             await self._update_shares(pod.uid, self._demand(pod))
@@ -431,17 +449,27 @@ class PodCgroups:
             for qos in TIERS if known is None else (known,):
                 await self._groups.remove(self._name(qos, uid))
         self._created.pop(uid, None)
+        self._listed = None
         await self._update_shares(uid, None)
 
-    def uids(self) -> set[str]:
-        """Return the UIDs of pods that have a cgroup, in any QoS class and hierarchy."""
+    def uids(self) -> AbstractSet[str]:
+        """Return the UIDs of pods that have a cgroup, in any QoS class and hierarchy.
+
+        Called every two seconds, and nearly always nothing has changed: the directories are listed again only
+        after a change by this object, when the number of children differs, and every LIST_SECONDS.
+        """
         if not self._enabled:
-            return set()
-        directories = {
-            directory for tier in TIERS.values() for directory in self._files.children(self._root + tier)
-        }
-        parts = {last_part(directory, self._driver) for directory in directories}
-        return {uid for part in parts if (uid := uid_of_part(part)) is not None}
+            return frozenset()
+        tiers = [self._root + tier for tier in TIERS.values()]
+        # Before the listing: a child that is created in between causes another listing.
+        counts = [self._files.child_counts(tier) for tier in tiers]
+        now, listed = self._clock(), self._listed
+        if listed is None or listed.counts != counts or now >= listed.until:
+            directories = {directory for tier in tiers for directory in self._files.children(tier)}
+            parts = {last_part(directory, self._driver) for directory in directories}
+            uids = frozenset(uid for part in parts if (uid := uid_of_part(part)) is not None)
+            self._listed = listed = _Listing(counts, uids, now + LIST_SECONDS)
+        return listed.uids
 
     async def update_qos(self, pods: Iterable[Pod]) -> None:
         """Update the QoS cgroups for all pods that are to run here. Raises CgroupError.
