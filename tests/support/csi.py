@@ -123,10 +123,10 @@ class Rig:
             find_pod=self.pods.get,
             request_cleanup=self._sweep,
             metrics=self._metrics,
+            record_object_event=self._tell_of,
+            volume_health=health,
         )
-        kind = CsiPlugin(given, clock)
-        kind.set_event_recorder(self._tell_of, health=health)
-        return kind
+        return CsiPlugin(given, clock)
 
     @asynccontextmanager
     async def running(self, kind: CsiPlugin | None = None) -> AsyncIterator[CsiPlugin]:

@@ -23,6 +23,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.ownership import RecordEvent
 from pykubelet.volumes.plugin import MemoryLimits
 
 ALLOCATABLE = 1 << 30
@@ -147,6 +148,7 @@ def volumes_at(
     tasks: TaskScope | None = None,
     node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
     on_in_use_change: Callable[[], None] | None = None,
+    record_event: RecordEvent = lambda pod, kind, reason, message: None,
 ) -> PodVolumes:
     cluster = None
     if server is not None:
@@ -158,6 +160,7 @@ def volumes_at(
         memory=MemoryLimits(memory_limit, ALLOCATABLE),
         node_name="node-1",
         cluster=cluster,
+        record_event=record_event,
         tasks=tasks,
     )
 

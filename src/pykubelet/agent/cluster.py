@@ -133,6 +133,8 @@ class Cluster:
             self.node_labels,
             attach_detach=self._settings.config.enable_controller_attach_detach,
             on_in_use_change=self.request_node_status,
+            record_object_event=self.recorder.record,
+            volume_health=self._settings.gates.enabled("CSIVolumeHealth"),
         )
 
     def request_node_status(self) -> None:
@@ -277,8 +279,6 @@ def build_node_reporter(
         lambda node: volumes.attached.node_changed(bytes(node.status)) if node is not None else None
     )
     if isinstance(csi, CsiPlugin):
-        health = settings.gates.enabled("CSIVolumeHealth")
-        csi.set_event_recorder(cluster.recorder.record, health=health, ready=cluster.request_node_status)
         cluster.informer.add_listener(
             lambda node: csi.node_changed(bytes(node.status)) if node is not None else None
         )

@@ -46,11 +46,16 @@ from pykubelet.agent.host_setup import (
 from pykubelet.agent.images import build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
-from pykubelet.agent.stats import NodeStatistics, start_statistics
-from pykubelet.agent.volumes import build_volumes, start_plugins, start_volumes, volume_plugins
+from pykubelet.agent.stats import NodeStatistics, build_statistics
+from pykubelet.agent.volumes import (
+    build_volume_usage,
+    build_volumes,
+    start_plugins,
+    start_volumes,
+    volume_plugins,
+)
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
-from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
@@ -89,6 +94,7 @@ from pykubelet.server.metrics import KubeletInfo
 from pykubelet.server.readonly import Check
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.usage import VolumeStatCalculator
 
 if TYPE_CHECKING:
     from pykubelet.cm.dra.manager import DraManager
@@ -133,10 +139,12 @@ class _Node:
     devices: NodeDevices
     allocator: ResourceAllocator
     volumes: PodVolumes
-    pod_cgroups: PodCgroups
+    volume_usage: VolumeStatCalculator
     claims: DraManager | None
     engine: PodEngine
     start_engine: Callable[[], None]
+    statistics: NodeStatistics
+    start_statistics: Callable[[], None]
 
 
 class Kubelet:
@@ -193,12 +201,12 @@ class Kubelet:
             tasks = await stack.enter_async_context(TaskScope())
             try:
                 node = await self._build(host, cluster, devices, tasks)
-                statistics, checks = await self._start(node, stack, tasks)
+                checks = await self._start(node, stack, tasks)
             except StartupError as err:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
-            await stack.enter_async_context(self._servers(node, statistics, checks))
+            await stack.enter_async_context(self._servers(node, checks))
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
@@ -331,9 +339,19 @@ class Kubelet:
             recursive_handlers=recursive_handlers(runtime),
         )
         local_objects = LocalObjects()
-        volumes = await build_volumes(settings, cri, options, local_objects, cluster, tasks, self.registry)
-        claims = build_dra_manager(settings, self.registry, cluster, tasks)
         records = PodRecords.create()
+        volumes = await build_volumes(
+            settings,
+            cri,
+            options,
+            local_objects,
+            cluster,
+            records.history.event,
+            lambda uid: engine.workers.pod(uid),
+            tasks,
+            self.registry,
+        )
+        claims = build_dra_manager(settings, self.registry, cluster, tasks)
         images = await build_image_manager(
             settings,
             cri,
@@ -387,6 +405,19 @@ class Kubelet:
             self.registry,
             tasks,
         )
+        volumes.add_listener(engine.workers.wake)
+        volume_usage = build_volume_usage(volumes, settings, engine, self.registry)
+        statistics, start_statistics = build_statistics(
+            settings,
+            cri,
+            pod_cgroups,
+            engine,
+            volume_usage,
+            volumes.metrics,
+            tasks,
+            self.registry,
+            started=self._started.timestamp(),
+        )
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
         return _Node(
             host=host,
@@ -395,10 +426,12 @@ class Kubelet:
             devices=devices,
             allocator=allocator,
             volumes=volumes,
-            pod_cgroups=pod_cgroups,
+            volume_usage=volume_usage,
             claims=claims,
             engine=engine,
             start_engine=start_engine,
+            statistics=statistics,
+            start_statistics=start_statistics,
         )
 
     def _build_reporter(
@@ -422,8 +455,8 @@ class Kubelet:
 
     async def _start(
         self, node: _Node, stack: contextlib.AsyncExitStack, tasks: TaskScope
-    ) -> tuple[NodeStatistics, dict[str, Check]]:
-        """Start every part of the node, and return its statistics and health checks."""
+    ) -> dict[str, Check]:
+        """Start every part of the node, and return its health checks."""
         host, engine, cluster, devices = node.host, node.engine, node.cluster, node.devices
         record = cluster.node_event if cluster is not None else no_record
         self._warn_of_resolv_conf(record)
@@ -431,7 +464,7 @@ class Kubelet:
         tasks.start(host.identity.addresses.run(), name="host-addresses")
         start_util_chains(self.config, tasks)
         start_daemon_cgroups(self.config, tasks)
-        volume_usage = start_volumes(node.volumes, host.settings, engine, tasks, self.registry)
+        start_volumes(node.volumes, node.volume_usage, tasks)
         start_resource_allocator(node.allocator, host.settings, host.cri, engine, tasks)
         devices.start(engine, cluster)
         if node.claims is not None:
@@ -447,19 +480,9 @@ class Kubelet:
             engine.history.add_listener(cluster.recorder.pod_event)
             tasks.start(cluster.services.run(), name="services")
             tasks.start(node.reporter.run(), name="node")
-        statistics = start_statistics(
-            host.settings,
-            host.cri,
-            node.pod_cgroups,
-            engine,
-            volume_usage,
-            node.volumes.metrics,
-            tasks,
-            self.registry,
-            started=self._started.timestamp(),
-        )
-        tasks.start(record_oom_kills(record, statistics.collector.count_oom), name="oom-watch")
-        return statistics, {
+        node.start_statistics()
+        tasks.start(record_oom_kills(record, node.statistics.collector.count_oom), name="oom-watch")
+        return {
             "ping": lambda: None,
             "log": log_health,
             "syncloop": engine.loop.health,
@@ -474,9 +497,7 @@ class Kubelet:
             log.warning("Host resolv.conf failed the limits check", problem=problem)
             record("Warning", "CheckLimitsForResolvConf", problem)
 
-    def _servers(
-        self, node: _Node, statistics: NodeStatistics, checks: dict[str, Check]
-    ) -> contextlib.AbstractAsyncContextManager[None]:
+    def _servers(self, node: _Node, checks: dict[str, Check]) -> contextlib.AbstractAsyncContextManager[None]:
         parts = ServerDependencies(
             settings=node.host.settings,
             ips=node.host.identity.ips,
@@ -487,7 +508,7 @@ class Kubelet:
             engine=node.engine,
             cluster=node.cluster,
             checks=checks,
-            statistics=statistics,
+            statistics=node.statistics,
         )
         return serving(parts)
 

@@ -37,7 +37,7 @@ from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
 from pykubelet.server.manifests import ManifestDirectory, control_routes
-from pykubelet.server.metrics import ServerMetrics, metrics_routes
+from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
@@ -70,6 +70,8 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     config, health = parts.settings.config, health_routes(parts.checks, metrics.health)
     statistics = _statistics_routes(parts.statistics)
+    runtime = parts.statistics.runtime
+    parts.registry.register(ProviderMetric(lambda: "cri" if runtime.has_metrics else "cadvisor"))
     async with contextlib.AsyncExitStack() as stack:
         if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())

@@ -256,7 +256,7 @@ class NodeStatistics:
         return volume_usage(pod, self._volumes.for_pod(uid)) if pod is not None else ()
 
 
-def start_statistics(
+def build_statistics(
     settings: AgentSettings,
     cri: RuntimeConnection,
     pod_cgroups: PodCgroups,
@@ -267,8 +267,8 @@ def start_statistics(
     registry: CollectorRegistry,
     *,
     started: float,
-) -> NodeStatistics:
-    """Build the statistics and start to sample."""
+) -> tuple[NodeStatistics, Callable[[], None]]:
+    """Return the statistics and the function that starts to sample."""
     config, flags = settings.config, settings.flags
     cgroups = detect_cgroups()
     collector = Collector(cgroup_reader_factory(cgroups), flags.housekeeping_interval.seconds)
@@ -321,9 +321,7 @@ def start_statistics(
             lambda: storage_rows(observed(), storage.latest(), runtime.latest_layers(), volumes.for_pod)
         )
     )
-    tasks.start(collector.run(targets.update), name="statistics")
-    tasks.start(_find_sandbox_image(cri, observed, targets), name="sandbox-image")
-    return NodeStatistics(
+    statistics = NodeStatistics(
         settings,
         collector,
         Filesystems(Path(flags.root_dir)),
@@ -334,6 +332,15 @@ def start_statistics(
         started=started,
         system_containers=system,
     )
+
+    def start() -> None:
+        tasks.start(collector.run(targets.update), name="statistics")
+        if settings.gates.enabled("PodAndContainerStatsFromCRI"):
+            # Shows whether the runtime supports it, before the first scrape.
+            tasks.start(runtime.metrics(), name="cri-metrics")
+        tasks.start(_find_sandbox_image(cri, observed, targets), name="sandbox-image")
+
+    return statistics, start
 
 
 def storage_rows(

@@ -1,13 +1,13 @@
 """Builds and starts the volume manager, and the registration of plugins.
 
-`build_volumes` is called before the pod engine is built, which mounts volumes through them; `start_volumes`
-when the engine exists. `start_plugins` collects the handlers of all packages, by type of plugin (`CSIPlugin`,
-`DevicePlugin`, `DRAPlugin`); a standalone node has plugins, too.
+`build_volumes` is called before the pod engine is built, which mounts volumes through them. `start_plugins`
+collects the handlers of all packages, by type of plugin (`CSIPlugin`, `DevicePlugin`, `DRAPlugin`); a
+standalone node has plugins, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.values import memory_limit
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.options import RuntimeNodeOptions, can_mount_images
@@ -28,6 +29,7 @@ from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import VolumeMetrics
+from pykubelet.volumes.ownership import RecordEvent
 from pykubelet.volumes.plugin import MemoryLimits
 from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 
@@ -40,10 +42,15 @@ async def build_volumes(
     node: RuntimeNodeOptions,
     local_objects: LocalObjects,
     cluster: Cluster | None,
+    record_event: RecordEvent,
+    find_pod: Callable[[str], Pod | None],
     tasks: TaskScope,
     registry: CollectorRegistry,
 ) -> PodVolumes:
-    """Return the volume manager; configMaps and secrets come from the cluster if there is one."""
+    """Return the volume manager; configMaps and secrets come from the cluster if there is one.
+
+    `record_event` records events about pods; `find_pod` returns the pod with a uid, also a terminating one.
+    """
     # A runtime without image volumes would silently mount an empty directory.
     runtime = await cri.runtime.version()
     return PodVolumes(
@@ -55,27 +62,19 @@ async def build_volumes(
         cluster=cluster.volume_node() if cluster is not None else None,
         image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
         flex_drivers=Path(settings.config.volume_plugin_dir),
+        record_event=record_event,
+        find_pod=find_pod,
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )
 
 
-def start_volumes(
-    volumes: PodVolumes,
-    settings: AgentSettings,
-    engine: PodEngine,
-    tasks: TaskScope,
-    registry: CollectorRegistry,
+def build_volume_usage(
+    volumes: PodVolumes, settings: AgentSettings, engine: PodEngine, registry: CollectorRegistry
 ) -> VolumeStatCalculator:
-    """Start the volume garbage collection and the CSI driver watches; return the volume usage collector."""
-    root = Path(settings.flags.root_dir)
-    volumes.set_callbacks(engine.workers.wake, engine.history.event, engine.workers.pod)
-    tasks.start(volumes.run(), name="volumes")
-    csi = volumes.plugins.get("csi")
-    if isinstance(csi, CsiPlugin):
-        tasks.start(csi.run(), name="csi")
+    """Return the periodic measurement of the pods' volumes."""
     usage = VolumeStatCalculator(
-        root,
+        Path(settings.flags.root_dir),
         engine.store.pods,
         settings.config.volume_stats_agg_period.seconds,
         plugin_stats=PluginStatsCollector(
@@ -83,9 +82,17 @@ def start_volumes(
         ).for_pod,
         observe_duration=volumes.metrics.record_measurement,
     )
-    tasks.start(usage.run(), name="volume-usage")
     registry.register(VolumeNumbers(volumes.metrics.count, engine.store.pods, usage.for_pod))
     return usage
+
+
+def start_volumes(volumes: PodVolumes, usage: VolumeStatCalculator, tasks: TaskScope) -> None:
+    """Start the volume garbage collection, the CSI driver watches and the measurement of volumes."""
+    tasks.start(volumes.run(), name="volumes")
+    csi = volumes.plugins.get("csi")
+    if isinstance(csi, CsiPlugin):
+        tasks.start(csi.run(), name="csi")
+    tasks.start(usage.run(), name="volume-usage")
 
 
 def volume_plugins(volumes: PodVolumes) -> Mapping[str, PluginHandler]:

@@ -60,6 +60,23 @@ def path_label(path: str) -> str:
     return first if first in _PATHS else "other"
 
 
+class ProviderMetric(Collector):
+    """Metric of the source of `/metrics/cadvisor`, which may change when the runtime is replaced."""
+
+    def __init__(self, provider: Callable[[], MetricsProvider]) -> None:
+        self._provider = provider
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric."""
+        found = GaugeMetricFamily(
+            "kubelet_metrics_provider",
+            "Source of the statistics of containers: cadvisor or cri.",
+            labels=["provider"],
+        )
+        found.add_metric([self._provider()], 1)
+        yield found
+
+
 class ServerMetrics:
     """Metrics of the kubelet's HTTP servers."""
 
@@ -125,19 +142,7 @@ class ServerMetrics:
             buckets=_CERTIFICATE_SECONDS,
             registry=registry,
         )
-        self._provider = Gauge(
-            "kubelet_metrics_provider",
-            "Source of the statistics of containers: cadvisor or cri.",
-            ["provider"],
-            registry=registry,
-        )
-        self.set_metrics_provider("cadvisor")
         self.health = HealthMetrics()
-
-    def set_metrics_provider(self, provider: MetricsProvider) -> None:
-        """Set the source of the statistics of containers."""
-        self._provider.clear()
-        self._provider.labels(provider).set(1)
 
     @contextmanager
     def request(self, method: str, path: str, server: ServerType) -> Iterator[None]:

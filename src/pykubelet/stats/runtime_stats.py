@@ -107,6 +107,7 @@ class RuntimeStatistics:
         self._pods_from_cri = pods_from_cri
         self._timeout = timeout
         self._descriptors: list[pb.MetricDescriptor] | None = None
+        self._has_metrics = pods_from_cri
         cached = partial(
             CachedCall,
             tasks=tasks,
@@ -148,6 +149,11 @@ class RuntimeStatistics:
         """Return the usage of pods by sandbox id; None without the gate or the runtime's support."""
         found = await self._sandboxes.get() if self._pods_from_cri else None
         return found.sandboxes if found is not None else None
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether `metrics` comes from the runtime: the gate is enabled, and the runtime supports it."""
+        return self._has_metrics
 
     async def metrics(self) -> CriMetricList | None:
         """Return the runtime's own metrics; None without the gate or the runtime's support."""
@@ -199,7 +205,9 @@ class RuntimeStatistics:
                 pods = await self._stats.list_pod_sandbox_metrics()
         except Unimplemented as err:
             log.v(5).info("Container runtime does not implement ListPodSandboxMetrics", err=err)
+            self._has_metrics = False
             return None
+        self._has_metrics = True
         return CriMetricList(self._descriptors, pods)
 
 

@@ -28,6 +28,7 @@ from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.ownership import RecordObjectEvent, record_no_event
 from pykubelet.volumes.plugin import VolumePlugin, VolumeToMount
 from pykubelet.volumes.volume_state import VolumeState
 
@@ -171,6 +172,10 @@ class ClusterNode:
     """Whether the attach/detach controller attaches volumes (`enableControllerAttachDetach`)."""
     on_in_use_change: Callable[[], None] | None = None
     """Requests a new report of `status.volumesInUse`; None if it is not reported."""
+    record_object_event: RecordObjectEvent = record_no_event
+    """Records an event about an object that is no pod."""
+    volume_health: bool = False
+    """Whether volumes that CSI drivers report as abnormal become events (`CSIVolumeHealth`)."""
 
 
 class AttachedVolumes:

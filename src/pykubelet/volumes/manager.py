@@ -39,7 +39,7 @@ from pykubelet.volumes.errors import (
 )
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
-from pykubelet.volumes.ownership import RecordEvent
+from pykubelet.volumes.ownership import RecordEvent, record_no_event
 from pykubelet.volumes.plugin import (
     FLEX_DRIVERS,
     MemoryLimits,
@@ -192,20 +192,22 @@ class PodVolumes:
         cluster: ClusterNode | None = None,
         image_volumes: bool = False,
         flex_drivers: Path | None = None,
+        record_event: RecordEvent = lambda pod, kind, reason, message: None,
+        find_pod: Callable[[str], Pod | None] = lambda uid: None,
         tasks: TaskScope | None = None,
         metrics: VolumeMetrics | None = None,
     ) -> None:
         """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
         `cluster`: None in standalone mode; `image_volumes`: whether the runtime mounts images;
-        `flex_drivers`: the directory of FlexVolume drivers; `tasks`: the scope of operations that outlive
-        their callers.
+        `flex_drivers`: the directory of FlexVolume drivers; `record_event` records events about pods;
+        `find_pod` returns the pod with a uid, also a terminating one; `tasks`: the scope of operations that
+        outlive their callers.
         """
         self._root = root
         self.metrics = metrics or VolumeMetrics()
-        self._wake_pod: Callable[[str], None] = lambda uid: None
-        self._event_recorder: RecordEvent = lambda pod, kind, reason, message: None
-        self._pod_finder: Callable[[str], Pod | None] = lambda uid: None
+        self._record_event = record_event
+        self._listeners: list[Callable[[str], None]] = []
         api = cluster.api if cluster is not None else None
         self._operations = PendingOperations(tasks)
         self._state = VolumeState(root)
@@ -220,8 +222,11 @@ class PodVolumes:
             api=api,
             node_name=node_name,
             wake=self._wake,
-            record_event=self._record_event,
-            find_pod=self._find_pod,
+            record_event=record_event,
+            record_object_event=cluster.record_object_event if cluster is not None else record_no_event,
+            volume_health=cluster is not None and cluster.volume_health,
+            on_ready=(cluster.on_in_use_change if cluster is not None else None) or (lambda: None),
+            find_pod=find_pod,
             report_in_use=self.attached.report_in_use,
             attached_device=self.attached.attached_device,
             attaches_volumes=not self.attached.by_controller,
@@ -241,18 +246,9 @@ class PodVolumes:
             self.plugins, self._state, self._operations, self.attached.request_report
         )
 
-    def set_callbacks(
-        self,
-        wake: Callable[[str], None],
-        record_event: RecordEvent,
-        find_pod: Callable[[str], Pod | None] = lambda uid: None,
-    ) -> None:
-        """Set the callbacks of the pod engine.
-
-        `wake` is called for a pod whose volumes can make progress, `record_event` for events about pods.
-        `find_pod` returns the pod with a uid, also a terminating one.
-        """
-        self._wake_pod, self._event_recorder, self._pod_finder = wake, record_event, find_pod
+    def add_listener(self, wake: Callable[[str], None]) -> None:
+        """Call `wake` with the uid of a pod whose volumes can make progress; it must not block."""
+        self._listeners.append(wake)
 
     def records_for_pod(self, uid: str) -> list[VolumeRecord]:
         """Return the records of a pod's volumes that are persistent or have a slow plugin."""
@@ -344,16 +340,11 @@ class PodVolumes:
 
     def _wake(self, uid: str) -> None:
         self._operations.reset_backoff(f"{uid}/")
-        self._wake_pod(uid)
-
-    def _find_pod(self, uid: str) -> Pod | None:
-        return self._pod_finder(uid)
+        for listener in self._listeners:
+            listener(uid)
 
     def _request_cleanup(self) -> None:
         self._garbage_collector.request_run()
-
-    def _record_event(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        self._event_recorder(pod, kind, reason, message)
 
     def _needs_refresh(self, pod: Pod, volume: Volume) -> bool:
         if volume.persistent_volume_claim is None and volume.ephemeral is None:

@@ -17,14 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pykubelet.api.core import ObjectReference
 from pykubelet.api.pod import Pod
 from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_subdirectory, walk_tree
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import TaskScope, in_own_thread
 
 log = get_logger(__name__)
-RecordEvent = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
+EventType = Literal["Normal", "Warning"]
+RecordEvent = Callable[[Pod, EventType, str, str], None]
 """Callback that records an event about a pod: its type, reason and message."""
+RecordObjectEvent = Callable[[ObjectReference, EventType, str, str], None]
+"""Callback that records an event about any object."""
 ON_ROOT_MISMATCH = "OnRootMismatch"
 IN_PROGRESS = "VolumePermissionChangeInProgress"
 """Reason of the events about a walk that takes long."""
@@ -41,6 +45,10 @@ _ADVICE = (
     "https://kubernetes.io/docs/tasks/configure-pod-container/security-context/"
     "#configure-volume-permission-and-ownership-change-policy-for-pods"
 )
+
+
+def record_no_event(reference: ObjectReference, kind: EventType, reason: str, message: str) -> None:
+    """Record no event."""
 
 
 async def apply_fs_group(pod: Pod, path: Path, record_event: RecordEvent, *, read_only: bool = False) -> None:

@@ -19,7 +19,7 @@ from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.objects.base import PodObjects
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.ownership import RecordEvent
+from pykubelet.volumes.ownership import RecordEvent, RecordObjectEvent, record_no_event
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,12 @@ class VolumeHost:
     """Wakes a pod's worker (by uid) immediately: a prerequisite of one of its volumes is met."""
     record_event: RecordEvent = lambda pod, kind, reason, message: None
     """Records an event about a pod."""
+    record_object_event: RecordObjectEvent = record_no_event
+    """Records an event about another object."""
+    volume_health: bool = False
+    """Whether volumes that CSI drivers report as abnormal become events (`CSIVolumeHealth`)."""
+    on_ready: Callable[[], None] = lambda: None
+    """Called when a plugin's reason why the node is not ready is resolved."""
     find_pod: Callable[[str], Pod | None] = lambda uid: None
     """Returns the pod with this uid, also a terminating one; None if it is unknown."""
     report_in_use: Callable[[VolumeToMount, str], Awaitable[None]] = _report_nothing

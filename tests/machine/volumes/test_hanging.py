@@ -145,7 +145,7 @@ class TestKinds:
     ) -> None:
         monkeypatch.setattr(operations, "INITIAL_BACKOFF_SECONDS", 60.0)
         woken: list[str] = []
-        volumes.set_callbacks(woken.append, lambda *event: None)
+        volumes.add_listener(woken.append)
         cloud.error = VolumeNotReady("no driver")
         with pytest.raises(VolumeError) as caught:
             await volumes.mount(pod_with(CLOUD))

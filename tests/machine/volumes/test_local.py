@@ -136,11 +136,14 @@ class TestDirectory:
         assert "ro" in mounted_at(place(root))[0].options
 
     async def test_mount_other_fs_group_keeps_first_and_records_event(
-        self, volumes: PodVolumes, server: Server, folder: Path
+        self, root: Path, shelf: Shelf, server: Server, folder: Path
     ) -> None:
         told: list[tuple[str, str]] = []
-        volumes.set_callbacks(
-            lambda uid: None, lambda pod, kind, reason, message: told.append((reason, message))
+        volumes = volumes_at(
+            root,
+            shelf,
+            server=server,
+            record_event=lambda pod, kind, reason, message: told.append((reason, message)),
         )
         bound(server, folder)
         (folder / "file").touch(mode=0o600)
@@ -274,10 +277,12 @@ class TestDevice:
         assert not (root / "plugins/kubernetes.io~local-volume/volumeDevices").exists()
 
     async def test_mount_local_block_device_is_mapped_and_unmapped(
-        self, volumes: PodVolumes, server: Server, root: Path, disk: str
+        self, shelf: Shelf, server: Server, root: Path, disk: str
     ) -> None:
         events: list[tuple[str, ...]] = []
-        volumes.set_callbacks(lambda uid: None, lambda pod, *event: events.append(event))
+        volumes = volumes_at(
+            root, shelf, server=server, record_event=lambda pod, *event: events.append(event)
+        )
         bound(server, disk, volumeMode="Block")
         assert await self.check(volumes, root) == disk
         said = 'MapVolume.MapPodDevice succeeded for volume "pv-1"'

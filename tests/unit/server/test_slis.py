@@ -5,7 +5,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from pykubelet.server.identity import AuthorizerAttributes, required_attributes
-from pykubelet.server.metrics import ServerMetrics, metrics_routes, path_label, reset_routes
+from pykubelet.server.metrics import (
+    MetricsProvider,
+    ProviderMetric,
+    ServerMetrics,
+    metrics_routes,
+    path_label,
+    reset_routes,
+)
 from pykubelet.server.readonly import health_routes
 from tests.support.metrics_page import Page, differences
 
@@ -69,10 +76,11 @@ def test_slis_permission_and_label_as_upstream() -> None:
 
 async def test_metrics_provider_reports_one_source() -> None:
     registry = CollectorRegistry()
-    metrics = ServerMetrics(registry)
-    async with TestClient(TestServer(server(metrics, registry))) as client:
+    provider: list[MetricsProvider] = ["cadvisor"]
+    registry.register(ProviderMetric(lambda: provider[0]))
+    async with TestClient(TestServer(server(ServerMetrics(registry), registry))) as client:
         assert (await page(client, "/metrics")).value("kubelet_metrics_provider", provider="cadvisor") == 1
-        metrics.set_metrics_provider("cri")
+        provider[0] = "cri"
         found = await page(client, "/metrics")
         assert found.value("kubelet_metrics_provider", provider="cri") == 1
         assert found.values("kubelet_metrics_provider", provider="cadvisor") == []

@@ -170,6 +170,7 @@ async def test_facts_gate_on_and_call_unimplemented_falls_back(
     assert facts.sandboxes is None
     assert facts.layers["c0"].used == 5
     assert await found.metrics() is None
+    assert not found.has_metrics
 
 
 async def test_metrics_gate_on_returns_descriptors_once(
@@ -188,7 +189,10 @@ async def test_metrics_gate_on_returns_descriptors_once(
         assert [metric.name for metric in listed.descriptors] == ["m"]
         assert [pod.pod_sandbox_id for pod in listed.pods] == ["s0"]
     assert calls(scripted, "ListMetricDescriptors") == 1
-    assert await statistics(cri, tasks).metrics() is None
+    assert found.has_metrics
+    without = statistics(cri, tasks)
+    assert await without.metrics() is None
+    assert not without.has_metrics
 
 
 class Source:

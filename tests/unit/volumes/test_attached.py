@@ -47,7 +47,7 @@ class Rig:
         )
         self.woken: list[str] = []
         self.bound: list[str] = []
-        self.volumes.set_callbacks(self.woken.append, lambda *event: None)
+        self.volumes.add_listener(self.woken.append)
 
     def report(self) -> None:
         """Report the node's status at once."""

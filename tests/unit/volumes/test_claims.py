@@ -221,7 +221,7 @@ class TestOnePodOnly:
         self, volumes: PodVolumes, server: Server, tmp_path: Path
     ) -> None:
         woken: list[str] = []
-        volumes.set_callbacks(woken.append, lambda *event: None)
+        volumes.add_listener(woken.append)
         bound(server, tmp_path, accessModes=["ReadWriteOncePod"])
         first, second = pod_with(CLAIM), pod_with(CLAIM, metadata={"uid": "u-2", "name": "q"})
         await volumes.mount(first)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import field
 
@@ -33,6 +33,7 @@ from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.names import EXPAND, STAGE_UNSTAGE
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.ownership import EventType, RecordObjectEvent
 
 log = get_logger(__name__)
 STORAGE = "storage"
@@ -163,14 +164,7 @@ def _patch(claim: ExpandingClaim, status: Patch, *, exact: bool) -> Patch:
 SUCCESS = "FileSystemResizeSuccessful"
 FAILURE = "FileSystemResizeFailed"
 RESIZE_FAILED = "VolumeResizeFailed"
-EventType = Literal["Normal", "Warning"]
-RecordObjectEvent = Callable[[ObjectReference, EventType, str, str], None]
-"""Records an event about any object."""
 _INFEASIBLE = frozenset(("InvalidArgument", "OutOfRange", "NotFound"))
-
-
-def record_no_event(reference: ObjectReference, kind: EventType, reason: str, message: str) -> None:
-    """Record no event."""
 
 
 class ExpansionError(VolumePluginError):
@@ -186,11 +180,12 @@ class NodeExpander:
         self,
         deps: CsiDependencies,
         api: ApiClient | None,
+        record_event: RecordObjectEvent,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._deps = deps
         self._api = api
-        self.record_object_event: RecordObjectEvent = record_no_event
+        self._record_event = record_event
         self._clock = clock
         self._sizes: dict[str, Quantity] = {}
         self._in_use: set[str] = set()
@@ -354,4 +349,4 @@ class NodeExpander:
             uid=claim.metadata.uid,
             resource_version=claim.metadata.resource_version,
         )
-        self.record_object_event(reference, kind, reason, message)
+        self._record_event(reference, kind, reason, message)

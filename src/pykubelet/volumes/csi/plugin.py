@@ -30,7 +30,7 @@ from pykubelet.volumes.csi.block_mapper import CsiBlockMapper
 from pykubelet.volumes.csi.csinode import AttachLimitUpdater, CsiNodeManager
 from pykubelet.volumes.csi.dependencies import CsiDependencies, run_operations
 from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, CsiDriverInformer, CsiNodePublisher, Drivers
-from pykubelet.volumes.csi.expansion import NodeExpander, RecordObjectEvent
+from pykubelet.volumes.csi.expansion import NodeExpander
 from pykubelet.volumes.csi.mounter import CsiMounter
 from pykubelet.volumes.csi.names import EPHEMERAL, GET_STATS, PLUGIN_DIR, unique_name
 from pykubelet.volumes.csi.paths import CsiPaths, read_data
@@ -105,7 +105,7 @@ class CsiPlugin:
         self.drivers.add_listener(host.request_cleanup)
         self._mounter = CsiMounter(self._deps)
         self._block_mapper = CsiBlockMapper(self._deps)
-        self._expander = NodeExpander(self._deps, api, clock)
+        self._expander = NodeExpander(self._deps, api, host.record_object_event, clock)
         self._unstage_operations = PendingOperations(None)
         self._limits = (
             AttachLimitUpdater(self.drivers, self._informer, self._csinode)
@@ -113,8 +113,8 @@ class CsiPlugin:
             else None
         )
         self._use = host.report_in_use
-        self._health_events = False
-        self._on_ready: Callable[[], None] = lambda: None
+        self._health_events = host.volume_health
+        self._on_ready = host.on_ready
         self._clock = clock
         self._published: dict[tuple[str, str], _PublishedVolume] = {}
 
@@ -128,24 +128,6 @@ class CsiPlugin:
         """Reason why the node is not ready for pods yet; empty if it is ready."""
         waits = self._csinode is not None and not self._csinode.ready.is_set()
         return "CSINode is not yet initialized" if waits else ""
-
-    def set_event_recorder(
-        self,
-        record_object_event: RecordObjectEvent,
-        *,
-        health: bool = False,
-        ready: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Set the recorder of events about objects other than pods.
-
-        `ready` is called when `problem` is resolved. With `health`, volumes that drivers report as abnormal
-        become events (`CSIVolumeHealth`).
-        """
-        self._expander.record_object_event, self._health_events, self._on_ready = (
-            record_object_event,
-            health,
-            ready,
-        )
 
     def node_changed(self, status: bytes) -> None:
         """Handle an update of the node's own status, in JSON from the API server."""
