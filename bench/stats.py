@@ -1,9 +1,9 @@
 """What statistics cost: pods that merely run, and scrapes of their usage, next to the reference kubelet.
 
 Each kubelet is a node of a control plane and a runtime of its own, one after the other. Few, then many pods
-are held. Then each path is scraped several times, in the intervals of a real scraper, on one connection. A
-scrape's processor time is that of the kubelet process until shortly after the response, less what holding
-the pods takes in that time.
+are held. Then each path is scraped several times, in the intervals of a real scraper, on one connection.
+Holding the pods takes much more processor time than a scrape, in bursts. So a scrape's processor time is the
+difference of two windows of the same length, one without scrapes and one with several.
 
 The longest stall is measured from outside: another process gets `/healthz` all the time while a scrape is in
 progress, and what such a request takes longer than usual is the time in which the event loop did not run.
@@ -39,11 +39,10 @@ _LONGEST_SECONDS = 15.0
 """Seconds over which pods are held at most."""
 _SETTLE_SECONDS = 8.0
 """Seconds after the last pod runs: events are sent late, and the first samples are taken."""
-_INTERVAL_SECONDS = 4.0
-"""Seconds between scrapes; the paths take turns, so that each is scraped every eight seconds."""
-_TRAIL_SECONDS = 0.5
-"""Seconds after a response in which its processor time is counted, too."""
-_ROUNDS, _STALL_ROUNDS = 3, 3
+_INTERVAL_SECONDS = 10.0
+"""Seconds between scrapes of a path."""
+_SCRAPES, _STALL_ROUNDS = 5, 3
+"""Scrapes in a window, and scrapes in which stalls are measured."""
 _SHORTEST_SECONDS = 0.001
 _PING_SECONDS = 0.001
 _HEADERS = {"Accept": "text/plain;version=0.0.4,*/*", "Accept-Encoding": "gzip"}
@@ -54,7 +53,6 @@ class Scrape:
     """One scrape."""
 
     seconds: float
-    cpu_seconds: float
     size: int
     """Bytes of the response as sent, possibly compressed."""
 
@@ -65,8 +63,9 @@ class Scrapes:
 
     first: Scrape
     seconds: float
-    """Median of the others, as in the next field."""
+    """Median of the scrapes after the first one."""
     cpu_seconds: float
+    """Processor time of one of these."""
     stalls: list[float]
     """Seconds of the longest stall of each scrape; empty where it was not measured."""
 
@@ -147,56 +146,59 @@ def _measure(programs: Binaries, program: Path | None, counts: tuple[int, ...], 
                     held[count] = cost_over(agent.pid, seconds)
             # The reference has no event loop; what is left would be the noise of the host.
             stall_rounds = _STALL_ROUNDS if program is None else 0
-            scrapes = _scrape_all(agent, held[running].cpu_percent / 100, stall_rounds)
+            scrapes = _scrape_all(agent, stall_rounds)
         finally:
             agent.stop()
     return StatsRun(held, scrapes)
 
 
-def _scrape_all(agent: Agent, held_share: float, stall_rounds: int) -> dict[str, Scrapes | None]:
-    """Scrape all paths in turn; `held_share` is the share of a core that the kubelet takes anyway."""
-    scrapes: dict[str, list[Scrape]] = {path: [] for path in PATHS}
-    stalls: dict[str, list[float]] = {path: [] for path in PATHS}
+def _scrape_all(agent: Agent, stall_rounds: int) -> dict[str, Scrapes | None]:
+    """Scrape all paths, one after the other."""
     connection = agent.connect()
     _get(connection, "/healthz")  # the handshake and the authorization are not part of a scrape
-    served: tuple[str, ...] = PATHS
-    for _ in range(1 + _ROUNDS):
-        for path in served:
-            scrape = _scrape(connection, path, agent.pid, held_share)
-            if scrape is not None:
-                scrapes[path].append(scrape)
-            time.sleep(_INTERVAL_SECONDS - _TRAIL_SECONDS if scrape is not None else 0)
-        served = tuple(path for path in PATHS if scrapes[path])
-    for _ in range(stall_rounds):
-        for path in served:
-            stalls[path].append(_stall(connection, path, agent.health_port))
-            time.sleep(_INTERVAL_SECONDS / 2)
+    found = {path: _scrape_path(agent, connection, path, stall_rounds) for path in PATHS}
     connection.close()
-    return {path: _summary(scrapes[path], stalls[path]) if path in served else None for path in PATHS}
+    return found
 
 
-def _summary(scrapes: list[Scrape], stalls: list[float]) -> Scrapes:
-    first, *others = scrapes
+def _scrape_path(
+    agent: Agent, connection: http.client.HTTPSConnection, path: str, stall_rounds: int
+) -> Scrapes | None:
+    """Scrape a path; None if it is not served."""
+    first = _scrape(connection, path)
+    if first is None:
+        return None
+    idle = cost_over(agent.pid, _SCRAPES * _INTERVAL_SECONDS)
+    others, before, began = [], cpu_seconds(agent.pid), time.monotonic()
+    for number in range(1, _SCRAPES + 1):
+        scrape = _scrape(connection, path)
+        assert scrape is not None
+        others.append(scrape)
+        time.sleep(max(0.0, began + number * _INTERVAL_SECONDS - time.monotonic()))
+    elapsed = time.monotonic() - began
+    busy = cpu_seconds(agent.pid) - before - idle.cpu_percent / 100 * elapsed
+    stalls = []
+    for _ in range(stall_rounds):
+        stalls.append(_stall(connection, path, agent.health_port))
+        time.sleep(_INTERVAL_SECONDS / 2)
     return Scrapes(
         first=first,
         seconds=statistics.median(scrape.seconds for scrape in others),
-        cpu_seconds=statistics.median(scrape.cpu_seconds for scrape in others),
+        cpu_seconds=max(busy, 0.0) / _SCRAPES,
         stalls=stalls,
     )
 
 
-def _scrape(connection: http.client.HTTPSConnection, path: str, pid: int, held_share: float) -> Scrape | None:
+def _scrape(connection: http.client.HTTPSConnection, path: str) -> Scrape | None:
     """Scrape a path; None if it is not served."""
-    before, began = cpu_seconds(pid), time.monotonic()
+    began = time.monotonic()
     status, size = _get(connection, path)
     taken = time.monotonic() - began
     if status == http.client.NOT_FOUND:
         return None
     if status != http.client.OK:
         raise RuntimeError(f"GET {path}: {status}")
-    time.sleep(_TRAIL_SECONDS)
-    elapsed = time.monotonic() - began
-    return Scrape(taken, max(cpu_seconds(pid) - before - held_share * elapsed, 0.0), size)
+    return Scrape(taken, size)
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> tuple[int, int]:
@@ -260,7 +262,7 @@ def _tell(who: str, run: StatsRun) -> None:
         print(
             f"     {who}, {max(run.held)} pods, {path}: {1000 * scrapes.seconds:.1f} ms and "
             f"{1000 * scrapes.cpu_seconds:.1f} ms of processor time "
-            f"(the first one {1000 * first.seconds:.1f} and {1000 * first.cpu_seconds:.1f}), "
+            f"(the first one {1000 * first.seconds:.1f} ms), "
             f"{first.size / 1000:.0f} kB{_stall_text(scrapes.stalls)}",
             flush=True,
         )
