@@ -43,7 +43,7 @@ from pykubelet.agent.host_setup import (
     start_util_chains,
     take_cgroup_driver,
 )
-from pykubelet.agent.images import build_image_manager
+from pykubelet.agent.images import build_image_gc, build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.stats import NodeStatistics, start_statistics
@@ -55,6 +55,7 @@ from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
@@ -135,6 +136,7 @@ class _Node:
     volumes: PodVolumes
     pod_cgroups: PodCgroups
     claims: DraManager | None
+    images: ImageManager
     engine: PodEngine
     start_engine: Callable[[], None]
 
@@ -397,6 +399,7 @@ class Kubelet:
             volumes=volumes,
             pod_cgroups=pod_cgroups,
             claims=claims,
+            images=images,
             engine=engine,
             start_engine=start_engine,
         )
@@ -458,6 +461,10 @@ class Kubelet:
             self.registry,
             started=self._started.timestamp(),
         )
+        image_gc = build_image_gc(
+            host.settings, host.cri, node.images, statistics.host_filesystems, record, self.registry
+        )
+        tasks.start(image_gc.run(), name="image-gc")
         tasks.start(record_oom_kills(record, statistics.collector.count_oom), name="oom-watch")
         return statistics, {
             "ping": lambda: None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -449,7 +450,7 @@ async def test_ensure_image_removed_image_is_pulled_after_cache_expiry(
     await ensure(puller, a_pod(APP))
     assert len(service.pulls) == 1
     del service.present[APP]
-    puller.images_removed()
+    await puller.images_removed([], datetime.now(UTC))
     await ensure(puller, a_pod(APP))
     assert len(service.pulls) == 2, "unless we removed it ourselves"
 
