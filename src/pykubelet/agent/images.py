@@ -147,13 +147,13 @@ class KeptImages:
     async def names(self) -> set[str]:
         """Return the names; of the sandbox image the last known one when the runtime does not report it."""
         try:
-            if found := await self._find_sandbox_image():
+            if found := await self.find_sandbox_image():
                 self._sandbox_image = found
         except (CriError, ValueError) as err:
             log.v(2).info("Failed to find the sandbox image", err=err)
         return {PAUSE_IMAGE, BUSYBOX_IMAGE, self._sandbox_image} - {""}
 
-    async def _find_sandbox_image(self) -> str:
+    async def find_sandbox_image(self) -> str:
         """Return the sandbox image of the runtime's configuration, or of a sandbox; empty if unknown.
 
         Raises CriError and ValueError.

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 from pykubelet.api.duration import Duration
@@ -38,6 +39,8 @@ MAX_UNRESPONSIVE = 3
 """Consecutive removals without a response of the runtime after which a collection is aborted."""
 _MAX_FAILURES = 5
 """Failed removals that an error message lists."""
+_IMAGES_PER_STEP = 200
+"""Images that are processed before other tasks run."""
 _TWO_MINUTES = Duration.from_seconds(120)
 _NO_TIME = Duration(0)
 
@@ -114,6 +117,9 @@ class ImageRuntime(Protocol):
         ...
 
 
+_NO_RECORDS: Mapping[ImageKey, ImageRecord] = MappingProxyType({})
+
+
 class ContainerRuntime(Protocol):
     """The calls of the runtime service that garbage collection needs."""
 
@@ -174,12 +180,13 @@ def update_records(
     *,
     by_handler: bool,
     kept_names: Collection[str] = (),
+    listed: Mapping[ImageKey, ImageRecord] = _NO_RECORDS,
 ) -> dict[ImageKey, ImageRecord]:
-    """Return the records of the listed images; records of other images are dropped."""
+    """Return the new records of listed images; `listed` are those of the previous part of the list."""
     updated: dict[ImageKey, ImageRecord] = {}
     for image in images:
         key, names = image_key(image, by_handler=by_handler), _names(image)
-        known, same = records.get(key), updated.get(key)
+        known, same = records.get(key), updated.get(key) or listed.get(key)
         in_use = key in used
         pinned = image.pinned or image.id in kept_names or not names.isdisjoint(kept_names)
         updated[key] = ImageRecord(
@@ -386,16 +393,22 @@ class ImageGC:
             mounted = await self._mounted_images(containers)
         except CriError as err:
             raise ImageGCError(err.rpc_text) from err
-        used = find_images_in_use(images, containers, mounted, by_handler=self._by_handler)
-        await asyncio.sleep(0)
-        self._records = update_records(
-            self._records,
-            images,
-            used,
-            now,
-            by_handler=self._by_handler,
-            kept_names=frozenset(await self._kept_names()),
-        )
+        kept = frozenset(await self._kept_names())
+        updated: dict[ImageKey, ImageRecord] = {}
+        for start in range(0, len(images), _IMAGES_PER_STEP):
+            part = images[start : start + _IMAGES_PER_STEP]
+            used = find_images_in_use(part, containers, mounted, by_handler=self._by_handler)
+            updated |= update_records(
+                self._records,
+                part,
+                used,
+                now,
+                by_handler=self._by_handler,
+                kept_names=kept,
+                listed=updated,
+            )
+            await asyncio.sleep(0)
+        self._records = updated
         for record in self._records.values():
             if not record.key.id:
                 self._record_event(
