@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.standalone.data_dir import load_state
 from pykubelet.standalone.instance import NAMESPACE, Instance
 from pykubelet.standalone.requirements import inspect_host
 from pykubelet.standalone.seed_images import (
@@ -34,7 +35,8 @@ _UNMOUNT_SECONDS = 20.0
 def small_disk(size: int, *, inodes: int | None = None) -> Iterator[Path]:
     """Mount a new ext4 file system of `size` bytes, all of which root and others may use.
 
-    Yields its mount point, whose path is short enough for sockets below it. The loop device goes with the mount.
+    Yields its mount point, whose path is short enough for sockets below it. The loop device is detached with
+    the mount.
     """
     if reason := why_no_machine():
         pytest.skip(reason)
@@ -69,7 +71,7 @@ def _unmount(point: Path) -> None:
 def runtime_on_small_disk(size: int, *, inodes: int | None = None) -> Iterator[RunningRuntime]:
     """Run a private runtime whose data directory, kubelet root and logs included, is on a small disk.
 
-    A kubelet with its files elsewhere has another `root` (`tests.support.node.kubelet_node`), such as one below
+    A kubelet with its files elsewhere has another `root` (`tests.support.node.kubelet_node`), such as one on
     a second `small_disk`.
     """
     with small_disk(size, inodes=inodes) as disk:
@@ -97,5 +99,10 @@ def import_image(instance: Instance, name: str, size: int = 0, *, with_shell: bo
     archive = image_archive(
         name, entries, ImageConfig(env={"PATH": "/bin"}), machine_platform(os.uname().machine)
     )
-    command = ["ctr", f"--address={instance.socket}", f"--namespace={NAMESPACE}", "images", "import", "-"]
+    state = load_state(instance)
+    assert state is not None
+    command = [
+        *("ctr", f"--address={instance.socket}", f"--namespace={NAMESPACE}"),
+        *("images", "import", f"--snapshotter={state.snapshotter}", "-"),
+    ]
     subprocess.run(command, input=archive, check=True, capture_output=True, timeout=120)

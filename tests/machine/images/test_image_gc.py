@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.images import KeptImages
 from pykubelet.api.duration import Duration
+from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
@@ -186,6 +187,17 @@ class Collector:
             kept_names=KeptImages(cri).names,
         )
 
+    async def request(self, pod: Pod, delay: float) -> bool:
+        """Request a pod's image after some seconds; return whether it is present."""
+        await asyncio.sleep(delay)
+        try:
+            await self.manager.ensure(pod, pod.spec.containers[0], a_sandbox(pod))
+        except ImageError as err:
+            if err.reason != "ErrImageNeverPull":
+                raise
+            return False
+        return True
+
     async def _measure(self, path: Path) -> DiskUsage | None:
         sizes = os.statvfs(path)
         return DiskUsage(sizes.f_blocks * sizes.f_frsize, self.available)
@@ -219,25 +231,18 @@ async def test_delete_unused_images_while_pods_request_them_never_removes_a_gran
     cri: RuntimeConnection, collector: Collector, small_runtime: RunningRuntime
 ) -> None:
     """Verify for the orders in which a request and a removal can meet that a granted image is present."""
-    name = "example.org/wanted:1"
     granted = 0
     for attempt in range(20):
+        name = f"example.org/requested{attempt}:1"
         await asyncio.to_thread(import_image, small_runtime.instance, name)
         async with asyncio.timeout(30):
             while not (await cri.images.image_status(pb.ImageSpec(image=name))).HasField("image"):
                 await asyncio.sleep(0.01)
         mine = a_pod(name, "Never", uid=f"pod-{attempt}")
 
-        async def request(pod_delay: float = attempt * 0.002) -> bool:
-            await asyncio.sleep(pod_delay)
-            try:
-                await collector.manager.ensure(mine, mine.spec.containers[0], a_sandbox(mine))
-            except ImageError as err:
-                assert err.reason == "ErrImageNeverPull"
-                return False
-            return True
-
-        is_granted, _ = await asyncio.gather(request(), collector.gc.delete_unused_images())
+        is_granted, _ = await asyncio.gather(
+            collector.request(mine, attempt * 0.002), collector.gc.delete_unused_images()
+        )
         present = (await cri.images.image_status(pb.ImageSpec(image=name))).HasField("image")
         assert present == is_granted
         granted += is_granted
