@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -15,6 +16,7 @@ from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
 from pykubelet.images.image_gc import DiskUsage, ImageGC, ImageGCPolicy
 from pykubelet.images.image_manager import ImageManager
+from pykubelet.images.image_reference import InvalidImageName, parse_image_name
 from pykubelet.images.metrics import ImageGCMetrics, ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
@@ -24,7 +26,7 @@ from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from pykubelet.stats.filesystems import Filesystems
-from pykubelet.transport.errors import CriError
+from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -145,18 +147,22 @@ class KeptImages:
         self._sandbox_image = ""
 
     async def names(self) -> set[str]:
-        """Return the names; of the sandbox image the last known one when the runtime does not report it."""
+        """Return the names; of the sandbox image the last known one when the runtime does not respond.
+
+        Raises CriError when the runtime has never responded.
+        """
         try:
-            if found := await self.find_sandbox_image():
-                self._sandbox_image = found
-        except (CriError, ValueError) as err:
+            self._sandbox_image = await self.find_sandbox_image() or self._sandbox_image
+        except CriError as err:
+            if not self._sandbox_image:
+                raise
             log.v(2).info("Failed to find the sandbox image", err=err)
-        return {PAUSE_IMAGE, BUSYBOX_IMAGE, self._sandbox_image} - {""}
+        return {PAUSE_IMAGE, BUSYBOX_IMAGE, *_spellings(self._sandbox_image)}
 
     async def find_sandbox_image(self) -> str:
         """Return the sandbox image of the runtime's configuration, or of a sandbox; empty if unknown.
 
-        Raises CriError and ValueError.
+        Raises CriError.
         """
         runtime = self._cri.runtime
         status = await runtime.status(verbose=True)
@@ -166,13 +172,29 @@ class KeptImages:
         newest = max(sandboxes, key=lambda sandbox: sandbox.created_at, default=None)
         if newest is None:
             return ""
-        details = await runtime.pod_sandbox_status(newest.id, verbose=True)
+        try:
+            details = await runtime.pod_sandbox_status(newest.id, verbose=True)
+        except NotFound:
+            return ""
         return _text_field(details.info.get("info", ""), "image")
 
 
+def _spellings(image: str) -> Collection[str]:
+    """Return the names or the id under which a runtime may list an image; empty without an image."""
+    if not image:
+        return ()
+    try:
+        return {image, *parse_image_name(image).listed_names}
+    except InvalidImageName:
+        return (image,)
+
+
 def _text_field(document: str, name: str) -> str:
-    """Return a field of a JSON object, empty if it has none. Raises ValueError."""
-    found = json.loads(document or "{}")
+    """Return a text field of a JSON object, empty if it has none."""
+    try:
+        found = json.loads(document or "{}")
+    except (ValueError, RecursionError):
+        return ""
     value = found.get(name) if isinstance(found, dict) else None
     return value if isinstance(value, str) else ""
 

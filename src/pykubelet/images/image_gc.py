@@ -306,7 +306,8 @@ class ImageGC:
 
         `measure` returns the usage of the file system that contains a path, None when it is unknown.
         `record_event` records an event about the node. `kept_names` returns ids or names of images that are
-        kept although the runtime does not report them as pinned, such as the sandbox image.
+        kept although the runtime does not report them as pinned, such as the sandbox image; it may raise
+        CriError.
         `by_handler` is the feature gate RuntimeClassInImageCriApi.
         """
         self._images = images
@@ -391,9 +392,9 @@ class ImageGC:
             images = await self._images.list_images()
             containers = await self._containers.list_containers()
             mounted = await self._mounted_images(containers)
+            kept = frozenset(await self._kept_names())
         except CriError as err:
             raise ImageGCError(err.rpc_text) from err
-        kept = frozenset(await self._kept_names())
         updated: dict[ImageKey, ImageRecord] = {}
         for start in range(0, len(images), _IMAGES_PER_STEP):
             part = images[start : start + _IMAGES_PER_STEP]

@@ -268,7 +268,7 @@ class ImageManager:
         self._record_event(request, "Pulling", f"Pulling image {request.quoted}")
         try:
             logins = list(dict.fromkeys(await credentials.get()))
-            with self._reservations.pulling(request.spec.image):
+            with self._reservations.pulling(request.name.listed_names):
                 pulled = await self._pull_tracked(request, logins, before)
                 reserved = await self._reservations.reserve(pulled.image_ref, request.pod.uid)
         except (PullFailed, BadCredentials) as err:

@@ -159,15 +159,16 @@ class ImageReservations:
                 del self._expiry[image_id]
 
     @contextmanager
-    def pulling(self, name: str) -> Iterator[None]:
-        """Exclude the removal of images with this name within the context."""
-        self._pulling[name] += 1
+    def pulling(self, names: Collection[str]) -> Iterator[None]:
+        """Exclude the removal of images with one of these names within the context."""
+        self._pulling.update(names)
         try:
             yield
         finally:
-            self._pulling[name] -= 1
-            if not self._pulling[name]:
-                del self._pulling[name]
+            self._pulling.subtract(names)
+            for name in names:
+                if not self._pulling[name]:
+                    del self._pulling[name]
 
     @contextmanager
     def removing(self, image_id: str, names: Collection[str]) -> Iterator[bool]:

@@ -663,3 +663,17 @@ async def test_removing_image_cancelled_releases_waiting_pods(
     removal.cancel()
     await pull
     assert service.pulls == []
+
+
+async def test_removing_image_with_short_name_during_its_pull_is_refused(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    service.offered["busybox:latest"] = an_image("busybox:latest")
+    service.pull_seconds = 10
+    pull = asyncio.create_task(ensure(puller, a_pod("busybox")))
+    await asyncio.sleep(5)
+    with puller.removing("sha256:other", ["docker.io/library/busybox:latest"]) as allowed:
+        assert not allowed
+    await pull
+    with puller.removing("sha256:other", ["docker.io/library/busybox:latest"]) as allowed:
+        assert allowed, "the name is free after the pull"
