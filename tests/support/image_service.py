@@ -31,6 +31,11 @@ class FakeImages:
     lists: int = 0
     broken_list: CriError | None = None
     """Why images cannot be listed."""
+    removed: list[pb.ImageSpec] = field(default_factory=list)
+    remove_seconds: float = 0.0
+    broken_removals: dict[str, CriError] = field(default_factory=dict)
+    """Errors of RemoveImage by image id."""
+    fs_info: pb.ImageFsInfoResponse | CriError = field(default_factory=lambda: image_fs("/images"))
 
     async def list_images(self) -> list[pb.Image]:
         self.lists += 1
@@ -68,6 +73,54 @@ class FakeImages:
             raise CriError("PullImage", "NotFound", f"{image.image}: not found")
         self.present[image.image] = self.offered[image.image]
         return self.present[image.image].id
+
+    async def remove_image(self, image: pb.ImageSpec) -> None:
+        await asyncio.sleep(self.remove_seconds)
+        if (broken := self.broken_removals.get(image.image)) is not None:
+            raise broken
+        self.removed.append(image)
+        self.present = {
+            name: item
+            for name, item in self.present.items()
+            if item.id != image.image
+            or item.spec.runtime_handler != (image.runtime_handler or item.spec.runtime_handler)
+        }
+
+    async def image_fs_info(self) -> pb.ImageFsInfoResponse:
+        if isinstance(self.fs_info, CriError):
+            raise self.fs_info
+        return self.fs_info
+
+
+@dataclass
+class FakeContainers:
+    """A runtime service with containers, for garbage collection of images."""
+
+    containers: list[pb.Container] = field(default_factory=list)
+    mounts: dict[str, list[pb.Mount]] = field(default_factory=dict)
+    """Mounts by container id."""
+    broken_list: CriError | None = None
+    broken_status: CriError | None = None
+    statuses: list[str] = field(default_factory=list)
+
+    async def list_containers(self) -> list[pb.Container]:
+        if self.broken_list is not None:
+            raise self.broken_list
+        return list(self.containers)
+
+    async def container_status(self, container_id: str) -> pb.ContainerStatusResponse:
+        self.statuses.append(container_id)
+        if self.broken_status is not None:
+            raise self.broken_status
+        status = pb.ContainerStatus(id=container_id, mounts=self.mounts.get(container_id, []))
+        return pb.ContainerStatusResponse(status=status)
+
+
+def image_fs(*mount_points: str) -> pb.ImageFsInfoResponse:
+    """Return the file systems of images, and another one of containers."""
+    images = [pb.FilesystemUsage(fs_id=pb.FilesystemIdentifier(mountpoint=path)) for path in mount_points]
+    containers = [pb.FilesystemUsage(fs_id=pb.FilesystemIdentifier(mountpoint="/containers"))]
+    return pb.ImageFsInfoResponse(image_filesystems=images, container_filesystems=containers)
 
 
 def an_image(name: str, *, size: int = 4096, uid: int | None = None, username: str = "") -> pb.Image:

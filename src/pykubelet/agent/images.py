@@ -1,25 +1,35 @@
-"""Builds the image manager: pulls, credentials of the node and of providers, records of pulled images."""
+"""Builds the image manager (pulls, credentials, records of pulled images) and image garbage collection."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.host_setup import StartupError
+from pykubelet.cm.cgroups.node_cgroups import Record
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
+from pykubelet.images.image_gc import DiskUsage, ImageGC, ImageGCPolicy
 from pykubelet.images.image_manager import ImageManager
-from pykubelet.images.metrics import ImageMetrics, PullRecordMetrics
+from pykubelet.images.image_reference import InvalidImageName, parse_image_name
+from pykubelet.images.metrics import ImageGCMetrics, ImageMetrics, PullRecordMetrics
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import PullLimits
+from pykubelet.logs import get_logger
 from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.podconfig.pod_history import PodHistory
+from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
+from pykubelet.stats.filesystems import Filesystems
+from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope
 
+log = get_logger(__name__)
 MAX_CACHED_INTENTS = 1024
 MAX_CACHED_RECORDS = 2000
 
@@ -90,6 +100,103 @@ async def _open_pull_manager(
             "make the directory readable and writable for the kubelet"
         ) from err
     return manager
+
+
+def build_image_gc(
+    settings: AgentSettings,
+    cri: RuntimeConnection,
+    images: ImageManager,
+    filesystems: Filesystems,
+    record_event: Record,
+    registry: CollectorRegistry,
+) -> ImageGC:
+    """Return image garbage collection, not started; `record_event` records events about the node."""
+    config = settings.config
+
+    async def measure(path: Path) -> DiskUsage | None:
+        found = await filesystems.of_directory(path, max_age=0)
+        return DiskUsage(found.capacity, found.available) if found is not None else None
+
+    return ImageGC(
+        cri.images,
+        cri.runtime,
+        images,
+        measure,
+        ImageGCPolicy(
+            high_percent=config.image_gc_high_threshold_percent,
+            low_percent=config.image_gc_low_threshold_percent,
+            min_age=config.image_minimum_gc_age,
+            max_age=config.image_maximum_gc_age,
+        ),
+        record_event,
+        ImageGCMetrics(registry),
+        kept_names=KeptImages(cri).names,
+        by_handler=settings.gates.enabled("RuntimeClassInImageCriApi"),
+    )
+
+
+class KeptImages:
+    """Images that garbage collection keeps although the runtime may not report them as pinned.
+
+    These are the sandbox image, which containerd pins since version 1.7, and the seed images of the private
+    runtime, which no registry has.
+    """
+
+    def __init__(self, cri: RuntimeConnection) -> None:
+        self._cri = cri
+        self._sandbox_image = ""
+
+    async def names(self) -> set[str]:
+        """Return the names; of the sandbox image the last known one when the runtime does not respond.
+
+        Raises CriError when the runtime has never responded.
+        """
+        try:
+            self._sandbox_image = await self.find_sandbox_image() or self._sandbox_image
+        except CriError as err:
+            if not self._sandbox_image:
+                raise
+            log.v(2).info("Failed to find the sandbox image", err=err)
+        return {PAUSE_IMAGE, BUSYBOX_IMAGE, *_spellings(self._sandbox_image)}
+
+    async def find_sandbox_image(self) -> str:
+        """Return the sandbox image of the runtime's configuration, or of a sandbox; empty if unknown.
+
+        Raises CriError.
+        """
+        runtime = self._cri.runtime
+        status = await runtime.status(verbose=True)
+        if found := _text_field(status.info.get("config", ""), "sandboxImage"):
+            return found
+        sandboxes = await runtime.list_pod_sandbox()
+        newest = max(sandboxes, key=lambda sandbox: sandbox.created_at, default=None)
+        if newest is None:
+            return ""
+        try:
+            details = await runtime.pod_sandbox_status(newest.id, verbose=True)
+        except NotFound:
+            return ""
+        return _text_field(details.info.get("info", ""), "image")
+
+
+def _spellings(image: str) -> Collection[str]:
+    """Return the names or the id under which a runtime may list an image; empty without an image."""
+    if not image:
+        return ()
+    try:
+        return {image, *parse_image_name(image).listed_names}
+    except InvalidImageName:
+        return (image,)
+
+
+def _text_field(document: str, name: str) -> str:
+    """Return a text field of a JSON object, empty if it has none."""
+    try:
+        found = json.loads(document or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _home() -> Path | None:

@@ -43,7 +43,7 @@ from pykubelet.agent.host_setup import (
     start_util_chains,
     take_cgroup_driver,
 )
-from pykubelet.agent.images import build_image_manager
+from pykubelet.agent.images import build_image_gc, build_image_manager
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.stats import NodeStatistics, build_statistics
@@ -60,6 +60,7 @@ from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.images.image_gc import ImageGC
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
@@ -141,6 +142,7 @@ class _Node:
     volumes: PodVolumes
     volume_usage: VolumeStatCalculator
     claims: DraManager | None
+    image_gc: ImageGC
     engine: PodEngine
     start_engine: Callable[[], None]
     statistics: NodeStatistics
@@ -418,6 +420,7 @@ class Kubelet:
             self.registry,
             started=self._started.timestamp(),
         )
+        image_gc = build_image_gc(settings, cri, images, statistics.host_filesystems, record, self.registry)
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
         return _Node(
             host=host,
@@ -428,6 +431,7 @@ class Kubelet:
             volumes=volumes,
             volume_usage=volume_usage,
             claims=claims,
+            image_gc=image_gc,
             engine=engine,
             start_engine=start_engine,
             statistics=statistics,
@@ -481,6 +485,7 @@ class Kubelet:
             tasks.start(cluster.services.run(), name="services")
             tasks.start(node.reporter.run(), name="node")
         node.start_statistics()
+        tasks.start(node.image_gc.run(), name="image-gc")
         tasks.start(record_oom_kills(record, node.statistics.collector.count_oom), name="oom-watch")
         return {
             "ping": lambda: None,

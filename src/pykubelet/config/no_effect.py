@@ -18,7 +18,6 @@ from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path
 
 _NO_EVICTION = "eviction is not implemented yet"
-_NO_IMAGE_GC = "image garbage collection is not implemented yet"
 _NO_LOG_ROTATION = "container log rotation is not implemented yet"
 _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
@@ -36,10 +35,6 @@ FIELDS: Mapping[str, str] = {
     "eviction_soft": _NO_EVICTION,
     "eviction_soft_grace_period": _NO_EVICTION,
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
-    "image_gc_high_threshold_percent": _NO_IMAGE_GC,
-    "image_gc_low_threshold_percent": _NO_IMAGE_GC,
-    "image_maximum_gc_age": _NO_IMAGE_GC,
-    "image_minimum_gc_age": _NO_IMAGE_GC,
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
     "kernel_memcg_notification": _NO_EVICTION,
@@ -105,6 +100,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "ResourceHealthStatusMessage",
         "RestartAllContainersOnContainerExits",
         "RotateKubeletServerCertificate",
+        "RuntimeClassInImageCriApi",
         "SupplementalGroupsPolicy",
         "TaintTolerationComparisonOperators",
         "UserNamespacesHostNetworkSupport",

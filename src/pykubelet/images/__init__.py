@@ -1,4 +1,4 @@
-"""Images on the node: pull policies, pulls with their credentials and limits, and access control.
+"""Images on the node: pull policies, pulls with their credentials and limits, access control, removal.
 
     images = ImageManager(cri.images, journal, tasks, limits=PullLimits(...), metrics=ImageMetrics(registry))
     image = await images.ensure(pod, container, sandbox_config)
@@ -9,5 +9,6 @@
 - `pull_manager.py`: access of pods to images that are present; `pull_records.py`: its records on disk.
 - `credentials.py`: keyring, pull secrets and the node's credential files.
 - `credential_provider.py`: exec plugins that provide registry credentials.
-- `metrics.py`: metrics of pulls, pull records and credential providers.
+- `image_gc.py`: removal of unused images by disk usage and age, and for the eviction manager.
+- `metrics.py`: metrics of pulls, pull records, credential providers and garbage collection.
 """

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple
 
 from pykubelet.api.duration import Duration
@@ -32,6 +33,7 @@ from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.pull_manager import PullManager
 from pykubelet.images.puller import (
     ImageError,
+    ImageReservations,
     ImageService,
     ImageStatusCache,
     PullFailed,
@@ -135,6 +137,7 @@ class ImageManager:
         self._pull_manager = pull_manager
         self._clock = clock or _loop_time
         self._status_cache = ImageStatusCache(service, tasks)
+        self._reservations = ImageReservations()
         self._pulls = Pulls(service, self._status_cache, limits, tasks)
         self._back_off = KeyedBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
@@ -201,10 +204,26 @@ class ImageManager:
         for key in [key for key in self._failures if key.startswith(f"{uid}_")]:
             del self._failures[key]
             self._back_off.forget(key)
+        self._reservations.release_pod(uid)
 
-    def images_removed(self) -> None:
-        """Invalidate the image status cache, because images have been removed."""
+    @contextmanager
+    def removing(self, image_id: str, names: Collection[str]) -> Iterator[bool]:
+        """Exclude pods from an image for its removal; yields False when a pod is about to use it."""
+        with self._reservations.removing(image_id, names) as allowed:
+            try:
+                yield allowed
+            finally:
+                if allowed:
+                    self._status_cache.forget()
+
+    async def images_removed(self, remaining: Collection[str], until: datetime) -> None:
+        """Delete the pulled records of removed images, and invalidate the image status cache.
+
+        `remaining` are the ids of all images of the runtime, `until` is a time before they were listed.
+        """
         self._status_cache.forget()
+        if self._pull_manager is not None:
+            await self._pull_manager.prune_unknown_records(remaining, until)
 
     def _parse(self, pod: Pod, image: str, policy: str, where: str) -> ImageName:
         try:
@@ -217,8 +236,14 @@ class ImageManager:
             raise ImageError("InvalidImageName", message) from None
 
     async def _find_present(self, request: _PullRequest) -> pb.Image | None:
+        fresh = False
         try:
-            return await self._status_cache.find(request.spec)
+            while True:
+                removals = self._reservations.removals_ended
+                found = await self._status_cache.find(request.spec, fresh=fresh)
+                if found is None or await self._reservations.reserve(found.id, request.pod.uid, removals):
+                    return found
+                fresh = True
         except CriError as err:
             self._metrics.count_request(request.policy, None, None)
             raise self._inspect_failed(request, err.rpc_text) from err
@@ -243,7 +268,9 @@ class ImageManager:
         self._record_event(request, "Pulling", f"Pulling image {request.quoted}")
         try:
             logins = list(dict.fromkeys(await credentials.get()))
-            pulled = await self._pull_tracked(request, logins, before)
+            with self._reservations.pulling(request.name.listed_names):
+                pulled = await self._pull_tracked(request, logins, before)
+                reserved = await self._reservations.reserve(pulled.image_ref, request.pod.uid)
         except (PullFailed, BadCredentials) as err:
             raise self._pull_failed(request, str(err)) from err
         except _IntentError as err:
@@ -251,6 +278,8 @@ class ImageManager:
         except ScopeClosed as err:
             raise ImageError("ErrImagePull", str(err)) from None
         self._pulled(request, pulled, _loop_time() - requested_at)
+        if not reserved:
+            raise self._inspect_failed(request, "garbage collection removed it right after its pull")
         if pulled.image is None:
             # The image's user is unknown without its status; the next attempt finds the image present.
             raise self._inspect_failed(request, "the runtime does not know it right after its pull")

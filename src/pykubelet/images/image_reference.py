@@ -65,6 +65,16 @@ class ImageName:
         return f"{self.original}:{self.tag}"
 
     @property
+    def listed_names(self) -> frozenset[str]:
+        """Names under which a runtime may list the image: as given, with registry and tag, with digest."""
+        found = {self.for_runtime}
+        if self.tag:
+            found.add(f"{self.repository}:{self.tag}")
+        if self.digest:
+            found.add(f"{self.repository}@{self.digest}")
+        return frozenset(found)
+
+    @property
     def without_tag(self) -> str:
         """The name as the pod has it, without tag and digest."""
         return self.original.removesuffix(f"@{self.digest}").removesuffix(f":{self.tag}")

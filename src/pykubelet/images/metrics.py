@@ -1,4 +1,4 @@
-"""Metrics of image pulls, image requests, credential providers and pull records.
+"""Metrics of image pulls, image requests, credential providers, pull records and image garbage collection.
 
 Names and labels are upstream's. The registry is a parameter, because two kubelets can run in one process.
 """
@@ -6,6 +6,7 @@ Names and labels are upstream's. The registry is a parameter, because two kubele
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -120,6 +121,22 @@ class PullRecordMetrics:
     def count_check(self, result: str) -> None:
         """Count a check of a pod's access to an image that is present."""
         self._checks.labels(result).inc()
+
+
+class ImageGCMetrics:
+    """Metrics of image garbage collection."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._removed = Counter(
+            "kubelet_image_garbage_collected_total",
+            "Images removed by garbage collection, by the reason: disk usage (space) or age.",
+            ["reason"],
+            registry=registry,
+        )
+
+    def count_removal(self, reason: Literal["age", "space"]) -> None:
+        """Count an image that was removed."""
+        self._removed.labels(reason).inc()
 
 
 def size_label(size_bytes: int) -> str:

@@ -13,14 +13,18 @@ is not cached, so that a pull by another client is noticed immediately.
 FIFO order, and a rate (`registryPullQPS`, `registryBurst`), above which a pull fails immediately and is
 retried after the back-off.
 
+`ImageReservations` keeps garbage collection from removing an image between its check or pull and the creation
+of the container.
+
 All state is in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -34,6 +38,8 @@ from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 CACHE_SECONDS = 1.0
+RESERVATION_SECONDS = 120.0
+"""Seconds for which an image is kept for a pod that is about to create a container from it."""
 _RESERVED = ("kubernetes.io", "k8s.io")
 
 
@@ -83,6 +89,7 @@ class ImageStatusCache:
         self._service = service
         self._calls: Singleflight[Selection, pb.Image | None] = Singleflight(tasks, "image-status")
         self._cached: dict[Selection, tuple[float, pb.Image]] = {}
+        self._invalidations = 0
 
     async def find(self, spec: pb.ImageSpec, *, fresh: bool = False) -> pb.Image | None:
         """Return the image, or None when the runtime does not have it. Raises CriError.
@@ -96,11 +103,12 @@ class ImageStatusCache:
         return await self._calls.run(selection, lambda: self._query(selection, spec), fresh=fresh)
 
     def forget(self) -> None:
-        """Invalidate the cache, because images have been removed."""
+        """Invalidate the cache and the calls in flight, because images have been removed."""
         self._cached.clear()
+        self._invalidations += 1
 
     async def _query(self, selection: Selection, spec: pb.ImageSpec) -> pb.Image | None:
-        queried_at = _now()
+        queried_at, invalidations = _now(), self._invalidations
         self._cached = {
             key: item for key, item in self._cached.items() if queried_at - item[0] < CACHE_SECONDS
         }
@@ -108,8 +116,83 @@ class ImageStatusCache:
         response = await self._service.image_status(spec)
         if not response.HasField("image"):
             return None
-        self._cached[selection] = (queried_at, response.image)
+        if invalidations == self._invalidations:
+            self._cached[selection] = (queried_at, response.image)
         return response.image
+
+
+class ImageReservations:
+    """Exclusion between pods that are about to use an image and its removal by garbage collection.
+
+    A pod reserves the image that the image manager found or pulled for it for `RESERVATION_SECONDS`, in which
+    its container is created. While an image is being removed, pods wait, and look for it again.
+    """
+
+    def __init__(self) -> None:
+        self._expiry: dict[str, dict[str, float]] = {}
+        """Ends of reservations by image id and pod."""
+        self._pulling: Counter[str] = Counter()
+        """Pulls in flight by image name."""
+        self._removals: dict[str, asyncio.Event] = {}
+        self.removals_ended = 0
+        """Number of removals that have ended."""
+
+    async def reserve(self, image_id: str, uid: str, removals_ended: int | None = None) -> bool:
+        """Reserve an image for a pod; return False when it has to be looked for again.
+
+        That is after a removal of the image, or, with the value of `removals_ended` from before the image was
+        found, of any image since.
+        """
+        if (removal := self._removals.get(image_id)) is not None:
+            await removal.wait()
+            return False
+        if removals_ended is not None and removals_ended != self.removals_ended:
+            return False
+        self._expiry.setdefault(image_id, {})[uid] = _now() + RESERVATION_SECONDS
+        return True
+
+    def release_pod(self, uid: str) -> None:
+        """Release all reservations of a pod that has been removed."""
+        for image_id, pods in list(self._expiry.items()):
+            pods.pop(uid, None)
+            if not pods:
+                del self._expiry[image_id]
+
+    @contextmanager
+    def pulling(self, names: Collection[str]) -> Iterator[None]:
+        """Exclude the removal of images with one of these names within the context."""
+        self._pulling.update(names)
+        try:
+            yield
+        finally:
+            self._pulling.subtract(names)
+            for name in names:
+                if not self._pulling[name]:
+                    del self._pulling[name]
+
+    @contextmanager
+    def removing(self, image_id: str, names: Collection[str]) -> Iterator[bool]:
+        """Let pods wait for the end of the context; yields False when a pod has reserved the image."""
+        self._expire()
+        if image_id in self._expiry or image_id in self._removals or any(n in self._pulling for n in names):
+            yield False
+            return
+        removal = self._removals[image_id] = asyncio.Event()
+        try:
+            yield True
+        finally:
+            del self._removals[image_id]
+            self.removals_ended += 1
+            removal.set()
+
+    def _expire(self) -> None:
+        now = _now()
+        for image_id, pods in list(self._expiry.items()):
+            left = {uid: expiry for uid, expiry in pods.items() if expiry > now}
+            if left:
+                self._expiry[image_id] = left
+            else:
+                del self._expiry[image_id]
 
 
 def _is_reserved(annotation: str) -> bool:

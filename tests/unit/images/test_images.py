@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials, PullSecret, Registries
 from pykubelet.images.image_manager import ImageManager, PresentImage
 from pykubelet.images.metrics import ImageMetrics, size_label
-from pykubelet.images.puller import ImageError, PullLimits, explain, failure_text, join_failures
+from pykubelet.images.puller import (
+    RESERVATION_SECONDS,
+    ImageError,
+    PullLimits,
+    explain,
+    failure_text,
+    join_failures,
+)
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import BadResponse, CriError, Unavailable
 from pykubelet.util.tasks import TaskScope
@@ -449,7 +457,7 @@ async def test_ensure_image_removed_image_is_pulled_after_cache_expiry(
     await ensure(puller, a_pod(APP))
     assert len(service.pulls) == 1
     del service.present[APP]
-    puller.images_removed()
+    await puller.images_removed([], datetime.now(UTC))
     await ensure(puller, a_pod(APP))
     assert len(service.pulls) == 2, "unless we removed it ourselves"
 
@@ -557,3 +565,115 @@ async def test_image_manager_metrics_count_requests_and_durations(
 )
 def test_size_label_returns_bucket(size: int, label: str) -> None:
     assert size_label(size) == label
+
+
+# Garbage collection of images at the same time
+
+
+async def remove(puller: ImageManager, service: FakeImages, name: str, seconds: float = 0.0) -> bool:
+    """Remove an image as garbage collection does; return whether it was allowed."""
+    image = service.present[name]
+    with puller.removing(image.id, list(image.repo_tags)) as allowed:
+        if allowed:
+            await asyncio.sleep(seconds)
+            del service.present[name]
+    return allowed
+
+
+async def test_removing_image_found_for_a_pod_is_refused_until_reservation_ends(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    service.present[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP))
+    assert not await remove(puller, service, APP)
+    await asyncio.sleep(RESERVATION_SECONDS - 1)
+    assert not await remove(puller, service, APP)
+    await asyncio.sleep(1)
+    assert await remove(puller, service, APP)
+
+
+async def test_removing_image_of_removed_pod_is_allowed(puller: ImageManager, service: FakeImages) -> None:
+    service.present[APP] = an_image(APP)
+    await ensure(puller, a_pod(APP, uid="one"))
+    await ensure(puller, a_pod(APP, uid="two"))
+    puller.forget_pod("one")
+    assert not await remove(puller, service, APP)
+    puller.forget_pod("two")
+    assert await remove(puller, service, APP)
+
+
+@pytest.mark.parametrize("policy", ["Always", "IfNotPresent"])
+async def test_removing_image_during_and_after_its_pull_is_refused(
+    puller: ImageManager, service: FakeImages, policy: str
+) -> None:
+    service.offered[APP] = an_image(APP)
+    service.pull_seconds = 10
+    if policy == "Always":
+        service.present[APP] = an_image(APP)
+    task = asyncio.create_task(ensure(puller, a_pod(APP, policy)))
+    await asyncio.sleep(5)
+    service.present.setdefault(APP, an_image(APP))
+    assert not await remove(puller, service, APP)
+    await task
+    assert not await remove(puller, service, APP)
+
+
+async def test_ensure_image_during_its_removal_waits_and_pulls(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    service.present[APP] = service.offered[APP] = an_image(APP)
+    removal = asyncio.create_task(remove(puller, service, APP, seconds=10))
+    await asyncio.sleep(1)
+    pull = asyncio.create_task(ensure(puller, a_pod(APP)))
+    await asyncio.sleep(5)
+    assert not pull.done()
+    assert await removal
+    await pull
+    assert len(service.pulls) == 1
+    assert APP in service.present
+
+
+async def test_ensure_image_removed_while_its_status_is_queried_pulls(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    """Verify that a status from before a removal is neither used nor cached."""
+    service.present[APP] = service.offered[APP] = an_image(APP)
+
+    async def slow_status(image: pb.ImageSpec, *, verbose: bool = False) -> pb.ImageStatusResponse:
+        found = service.present.get(image.image)
+        await asyncio.sleep(0.5)
+        return pb.ImageStatusResponse(image=found)
+
+    service.image_status = slow_status  # type: ignore[method-assign]
+    pull = asyncio.create_task(ensure(puller, a_pod(APP)))
+    await asyncio.sleep(0.25)
+    assert await remove(puller, service, APP)
+    await pull
+    assert len(service.pulls) == 1
+
+
+async def test_removing_image_cancelled_releases_waiting_pods(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    service.present[APP] = an_image(APP)
+    removal = asyncio.create_task(remove(puller, service, APP, seconds=100))
+    await asyncio.sleep(1)
+    pull = asyncio.create_task(ensure(puller, a_pod(APP)))
+    await asyncio.sleep(1)
+    removal.cancel()
+    await pull
+    assert service.pulls == []
+
+
+async def test_removing_image_with_short_name_during_its_pull_is_refused(
+    puller: ImageManager, service: FakeImages
+) -> None:
+    service.offered["busybox:latest"] = an_image("busybox:latest")
+    service.pull_seconds = 10
+    pull = asyncio.create_task(ensure(puller, a_pod("busybox")))
+    await asyncio.sleep(5)
+    with puller.removing("sha256:other", ["docker.io/library/busybox:latest"]) as allowed:
+        assert not allowed
+    await pull
+    with puller.removing("sha256:other", ["docker.io/library/busybox:latest"]) as allowed:
+        assert allowed, "the name is free after the pull"

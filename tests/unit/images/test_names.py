@@ -104,3 +104,23 @@ def test_parse_image_name_huge_name_raises_short_error(text: str) -> None:
     with pytest.raises(InvalidImageName) as caught:
         parse_image_name(text)
     assert len(str(caught.value)) < 3000
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("busybox", {"busybox:latest", "docker.io/library/busybox:latest"}),
+        ("example.org/app:1", {"example.org/app:1"}),
+        (f"app@sha256:{'a' * 64}", {f"app@sha256:{'a' * 64}", f"docker.io/library/app@sha256:{'a' * 64}"}),
+        (
+            f"example.org/app:1@sha256:{'a' * 64}",
+            {
+                f"example.org/app:1@sha256:{'a' * 64}",
+                "example.org/app:1",
+                f"example.org/app@sha256:{'a' * 64}",
+            },
+        ),
+    ],
+)
+def test_listed_names_short_and_full_names_are_spelled_out(name: str, listed: set[str]) -> None:
+    assert parse_image_name(name).listed_names == listed
