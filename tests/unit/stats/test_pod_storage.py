@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.metrics import text_format
+from pykubelet.server.registry_text import text_format
 from pykubelet.stats import pod_storage
 from pykubelet.stats.pod_storage import (
     FileUsage,
