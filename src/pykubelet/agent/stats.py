@@ -271,7 +271,7 @@ def start_statistics(
     """Build the statistics and start to sample."""
     config, flags = settings.config, settings.flags
     cgroups = detect_cgroups()
-    collector = Collector(cgroup_reader_factory(cgroups), flags.housekeeping_interval.seconds)
+    collector = Collector(cgroup_reader_factory(cgroups), tasks, flags.housekeeping_interval.seconds)
     runtime_name = cri.version.runtime_name
 
     def observed() -> Iterator[tuple[Pod, ObservedPod]]:
@@ -326,7 +326,7 @@ def start_statistics(
     return NodeStatistics(
         settings,
         collector,
-        Filesystems(Path(flags.root_dir)),
+        Filesystems(Path(flags.root_dir), tasks),
         runtime,
         storage,
         engine,

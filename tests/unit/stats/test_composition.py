@@ -24,6 +24,7 @@ from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.pod_storage import FileUsage, PodStorage
 from pykubelet.stats.runtime_stats import LayerUsage
 from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeStats
 
 
@@ -91,7 +92,7 @@ def gone(path: str) -> None:
     raise CgroupGone(path)
 
 
-async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
+async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope) -> None:
     asked: list[str] = []
     changes: list[int] = []
     pods: dict[str, ObservedPod] = {"u1": observed(container("a")), "u2": observed(container("a"), uid="u2")}
@@ -105,7 +106,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
     def paths() -> list[str]:
         return sorted(path for path in collector._entries if "a" in path.rpartition("/")[2])
 
-    collector = Collector(gone)  # type: ignore[arg-type]
+    collector = Collector(gone, tasks)  # type: ignore[arg-type]
     targets = NodeTargets(
         collector,
         lambda: [(Pod(metadata=ObjectMeta(uid=uid)), pod) for uid, pod in pods.items()],
