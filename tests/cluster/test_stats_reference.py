@@ -6,10 +6,8 @@ upstream kubelet, too: the rules must hold for it. PYKUBELET_STATS_KEEP is a dir
 """
 
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +16,20 @@ from tests.cluster.conftest import fresh_namespace
 from tests.support.cluster_node import in_cluster
 from tests.support.plane import Plane
 from tests.support.runtime import RunningRuntime
-from tests.support.stats_comparison import Difference, Rule, compare, compare_expositions
+from tests.support.stats_comparison import Rule
+from tests.support.stats_measured import (
+    BATCHES,
+    FLUCTUATES,
+    HOST,
+    OOM_RULE,
+    PROBES_RULES,
+    PROCESSES,
+    SLIS_RULES,
+    SUMMARY_MEMORY,
+    Measured,
+    host_parts,
+    host_rules,
+)
 from tests.support.stats_pages import (
     EXPOSITIONS,
     REFERENCE,
@@ -34,17 +45,8 @@ pytestmark = pytest.mark.machine
 
 KEEP = os.environ.get("PYKUBELET_STATS_KEEP", "")
 MIB, GIB = 1 << 20, 1 << 30
-UPSTREAM_AGE_SECONDS, TOLERATED_SECONDS = 15.0, 1.0
-"""The longest interval at which the upstream kubelet measures a container, and the time of a fetch."""
-
-
-class Measured(NamedTuple):
-    """The answers, and rules for series of other processes of this host."""
-
-    before: StatsPages
-    ours: StatsPages
-    after: StatsPages
-    host_rules: list[Rule]
+TOLERATED_SECONDS = 1.0
+"""Time of a fetch."""
 
 
 RESTARTED = Rule(
@@ -59,9 +61,6 @@ STATIC_POD = Rule(
     labels={"pod": f"(.*/)?{STATIC}-.*"},
     any_value=True,
 )
-SINCE_START = "counted since the start of the kubelet"
-FLUCTUATES = "changes from sample to sample"
-HOST = "other processes of the host change it"
 
 CHANGING_PODS = "(.*/)?(writer|sidecar|crasher)"
 """Pods whose processes come and go: commands of a loop, probes (runc has eight threads), restarts."""
@@ -69,8 +68,6 @@ CADVISOR_MEMORY = (
     "container_memory_(usage_bytes|working_set_bytes|cache|rss|mapped_file|kernel_usage)|"
     "container_memory_total_(in)?active_file_bytes"
 )
-PROCESSES = "container_(processes|threads|file_descriptors|sockets)"
-BATCHES = "the kernel charges memory in batches per CPU"
 
 CADVISOR_RULES = [
     RESTARTED,
@@ -87,7 +84,7 @@ CADVISOR_RULES = [
         for name, absolute in ((CADVISOR_MEMORY, MIB), (PROCESSES, 16))
     ),
     Rule(CADVISOR_MEMORY, BATCHES, absolute=32 * 1024),
-    Rule("container_oom_events_total", SINCE_START, any_value=True),
+    OOM_RULE,
 ]
 RESOURCE_RULES = [
     RESTARTED,
@@ -96,9 +93,6 @@ RESOURCE_RULES = [
     Rule(".*_memory_working_set_bytes", FLUCTUATES, labels={"pod": CHANGING_PODS}, absolute=MIB),
     Rule(".*_memory_working_set_bytes", BATCHES, absolute=32 * 1024),
 ]
-SLIS_RULES = [Rule("process_start_time_seconds|kubernetes_healthchecks_total", SINCE_START, any_value=True)]
-PROBES_RULES = [Rule("prober_probe_.*", SINCE_START, any_value=True)]
-SUMMARY_MEMORY = r".*\.memory\.(usageBytes|workingSetBytes|rssBytes|availableBytes)"
 SUMMARY_RULES = [
     RESTARTED,
     STATIC_POD,
@@ -138,7 +132,7 @@ def measured(plane: Plane, runtime: RunningRuntime) -> Iterator[Measured]:
         pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
     ours = plane.reference_kubelet if REFERENCE else None
     answers: dict[str, StatsPages] = {}
-    mounts, links = mounted_devices(), network_links()
+    parts = host_parts(containers=False)
     node = stats_node(plane, runtime, reference=True)
     with undo_host_changes(), in_cluster(node), fresh_namespace(plane) as namespace:
         with stats_pods(node, namespace) as pods:
@@ -150,68 +144,21 @@ def measured(plane: Plane, runtime: RunningRuntime) -> Iterator[Measured]:
                     node.wait_registered()
                 wait_measured(node, pods)
                 answers[turn] = fetch_stats(node, pods, Path(KEEP, turn) if KEEP else None)
-            rules = host_rules(mounts & mounted_devices(), links & network_links())
+            rules = host_rules(parts.common(host_parts(containers=False)), HOST_NETWORK)
             yield Measured(**answers, host_rules=rules)
-
-
-def mounted_devices() -> set[str]:
-    """Return the names by which cAdvisor may call the mounted file systems.
-
-    Mounts of containers are not among them: the upstream kubelet reports those that exist when it starts,
-    ours none.
-    """
-    found: set[str] = set()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        first, _, second = line.partition(" - ")
-        number, point = first.split()[2], first.split()[4]
-        if not re.search("/[0-9a-f]{64}/", point):
-            found |= {second.split()[1], point, f"overlay_{number.replace(':', '-')}"}
-    return found
-
-
-def network_links() -> set[str]:
-    """Return the names of the host's network interfaces."""
-    return {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-def host_rules(devices: Iterable[str], links: Iterable[str]) -> list[Rule]:
-    """Ignore file systems and interfaces of the host that did not exist all the time."""
-    other_link = {"interface": _none_of(links)}
-    return [
-        Rule(".*", HOST, labels={"id": "/", "device": _none_of(devices)}, ignored=True),
-        Rule(".*", HOST, labels={"id": "/", **other_link}, ignored=True),
-        Rule(".*", HOST, labels={"pod": f"(.*/)?{HOST_NETWORK}", **other_link}, ignored=True),
-        Rule("node.network.interfaces.*", HOST, labels=other_link, ignored=True),
-    ]
-
-
-def _none_of(names: Iterable[str]) -> str:
-    return rf"(?!(?:{'|'.join(map(re.escape, sorted(names)))})$).+"
 
 
 @pytest.mark.parametrize("endpoint", EXPOSITIONS)
 def test_exposition_same_pods_equals_upstreams(measured: Measured, endpoint: str) -> None:
-    before, ours, after = (
-        pages.expositions[endpoint] for pages in (measured.before, measured.ours, measured.after)
-    )
-    check(compare_expositions(before, ours, after, [*measured.host_rules, *RULES[endpoint]]))
+    measured.check_exposition(endpoint, RULES)
 
 
 @pytest.mark.parametrize("endpoint", SUMMARIES)
 def test_summary_same_pods_equals_upstreams(measured: Measured, endpoint: str) -> None:
-    before, ours, after = (
-        pages.summaries[endpoint] for pages in (measured.before, measured.ours, measured.after)
-    )
-    check(compare(before, ours, after, [*measured.host_rules, *RULES[endpoint]]))
+    measured.check_summary(endpoint, RULES)
 
 
 @pytest.mark.skipif(REFERENCE, reason="the upstream kubelet adds jitter to its interval")
 @pytest.mark.parametrize("endpoint", ["cadvisor", "resource"])
 def test_exposition_samples_are_not_older_than_upstreams(measured: Measured, endpoint: str) -> None:
-    allowed = max(measured.before.age(endpoint), measured.after.age(endpoint), UPSTREAM_AGE_SECONDS)
-    assert measured.ours.age(endpoint) <= allowed + TOLERATED_SECONDS
-
-
-def check(differences: list[Difference]) -> None:
-    """Fail with all differences, first those of most consequence."""
-    assert not differences, "\n".join([f"{len(differences)} differences", *map(str, differences)])
+    measured.check_age(endpoint, TOLERATED_SECONDS)

@@ -40,7 +40,14 @@ from pykubelet.server.manifests import ManifestDirectory, control_routes
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
+from pykubelet.server.readonly import (
+    Check,
+    health_port_routes,
+    health_routes,
+    own_hosts_only,
+    read_only_routes,
+    spec_routes,
+)
 from pykubelet.server.stats import summary_routes
 from pykubelet.server.stats_metrics import cadvisor_routes, resource_routes
 from pykubelet.util.tasks import TaskScope
@@ -99,7 +106,8 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         ]
         await stack.enter_async_context(unix_server(control, by_root))
         if config.healthz_port > 0:
-            server = http_server("health", config.healthz_bind_address, config.healthz_port, health)
+            ping = health_port_routes(metrics.health)
+            server = http_server("health", config.healthz_bind_address, config.healthz_port, ping)
             await stack.enter_async_context(server)
         yield
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
@@ -54,7 +56,8 @@ from pykubelet.volumes.usage import VolumeStatCalculator, VolumeStats
 log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
 """Prefix of the names of containers' cgroups by runtime, with the systemd driver."""
-_IMAGE_SECONDS = 5.0
+_IMAGE_RETRY_SECONDS = 5.0
+"""Seconds after which a runtime that failed to report the image of a sandbox is called again."""
 
 
 def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) -> str:
@@ -68,9 +71,12 @@ def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) ->
 
 
 def pod_targets(
-    observed: ObservedPod, parent: str, path_of: Callable[[str, str], str], sandbox_image: str
+    observed: ObservedPod, parent: str, path_of: Callable[[str, str], str], sandbox_images: Mapping[str, str]
 ) -> Iterator[Target]:
-    """Yield the targets of a pod whose cgroup is `parent`: itself, its sandbox and its running containers."""
+    """Yield the targets of a pod whose cgroup is `parent`: itself, its sandbox and its running containers.
+
+    `sandbox_images` has the images of sandboxes by id, as far as they are known.
+    """
 
     def target(kind: TargetKind, path: str, runtime_id: str = "", created: int = 0, **facts: str) -> Target:
         return Target(
@@ -89,7 +95,8 @@ def pod_targets(
     for sandbox in observed.sandboxes:
         if sandbox.ready:
             path = path_of(parent, sandbox.id)
-            yield target("sandbox", path, sandbox.id, sandbox.created_at, image=sandbox_image)
+            image = sandbox_images.get(sandbox.id, "")
+            yield target("sandbox", path, sandbox.id, sandbox.created_at, image=image)
     for container in observed.running:
         yield target(
             "container",
@@ -122,13 +129,35 @@ class NodeTargets:
         self._cgroup_of = cgroup_of
         self._path_of = path_of
         self._on_change = on_change
-        self._sandbox_image = ""
         self._seen: dict[str, ObservedPod] = {}
+        self._sandboxes: dict[str, frozenset[str]] = {}
+        """Ready sandboxes by pod uid."""
+        self._images: dict[str, str] = {}
+        """Images of ready sandboxes by id."""
+        self._without_image: dict[str, str] = {}
+        """Ready sandboxes whose image is not known, with the uids of their pods."""
+        self._is_image_missing = asyncio.Event()
 
-    def set_sandbox_image(self, image: str) -> None:
-        """Set the image that the runtime uses for sandboxes."""
-        self._sandbox_image = image
-        self._seen.clear()
+    async def find_sandbox_images(self, image_of: Callable[[str], Awaitable[str]]) -> NoReturn:
+        """Set the image of each new sandbox, one after the other, until cancelled.
+
+        `image_of` returns the image of a sandbox by id, empty if the runtime does not report it, and raises
+        CriError or ValueError: then it is called again, after a delay.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_IMAGE_RETRY_SECONDS if self._without_image else None):
+                    await self._is_image_missing.wait()
+            self._is_image_missing.clear()
+            for sandbox in tuple(self._without_image):
+                try:
+                    image = await image_of(sandbox)
+                except (CriError, ValueError) as err:
+                    log.v(2).info("Failed to find the image of a sandbox", sandboxID=sandbox, err=str(err))
+                    continue
+                if (uid := self._without_image.pop(sandbox, None)) is not None:
+                    self._images[sandbox] = image
+                    self._seen.pop(uid, None)
 
     def update(self) -> None:
         """Apply the changes of pods since the last update."""
@@ -139,21 +168,35 @@ class NodeTargets:
             if self._seen.get(uid) is observed:
                 continue
             self._seen[uid] = observed
+            self._update_images(uid, observed)
             changed = True
             try:
                 parent = self._cgroup_of(pod)
             except CgroupError as err:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
-            self._collector.set_targets(
-                uid, pod_targets(observed, parent, self._path_of, self._sandbox_image)
-            )
+            self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._images))
         for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
             self._seen.pop(uid, None)
+            self._update_images(uid, None)
             self._collector.set_targets(uid, ())
             changed = True
         if changed:
             self._on_change()
+
+    def _update_images(self, uid: str, observed: ObservedPod | None) -> None:
+        """Drop the images of a pod's former sandboxes, and note the new ones."""
+        ready = {box.id for box in observed.sandboxes if box.ready} if observed is not None else set()
+        former = self._sandboxes.pop(uid, frozenset())
+        for sandbox in former - ready:
+            self._images.pop(sandbox, None)
+            self._without_image.pop(sandbox, None)
+        if ready:
+            self._sandboxes[uid] = frozenset(ready)
+        for sandbox in ready:
+            if sandbox not in self._images:
+                self._without_image[sandbox] = uid
+                self._is_image_missing.set()
 
 
 class NodeStatistics:
@@ -271,7 +314,7 @@ def build_statistics(
     """Return the statistics and the function that starts to sample."""
     config, flags = settings.config, settings.flags
     cgroups = detect_cgroups()
-    collector = Collector(cgroup_reader_factory(cgroups), flags.housekeeping_interval.seconds)
+    collector = Collector(cgroup_reader_factory(cgroups), tasks, flags.housekeeping_interval.seconds)
     runtime_name = cri.version.runtime_name
 
     def observed() -> Iterator[tuple[Pod, ObservedPod]]:
@@ -324,7 +367,7 @@ def build_statistics(
     statistics = NodeStatistics(
         settings,
         collector,
-        Filesystems(Path(flags.root_dir)),
+        Filesystems(Path(flags.root_dir), tasks),
         runtime,
         storage,
         engine,
@@ -338,7 +381,7 @@ def build_statistics(
         if settings.gates.enabled("PodAndContainerStatsFromCRI"):
             # Shows whether the runtime supports it, before the first scrape.
             tasks.start(runtime.metrics(), name="cri-metrics")
-        tasks.start(_find_sandbox_image(cri, observed, targets), name="sandbox-image")
+        tasks.start(targets.find_sandbox_images(partial(sandbox_image, cri)), name="sandbox-images")
 
     return statistics, start
 
@@ -421,21 +464,18 @@ def own_cgroup(cgroups: Cgroups) -> str:
     return own.get("name=systemd") or own["cpu"]
 
 
-async def _find_sandbox_image(
-    cri: RuntimeConnection,
-    observed: Callable[[], Iterable[tuple[Pod, ObservedPod]]],
-    targets: NodeTargets,
-) -> None:
-    """Ask the runtime for the image of the first sandbox; all of them have the same."""
-    while True:
-        sandbox = next((box.id for _, pod in observed() for box in pod.sandboxes if box.ready), None)
-        if sandbox is not None:
-            try:
-                status = await cri.runtime.pod_sandbox_status(sandbox, verbose=True)
-                image = json.loads(status.info.get("info", "{}")).get("image", "")
-            except (CriError, ValueError, AttributeError) as err:
-                log.v(2).info("Failed to find the image of sandboxes", err=str(err))
-            else:
-                targets.set_sandbox_image(image if isinstance(image, str) else "")
-                return
-        await asyncio.sleep(_IMAGE_SECONDS)
+class _SandboxInfo(msgspec.Struct):
+    """The part of the runtime's verbose information about a sandbox that is used."""
+
+    image: str = ""
+
+
+async def sandbox_image(cri: RuntimeConnection, sandbox: str) -> str:
+    """Return the image that a sandbox was created from; empty if the runtime does not report it.
+
+    containerd and CRI-O report the image that is recorded in the sandbox's container, as cAdvisor reads it.
+    Raises CriError, and ValueError if the information is not valid.
+    """
+    status = await cri.runtime.pod_sandbox_status(sandbox, verbose=True)
+    info = status.info.get("info", "")
+    return msgspec.json.decode(info, type=_SandboxInfo).image if info else ""

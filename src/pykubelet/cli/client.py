@@ -26,9 +26,9 @@ from urllib.parse import quote, urlencode
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.pod import Container, Pod
+from pykubelet.api.stats import PodStats, Summary
 from pykubelet.cli.errors import print_error
 from pykubelet.cli.printers import escape_unprintable
-from pykubelet.cli.usage import PodStats, Summary
 from pykubelet.config.errors import ConfigError
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.server.manifest_schema import Manifest

@@ -21,6 +21,7 @@ from pykubelet.api.pod import (
 )
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.stats import ContainerStats, PodStats
 from pykubelet.api.volume import Volume
 from pykubelet.cli.client import NodeClient, all_containers, choose_pod, run_command
 from pykubelet.cli.logs import container_status
@@ -36,12 +37,13 @@ from pykubelet.cli.printers import (
 )
 from pykubelet.cli.usage import (
     NO_TRAFFIC,
-    ContainerStats,
-    PodStats,
+    container_storage,
     format_cpu,
     format_share,
     format_size,
     nano_cores,
+    pod_nano_cores,
+    pod_working_set,
     pressure,
     share,
     traffic,
@@ -209,8 +211,8 @@ def _usage(pod: Pod, usage: PodStats, now: datetime) -> list[str]:
     return lines + _usage_of(
         "Whole pod",
         _nonempty_fields(
-            ("CPU", _cpu_usage(usage.nano_cores, _NO_RESOURCES)),
-            ("Memory", _memory_usage(usage.working_set, _NO_RESOURCES)),
+            ("CPU", _cpu_usage(pod_nano_cores(usage), _NO_RESOURCES)),
+            ("Memory", _memory_usage(pod_working_set(usage), _NO_RESOURCES)),
             ("Ephemeral storage", _known(used_bytes(usage.ephemeral_storage))),
             ("Network", sizes if network != NO_TRAFFIC else ""),
             ("Measured", f"{format_age(time, now)} ago" if time is not None else ""),
@@ -225,14 +227,14 @@ def _usage_of(name: str, fields: Fields) -> list[str]:
 
 
 def _container_usage(stats: ContainerStats, resources: ResourceRequirements) -> Fields:
-    layer, logs = used_bytes(stats.rootfs), used_bytes(stats.logs)
-    storage = f"{_known(stats.storage)} (writable layer {format_size(layer)}, logs {format_size(logs)})"
+    layer, logs, total = used_bytes(stats.rootfs), used_bytes(stats.logs), container_storage(stats)
+    storage = f"{_known(total)} (writable layer {format_size(layer)}, logs {format_size(logs)})"
     waiting = pressure(stats.cpu)
     return _nonempty_fields(
         ("CPU", _cpu_usage(nano_cores(stats.cpu), resources)),
         ("CPU pressure", f"{waiting:.1f}% of the last 10s" if waiting else ""),
         ("Memory", _memory_usage(working_set(stats.memory), resources)),
-        ("Ephemeral storage", storage if stats.storage is not None else ""),
+        ("Ephemeral storage", storage if total is not None else ""),
     )
 
 

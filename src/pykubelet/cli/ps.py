@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from pykubelet.api.stats import PodStats
 from pykubelet.cli.client import NodeClient, NodeError, draw_live, run_command
 from pykubelet.cli.printers import Row, escape_unprintable, format_columns, pod_row
-from pykubelet.cli.usage import MISSING, PodStats, format_cpu, format_memory
+from pykubelet.cli.usage import MISSING, format_cpu, format_memory, pod_nano_cores, pod_working_set
 from pykubelet.server.pods import NodePods, pod_list_json
 from pykubelet.standalone.instance import Instance
 
@@ -24,7 +25,6 @@ _USAGE_SECONDS = 5.0
 """Seconds for which usage is not requested again while watching."""
 REMOVED_STATUS = "Gone"
 _POLL_SECONDS = 1.0
-_NOT_MEASURED = PodStats()
 _GOOD = frozenset({"Running", "Completed"})
 _TRANSIENT_STATUSES = (
     "ContainerCreating",
@@ -84,8 +84,9 @@ def table_rows(node: NodePods, now: datetime, usage: Mapping[str, PodStats]) -> 
     rows = []
     for pod in sorted(node.pods, key=lambda pod: (pod.metadata.namespace, pod.metadata.name)):
         row = pod_row(pod, node.states.get(pod.uid, "syncing"), now)
-        stats = usage.get(pod.uid, _NOT_MEASURED)
-        rows.append(replace(row, cpu=format_cpu(stats.nano_cores), memory=format_memory(stats.working_set)))
+        stats = usage.get(pod.uid)
+        cpu, memory = format_cpu(pod_nano_cores(stats)), format_memory(pod_working_set(stats))
+        rows.append(replace(row, cpu=cpu, memory=memory))
     return rows
 
 

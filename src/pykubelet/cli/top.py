@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.stats import Summary
 from pykubelet.cli.client import (
     NodeClient,
     NodeError,
@@ -30,7 +31,7 @@ from pykubelet.cli.client import (
     run_command,
 )
 from pykubelet.cli.printers import escape_unprintable, format_columns, is_finished, status_text
-from pykubelet.cli.usage import NO_TRAFFIC, Summary, Traffic, TrafficRates, traffic
+from pykubelet.cli.usage import NO_TRAFFIC, Traffic, TrafficRates, traffic
 from pykubelet.cli.usage_table import (
     Column,
     UsageRow,

@@ -1,8 +1,7 @@
-"""Resource usage for the command line: fields of the Summary API, quantities as in `kubectl top`.
+"""Resource usage for the command line: values of the Summary API, quantities as in `kubectl top`.
 
-The structs have only the fields that commands show; every one may be missing, because the node omits values
-that it has not measured. Sizes are bytes, processor usage is nanocores (1e9 is one core). All functions are
-pure; a missing value is formatted as `-`.
+Every value may be missing, because the node omits what it has not measured. Sizes are bytes, processor usage
+is nanocores (1e9 is one core). All functions are pure; a missing value is formatted as `-`.
 """
 
 from __future__ import annotations
@@ -11,166 +10,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-import msgspec
-
-from pykubelet.api.meta import ObjectStruct
+from pykubelet.api.stats import (
+    ContainerStats,
+    CPUStats,
+    FsStats,
+    IOStats,
+    MemoryStats,
+    NetworkStats,
+    PodStats,
+    Summary,
+    SwapStats,
+)
 
 MISSING = "-"
 _UNITS = ("B", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-
-
-class PsiData(ObjectStruct):
-    """Share of the time, in percent, in which tasks waited for a resource."""
-
-    avg10: float | None = None
-
-
-class PsiStats(ObjectStruct):
-    """Pressure of a resource."""
-
-    some: PsiData | None = None
-
-
-class CPUStats(ObjectStruct):
-    """Processor usage."""
-
-    time: datetime | None = None
-    usage_nano_cores: int | None = None
-    psi: PsiStats | None = None
-
-
-class MemoryStats(ObjectStruct):
-    """Memory usage; with a limit, `available_bytes` and `working_set_bytes` add up to it."""
-
-    available_bytes: int | None = None
-    working_set_bytes: int | None = None
-    rss_bytes: int | None = None
-    psi: PsiStats | None = None
-
-
-class IOStats(ObjectStruct):
-    """Pressure of I/O."""
-
-    psi: PsiStats | None = None
-
-
-class InterfaceStats(ObjectStruct):
-    """Counters of a network interface."""
-
-    rx_bytes: int | None = None
-    tx_bytes: int | None = None
-
-
-class NetworkStats(InterfaceStats):
-    """Counters of the default interface, and of each interface."""
-
-    time: datetime | None = None
-    interfaces: list[InterfaceStats] = []
-
-
-class FsStats(ObjectStruct):
-    """Usage of a file system, or of files in it."""
-
-    capacity_bytes: int | None = None
-    used_bytes: int | None = None
-
-
-class SwapStats(ObjectStruct):
-    """Swap usage."""
-
-    swap_usage_bytes: int | None = None
-
-
-class ContainerStats(ObjectStruct):
-    """Usage of a container, or of a system container such as the kubelet."""
-
-    name: str = ""
-    cpu: CPUStats | None = None
-    memory: MemoryStats | None = None
-    io: IOStats | None = None
-    rootfs: FsStats | None = None
-    logs: FsStats | None = None
-    swap: SwapStats | None = None
-
-    @property
-    def storage(self) -> int | None:
-        """Bytes of the writable layer and the logs."""
-        return _total(part.used_bytes for part in (self.rootfs, self.logs) if part is not None)
-
-
-class ProcessStats(ObjectStruct):
-    """Number of processes."""
-
-    process_count: int | None = msgspec.field(default=None, name="process_count")
-
-
-class PodReference(ObjectStruct):
-    """Identity of a pod."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-
-
-class PodStats(ObjectStruct):
-    """Usage of a pod."""
-
-    pod_ref: PodReference = msgspec.field(default_factory=PodReference)
-    containers: list[ContainerStats] = []
-    cpu: CPUStats | None = None
-    memory: MemoryStats | None = None
-    io: IOStats | None = None
-    network: NetworkStats | None = None
-    ephemeral_storage: FsStats | None = msgspec.field(default=None, name="ephemeral-storage")
-    process_stats: ProcessStats | None = msgspec.field(default=None, name="process_stats")
-    swap: SwapStats | None = None
-
-    @property
-    def nano_cores(self) -> int | None:
-        """Usage of the pod's cgroup, else the sum of its containers."""
-        own = nano_cores(self.cpu)
-        return _total(nano_cores(found.cpu) for found in self.containers) if own is None else own
-
-    @property
-    def working_set(self) -> int | None:
-        """Working set of the pod's cgroup, else the sum of its containers."""
-        own = working_set(self.memory)
-        return _total(working_set(found.memory) for found in self.containers) if own is None else own
-
-
-class RlimitStats(ObjectStruct):
-    """Number of tasks, and its limit."""
-
-    maxpid: int | None = None
-    curproc: int | None = None
-
-
-class RuntimeStats(ObjectStruct):
-    """File systems of the container runtime."""
-
-    image_fs: FsStats | None = None
-
-
-class NodeStats(ObjectStruct):
-    """Usage of the node."""
-
-    node_name: str = ""
-    system_containers: list[ContainerStats] = []
-    cpu: CPUStats | None = None
-    memory: MemoryStats | None = None
-    io: IOStats | None = None
-    network: NetworkStats | None = None
-    fs: FsStats | None = None
-    runtime: RuntimeStats | None = None
-    rlimit: RlimitStats | None = None
-    swap: SwapStats | None = None
-
-
-class Summary(ObjectStruct):
-    """A Summary of stats.k8s.io/v1alpha1."""
-
-    node: NodeStats = msgspec.field(default_factory=NodeStats)
-    pods: list[PodStats] = []
 
 
 def nano_cores(cpu: CPUStats | None) -> int | None:
@@ -181,6 +34,27 @@ def nano_cores(cpu: CPUStats | None) -> int | None:
 def working_set(memory: MemoryStats | None) -> int | None:
     """Return the working set, which is what counts towards the limit and what `kubectl top` shows."""
     return None if memory is None else memory.working_set_bytes
+
+
+def pod_nano_cores(stats: PodStats | None) -> int | None:
+    """Return the processor usage of the pod's cgroup, else the sum of its containers."""
+    if stats is None:
+        return None
+    own = nano_cores(stats.cpu)
+    return _total(nano_cores(found.cpu) for found in stats.containers) if own is None else own
+
+
+def pod_working_set(stats: PodStats | None) -> int | None:
+    """Return the working set of the pod's cgroup, else the sum of its containers."""
+    if stats is None:
+        return None
+    own = working_set(stats.memory)
+    return _total(working_set(found.memory) for found in stats.containers) if own is None else own
+
+
+def container_storage(stats: ContainerStats) -> int | None:
+    """Return the bytes of the writable layer and the logs."""
+    return _total(part.used_bytes for part in (stats.rootfs, stats.logs) if part is not None)
 
 
 def memory_capacity(memory: MemoryStats | None) -> int | None:
@@ -202,7 +76,7 @@ def swap_usage(swap: SwapStats | None) -> int | None:
 
 def pressure(stats: CPUStats | MemoryStats | IOStats | None) -> float | None:
     """Return the share of the last 10 s, in percent, in which some tasks waited for the resource."""
-    if stats is None or stats.psi is None or stats.psi.some is None:
+    if stats is None or stats.psi is None:
         return None
     return stats.psi.some.avg10
 

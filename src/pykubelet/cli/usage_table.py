@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.quantity import Quantity
+from pykubelet.api.stats import ContainerStats, NodeStats, PodReference, PodStats, Summary
 from pykubelet.cli.client import all_containers
 from pykubelet.cli.logs import container_status
 from pykubelet.cli.printers import (
@@ -24,11 +25,8 @@ from pykubelet.cli.printers import (
 from pykubelet.cli.usage import (
     MISSING,
     NO_TRAFFIC,
-    ContainerStats,
-    NodeStats,
-    PodStats,
-    Summary,
     Traffic,
+    container_storage,
     format_cpu,
     format_memory,
     format_rate,
@@ -36,6 +34,8 @@ from pykubelet.cli.usage import (
     format_size,
     memory_capacity,
     nano_cores,
+    pod_nano_cores,
+    pod_working_set,
     pressure,
     share,
     swap_usage,
@@ -88,7 +88,7 @@ def pod_rows(node: NodePods, summary: Summary, network: dict[str, Traffic], now:
     ]
     for pod in node.pods:
         if pod.uid not in measured and not is_finished(pod):
-            rows.append(_pod_row(pod, PodStats(), NO_TRAFFIC, now))
+            rows.append(_pod_row(pod, _not_measured(pod), NO_TRAFFIC, now))
     return rows
 
 
@@ -104,7 +104,7 @@ def container_rows(pod: Pod, stats: PodStats | None, now: datetime) -> list[Usag
         status = container_status(pod, container.name)
         rows.append(
             _container_row(
-                found or ContainerStats(name=container.name),
+                found or ContainerStats(name=container.name, start_time=None),
                 cpu_limit=_nanos(limits.get("cpu")),
                 cpu_request=_nanos(requests.get("cpu")),
                 memory_limit=_units(limits.get("memory")),
@@ -139,15 +139,21 @@ def node_rows(stats: NodeStats, network: Traffic, cores: int | None) -> list[Usa
     return [node, *(_container_row(found, **capacity) for found in stats.system_containers)]
 
 
+def _not_measured(pod: Pod) -> PodStats:
+    metadata = pod.metadata
+    reference = PodReference(name=metadata.name, namespace=metadata.namespace, uid=pod.uid)
+    return PodStats(pod_ref=reference, start_time=None, containers=[])
+
+
 def _pod_row(pod: Pod | None, stats: PodStats, network: Traffic, now: datetime) -> UsageRow:
     requests = pod_requests(pod) if pod is not None else {}
     return UsageRow(
         name=pod.metadata.name if pod is not None else stats.pod_ref.name,
         namespace=pod.metadata.namespace if pod is not None else stats.pod_ref.namespace,
-        cpu=stats.nano_cores,
+        cpu=pod_nano_cores(stats),
         cpu_limit=_nanos(declared_limit(pod, "cpu")) if pod is not None else None,
         cpu_request=_nanos(requests.get("cpu")),
-        memory=stats.working_set,
+        memory=pod_working_set(stats),
         memory_limit=_units(declared_limit(pod, "memory")) if pod is not None else None,
         memory_request=_units(requests.get("memory")),
         rss=stats.memory.rss_bytes if stats.memory is not None else None,
@@ -170,7 +176,7 @@ def _container_row(stats: ContainerStats, **fields: Any) -> UsageRow:
         memory=working_set(stats.memory),
         rss=stats.memory.rss_bytes if stats.memory is not None else None,
         swap=swap_usage(stats.swap),
-        storage=stats.storage,
+        storage=container_storage(stats),
         cpu_pressure=pressure(stats.cpu),
         memory_pressure=pressure(stats.memory),
         io_pressure=pressure(stats.io),

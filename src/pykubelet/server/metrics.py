@@ -6,8 +6,7 @@ collected only on a scrape.
 
 `/metrics/probes` is separate from `/metrics` because probe metrics have a series per container.
 `/metrics/slis` has the results of the checks that requests to `/healthz` have run; a DELETE resets them. All
-use the Prometheus text format, written here because the library's writer appends `_total` to every counter
-and adds `_created` series, which upstream's metrics do not have. A metric without samples is omitted.
+are sent while they are rendered (`registry_text`), with the limits of `stats_metrics`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,22 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal
 
-from aiohttp import hdrs, web
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from pykubelet import KUBERNETES_VERSION
 from pykubelet.config.feature_gates import FeatureGates, known_gates
 from pykubelet.linux.host_info import architecture
-from pykubelet.util.metrics import CONTENT_TYPE, SECONDS, escape_label, format_number, header
+from pykubelet.server.registry_text import registry_chunks
+from pykubelet.server.stats_metrics import Handler, ScrapeLimit, send_page
+from pykubelet.util.metrics import SECONDS
 
 _METHODS = frozenset({"OPTIONS", "GET", "HEAD", "POST", "PUT", "DELETE", "TRACE", "CONNECT"})
 _PATHS = frozenset(
@@ -311,29 +311,26 @@ def _family(name: str, text: str, labels: dict[str, str], value: float) -> Metri
 
 _PROBES = "prober_"
 _START_TIME = "process_start_time_seconds"
-_CREATED = "_created"
-_TOTAL = "_total"
 
 
-def metrics_routes(registry: CollectorRegistry, health: HealthMetrics) -> list[web.RouteDef]:
+def metrics_routes(
+    registry: CollectorRegistry, health: HealthMetrics, limit: ScrapeLimit | None = None
+) -> list[web.RouteDef]:
     """Return the routes of `/metrics`, `/metrics/probes` and `/metrics/slis`."""
+    slots = limit or ScrapeLimit()
 
-    def page(is_included: Callable[[str], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def respond(_: web.Request) -> web.Response:
-            selected = (metric for metric in registry.collect() if is_included(metric.name))
-            return web.Response(body=text_format(selected), headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
+    def page(is_included: Callable[[str], bool], *others: CollectorRegistry) -> Handler:
+        async def respond(request: web.Request) -> web.StreamResponse:
+            with slots.acquire():
+                chunks = registry_chunks(registry, is_included, *others)
+                return await send_page(request, chunks, slots.timeout_seconds)
 
         return respond
-
-    async def slis(_: web.Request) -> web.Response:
-        start_time = (metric for metric in registry.collect() if metric.name == _START_TIME)
-        body = text_format([*start_time, *health.registry.collect()])
-        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
     return [
         web.get("/metrics", page(lambda name: not name.startswith(_PROBES))),
         web.get("/metrics/probes", page(lambda name: name.startswith(_PROBES) or name == _START_TIME)),
-        web.get("/metrics/slis", slis),
+        web.get("/metrics/slis", page(lambda name: name == _START_TIME, health.registry)),
     ]
 
 
@@ -348,37 +345,3 @@ def reset_routes(health: HealthMetrics) -> list[web.RouteDef]:
         return web.Response(text="metrics reset\n")
 
     return [web.delete("/metrics/slis", reset)]
-
-
-def text_format(metrics: Iterable[Metric]) -> bytes:
-    """Return the metrics in Prometheus text format, sorted by name."""
-    return "".join(line for metric in sorted(metrics, key=_name) for line in _lines(metric)).encode()
-
-
-def _lines(metric: Metric) -> Iterator[str]:
-    samples = [sample for sample in metric.samples if sample.name != metric.name + _CREATED]
-    if not samples:
-        return
-    name = _name(metric)
-    yield header(name, metric.type, metric.documentation)
-    for sample in samples:
-        yield f"{sample.name}{_labels(sample)} {format_number(sample.value)}\n"
-
-
-def _name(metric: Metric) -> str:
-    """Return the metric's full name; the library strips `_total` from counter names."""
-    total = metric.name + _TOTAL
-    if metric.type == "counter" and any(sample.name == total for sample in metric.samples):
-        return total
-    return str(metric.name)
-
-
-def _labels(sample: Sample) -> str:
-    if not sample.labels:
-        return ""
-    labels = sample.labels
-    if bound := labels.get("le"):
-        # Prometheus compares bucket bounds as strings, and Go clients write 1, not 1.0.
-        labels = {**labels, "le": bound.removesuffix(".0")}
-    pairs = (f'{name}="{escape_label(value)}"' for name, value in sorted(labels.items()))
-    return "{" + ",".join(pairs) + "}"

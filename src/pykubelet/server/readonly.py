@@ -10,14 +10,15 @@ probes and hooks, and without the annotation in which kubectl repeats them (`wit
 from the control socket. In a cluster the port behaves as upstream: monitoring uses host names that only DNS
 knows.
 
-`/healthz` must be cheap and must not depend on the response time of the runtime or the API server. Its port
-has no authentication, so, as upstream, `/healthz` reports only which checks failed and the reasons are
-logged; `/healthz/{name}` returns the reason of that check.
+`/healthz` must be cheap and must not depend on the response time of the runtime or the API server. As
+upstream, it reports only which checks failed and the reasons are logged; `/healthz/{name}` returns the reason
+of that check. All checks run on the API server and the read-only port. The health port runs only
+`ping`, as upstream: it shows that the process responds, and nothing else to clients without authentication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from ipaddress import ip_address
 from typing import Any
 
@@ -134,29 +135,46 @@ def _is_own_host(host: str, own_names: set[str]) -> bool:
     return True
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Check = Callable[[], str | None]
 """Returns the reason why a component is unhealthy, or None."""
 
 
+PING: Mapping[str, Check] = {"ping": lambda: None}
+"""The only check of the health port."""
+_NOSNIFF = {"X-Content-Type-Options": "nosniff"}
+
+
 def health_routes(checks: Mapping[str, Check], metrics: HealthMetrics | None = None) -> list[web.RouteDef]:
-    """Return the routes of `/healthz`, whose results are recorded, and of `/healthz/{name}`."""
+    """Return the routes of `/healthz`, whose results are recorded, and of each check, for all methods."""
 
     async def overall(request: web.Request) -> web.Response:
         excluded = set(request.query.getall("exclude", []))
         return _health_response(checks, excluded, metrics, verbose="verbose" in request.query)
 
-    async def single(request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        check = checks.get(name)
-        if check is None:
-            return web.Response(status=404, text=f"no check {name!a}; there are: {', '.join(checks)}\n")
-        reason = check()
-        if reason is None:
-            return web.Response(text="ok")
-        log.warning("Health check failed", check=name, reason=reason)
-        return web.Response(status=500, text=f"internal server error: {reason}\n")
+    def single(name: str, check: Check) -> Handler:
+        async def respond(_: web.Request) -> web.Response:
+            reason = check()
+            if reason is None:
+                return web.Response(text="ok")
+            log.warning("Health check failed", check=name, reason=reason)
+            return web.Response(status=500, text=f"internal server error: {reason}\n", headers=_NOSNIFF)
 
-    return [web.get("/healthz", overall), web.get("/healthz/{name}", single)]
+        return respond
+
+    return [
+        web.route("*", "/healthz", overall),
+        *(web.route("*", f"/healthz/{name}", single(name, check)) for name, check in checks.items()),
+    ]
+
+
+def health_port_routes(metrics: HealthMetrics) -> list[web.RouteDef]:
+    """Return the routes of the health port, which runs only `ping` and has nothing else."""
+
+    async def not_found(_: web.Request) -> web.Response:
+        return web.Response(status=404, text="404 page not found\n", headers=_NOSNIFF)
+
+    return [*health_routes(PING, metrics), web.route("*", "/{path:.*}", not_found)]
 
 
 def _health_response(
@@ -175,12 +193,13 @@ def _health_response(
         else:
             lines.append(f"[-]{name} failed: reason withheld")
             failed.append(f"{name}: {reason}")
-    unknown = sorted(excluded - set(checks))
+    unknown = ",".join(f'"{name}"' for name in sorted(excluded - set(checks)))
     if unknown:
-        lines.append(f"warn: some health checks cannot be excluded: no matches for {', '.join(unknown)}")
+        lines.append(f"warn: some health checks cannot be excluded: no matches for {unknown}")
+    text = "ok"
     if failed:
         log.warning("Health check failed", reasons=failed)
-        return web.Response(status=500, text="\n".join([*lines, "healthz check failed", ""]))
-    if verbose:
-        return web.Response(text="\n".join([*lines, "healthz check passed", ""]))
-    return web.Response(text="ok")
+        text = "\n".join([*lines, "healthz check failed", ""])
+    elif verbose:
+        text = "\n".join([*lines, "healthz check passed", ""])
+    return web.Response(status=500 if failed else 200, text=text, headers=_NOSNIFF)

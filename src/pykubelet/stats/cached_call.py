@@ -12,8 +12,8 @@ that a periodic reader does not wait for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 from pykubelet.logs import get_logger
 from pykubelet.util.backoff import ErrorLogLimiter
@@ -23,6 +23,47 @@ log = get_logger(__name__)
 T = TypeVar("T")
 MIN_INTERVAL_SECONDS = 1.0
 """Seconds between two calls even if results are invalidated constantly."""
+
+
+class SharedWork:
+    """Work for which concurrent callers wait together; it runs in `tasks` and goes on without a caller."""
+
+    def __init__(self, name: str, tasks: TaskScope) -> None:
+        self._name = name
+        self._tasks = tasks
+        self._task: asyncio.Task[Exception | None] | None = None
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the work is running."""
+        return self._task is not None and not self._task.done()
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start the work unless it is in progress, and wait for it. Raises its exception to every caller.
+
+        If the scope is left, the work is cancelled, and its callers return.
+        """
+        if not self.in_progress:
+            self._task = self._tasks.start(_outcome(work), name=self._name)
+        if (err := await self.wait()) is not None:
+            raise err
+
+    async def wait(self) -> Exception | None:
+        """Wait for work in progress; return its exception."""
+        task = self._task
+        if task is None:
+            return None
+        await asyncio.wait([task])
+        return None if task.cancelled() else task.result()
+
+
+async def _outcome(work: Callable[[], Coroutine[Any, Any, None]]) -> Exception | None:
+    # An exception is for the callers; raised in the task, it would end the scope and with it the kubelet.
+    try:
+        await work()
+    except Exception as err:
+        return err
+    return None
 
 
 class CachedCall(Generic[T]):

@@ -12,6 +12,7 @@ from pykubelet.util.metrics import escape_label
 
 Page = CadvisorPage
 _NANOSECONDS = 1e9
+_MICROSECONDS = 1e6
 
 
 def _filesystem(name: str, text: str, value: Callable[[FilesystemUsage], float]) -> Family[Page]:
@@ -80,6 +81,16 @@ def _operation(table: str, operation: str) -> Callable[[DeviceIo], float | None]
         return by_operation.get(operation, 0) if by_operation else None
 
     return value
+
+
+def _cost(counter: str, text: str) -> Family[Page]:
+    """Return a family of the I/O cost model; the kernel may have only some of its counters."""
+
+    def seconds(io: DeviceIo) -> float | None:
+        microseconds = io.cost.get(counter)
+        return None if microseconds is None else microseconds / _MICROSECONDS
+
+    return _disk(f"container_fs_io_cost_{counter}_seconds_total", text, cgroup=seconds)
 
 
 def _milliseconds(counter: str) -> Value:
@@ -173,6 +184,10 @@ _FILESYSTEMS = (
         "Time with I/O in progress, weighted by its number.",
         disk=_milliseconds("weighted_io_ms"),
     ),
+    _cost("usage", "I/O cost of completed requests in seconds."),
+    _cost("wait", "Time for which requests waited because of their I/O cost."),
+    _cost("indebt", "Time in debt of I/O cost."),
+    _cost("indelay", "Time for which processes were delayed because of debt of I/O cost."),
     multiple("container_blkio_device_usage_total", "counter", "Bytes by device and operation.", _block_io),
 )
 _NETWORK = (

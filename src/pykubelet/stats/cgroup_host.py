@@ -1,16 +1,25 @@
-"""Facts about the host that all cgroup readers share: huge page sizes, boot time, total memory and swap."""
+"""What the cgroup readers of both versions share.
+
+`ReaderHost` has facts about the host: huge page sizes, boot time, total memory and swap. `BaseCgroupReader`
+has the operations of a reader; a version implements what they read.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from pykubelet.stats.cgroup_files import DescriptorBudget
-from pykubelet.stats.samples import CgroupGone
+from pykubelet.stats.cgroup_files import CgroupFile, DescriptorBudget
+from pykubelet.stats.samples import CgroupGone, Details, Limits, Usage
+
+T = TypeVar("T")
 
 
 class ReaderHost(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +55,56 @@ class ReaderHost(msgspec.Struct, frozen=True, kw_only=True):
         if not found:
             raise CgroupGone(f"cgroup {directories[0] if directories else ''} was removed")
         return max(min(found), self.boot_time)
+
+
+class BaseCgroupReader(ABC):
+    """A reader of one cgroup; its files are opened by the first read and closed by `close`."""
+
+    def __init__(self, path: str, host: ReaderHost) -> None:
+        self._path = path.strip("/")
+        self._is_root = not self._path
+        self._host = host
+        self._files: dict[str, CgroupFile] = {}
+        self._created = 0.0
+
+    def read_usage(self) -> Usage:
+        """Return processor time and memory. Raises CgroupGone and CgroupError."""
+        return self._close_if_gone(self._read_usage)
+
+    def read(self) -> tuple[Usage, Details]:
+        """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""
+        return self._close_if_gone(self._read)
+
+    def read_limits(self) -> Limits:
+        """Return the limits. Raises CgroupGone and CgroupError."""
+        return self._close_if_gone(self._read_limits)
+
+    def close(self) -> None:
+        """Close all files; a later read opens them again."""
+        for file in self._files.values():
+            file.close()
+
+    @abstractmethod
+    def _read_usage(self) -> Usage: ...
+
+    @abstractmethod
+    def _read(self) -> tuple[Usage, Details]: ...
+
+    @abstractmethod
+    def _read_limits(self) -> Limits: ...
+
+    def _creation_time(self, directories: list[str], marker: str) -> float:
+        """Return the creation time as `ReaderHost.creation_time`, which is called once."""
+        if not self._created:
+            self._created = self._host.creation_time(directories, marker)
+        return self._created
+
+    def _close_if_gone(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except CgroupGone:
+            self.close()
+            raise
 
 
 def boot_time() -> float:

@@ -20,7 +20,7 @@ from pykubelet.stats.cgroup_files import (
     CgroupFile,
     StatParser,
 )
-from pykubelet.stats.cgroup_host import ReaderHost
+from pykubelet.stats.cgroup_host import BaseCgroupReader, ReaderHost
 from pykubelet.stats.samples import CgroupGone, Details, DeviceIo, HugePages, Limits, Usage
 
 _TICK = 10_000_000
@@ -92,8 +92,8 @@ def find_io_sources(blkio: Path | None) -> tuple[tuple[_IoTable, ...], ...]:
     return tuple(sources)
 
 
-class CgroupV1Reader:
-    """A reader of one cgroup; its files are opened by the first read and closed by `close`."""
+class CgroupV1Reader(BaseCgroupReader):
+    """A reader of a cgroup v1; a file of a hierarchy that is not mounted is None."""
 
     def __init__(
         self,
@@ -102,22 +102,19 @@ class CgroupV1Reader:
         host: ReaderHost,
         io_sources: tuple[tuple[_IoTable, ...], ...],
     ) -> None:
-        self._is_root = path.strip("/") == ""
-        self._host = host
+        super().__init__(path, host)
         self._directories = {
-            name: str(mount / path.strip("/"))
+            name: str(mount / self._path)
             for name, mount in mounts.items()
             # The root has no pids.current, and cAdvisor ignores the controller there altogether.
             if not (name == "pids" and self._is_root)
         }
-        self._files: dict[str, CgroupFile | None] = {}
         self._cpu_usage = self._file("cpuacct.usage", low_priority=False)
         self._memory_usage = self._file("memory.usage_in_bytes", low_priority=False)
         self._memory_stat = self._file("memory.stat", low_priority=False, size=STAT)
         self._use_hierarchy: bool | None = None
         self._io_sources = io_sources
         self._huge_page_files: list[tuple[str, str]] | None = None
-        self._created = 0.0
 
     @property
     def procs_file(self) -> Path | None:
@@ -125,46 +122,13 @@ class CgroupV1Reader:
         directory = self._directories.get("cpu")
         return None if directory is None else Path(directory, "cgroup.procs")
 
-    def read_usage(self) -> Usage:
-        """Return processor time and memory. Raises CgroupGone and CgroupError."""
-        try:
-            return self._read_usage()
-        except CgroupGone:
-            self.close()
-            raise
-
-    def read(self) -> tuple[Usage, Details]:
-        """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""
-        try:
-            return self._read_usage(), self._read_details()
-        except CgroupGone:
-            self.close()
-            raise
-
-    def read_limits(self) -> Limits:
-        """Return the limits. Raises CgroupGone and CgroupError."""
-        try:
-            return self._read_limits()
-        except CgroupGone:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close all files; a later read opens them again."""
-        for file in self._files.values():
-            if file is not None:
-                file.close()
-
     def _file(self, name: str, *, low_priority: bool = True, size: int = SMALL) -> CgroupFile | None:
         """Return a file of the hierarchy that its name begins with, None if that is not mounted."""
-        if name not in self._files:
-            directory = self._directories.get(name.partition(".")[0])
-            self._files[name] = (
-                None
-                if directory is None
-                else CgroupFile(directory, name, self._host.budget, size=size, low_priority=low_priority)
-            )
-        return self._files[name]
+        file = self._files.get(name)
+        if file is None and (directory := self._directories.get(name.partition(".")[0])) is not None:
+            file = CgroupFile(directory, name, self._host.budget, size=size, low_priority=low_priority)
+            self._files[name] = file
+        return file
 
     def _number(self, name: str) -> int:
         file = self._file(name)
@@ -213,7 +177,10 @@ class CgroupV1Reader:
             major_page_faults=major,
         )
 
-    def _read_details(self) -> Details:
+    def _read(self) -> tuple[Usage, Details]:
+        return self._read_usage(), self._details()
+
+    def _details(self) -> Details:
         user, system = self._stat("cpuacct.stat", _CPU_TIMES)
         periods, throttled_periods, throttled = self._stat("cpu.stat", _CPU)
         max_threads = self._number("pids.max")
@@ -233,9 +200,7 @@ class CgroupV1Reader:
         )
 
     def _read_limits(self) -> Limits:
-        if not self._created:
-            directories = [self._directories[n] for n in _CREATION_HIERARCHIES if n in self._directories]
-            self._created = self._host.creation_time(directories, "cgroup.clone_children")
+        directories = [self._directories[n] for n in _CREATION_HIERARCHIES if n in self._directories]
         memory, swap = self._limit("memory.limit_in_bytes"), self._limit("memory.memsw.limit_in_bytes")
         has_memory = memory > 0 or self._exists("memory")
         if self._is_root:
@@ -243,7 +208,7 @@ class CgroupV1Reader:
             has_memory = True
         shares = self._limit("cpu.shares")
         return Limits(
-            created=self._created,
+            created=self._creation_time(directories, "cgroup.clone_children"),
             has_cpu=shares > 0 or self._exists("cpu"),
             has_memory=has_memory,
             cpu_shares=shares,

@@ -19,11 +19,10 @@ from pykubelet.stats.cgroup_files import (
     StatParser,
     to_limit,
 )
-from pykubelet.stats.cgroup_host import ReaderHost
+from pykubelet.stats.cgroup_host import BaseCgroupReader, ReaderHost
 from pykubelet.stats.processes import read_pids
 from pykubelet.stats.samples import (
     NO_PSI,
-    CgroupGone,
     Details,
     DeviceIo,
     HugePages,
@@ -60,14 +59,12 @@ _IO_ITEMS = {
 """Table and operation by name in io.stat."""
 
 
-class CgroupV2Reader:
-    """A reader of one cgroup; its files are opened by the first read and closed by `close`."""
+class CgroupV2Reader(BaseCgroupReader):
+    """A reader of a cgroup v2."""
 
     def __init__(self, path: str, root: Path, host: ReaderHost) -> None:
-        self._is_root = path.strip("/") == ""
-        self._host = host
-        self._directory = str(root / path.strip("/"))
-        self._files: list[CgroupFile] = []
+        super().__init__(path, host)
+        self._directory = str(root / self._path)
         self._cpu_stat = self._file("cpu.stat", usage=True, size=STAT)
         self._memory_stat = self._file("memory.stat", usage=True, size=STAT)
         self._memory_current = self._file("memory.current", usage=True)
@@ -83,55 +80,31 @@ class CgroupV2Reader:
         self._memory_min = self._file("memory.min")
         self._swap_max = self._file("memory.swap.max")
         self._huge_files: list[tuple[str, CgroupFile, CgroupFile]] | None = None
-        self._created = 0.0
 
     @property
     def procs_file(self) -> Path:
         """File with the processes of the cgroup."""
         return Path(self._directory, "cgroup.procs")
 
-    def read_usage(self) -> Usage:
-        """Return processor time and memory. Raises CgroupGone and CgroupError."""
-        try:
-            return self._read_usage(self._read_cpu())
-        except CgroupGone:
-            self.close()
-            raise
-
-    def read(self) -> tuple[Usage, Details]:
-        """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""
-        try:
-            cpu = self._read_cpu()
-            return self._read_usage(cpu), self._read_details(cpu)
-        except CgroupGone:
-            self.close()
-            raise
-
-    def read_limits(self) -> Limits:
-        """Return the limits. Raises CgroupGone and CgroupError."""
-        try:
-            return self._read_limits()
-        except CgroupGone:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close all files; a later read opens them again."""
-        for file in self._files:
-            file.close()
-
     def _file(self, name: str, *, usage: bool = False, size: int = SMALL) -> CgroupFile:
         file = CgroupFile(
             self._directory, name, self._host.budget, size=size, low_priority=not usage, required=True
         )
-        self._files.append(file)
+        self._files[name] = file
         return file
 
     def _read_cpu(self) -> list[int]:
         data = self._cpu_stat.read()
         return _CPU.zeros() if data is None else _CPU.parse(self._cpu_stat, data)
 
-    def _read_usage(self, cpu: list[int]) -> Usage:
+    def _read_usage(self) -> Usage:
+        return self._usage(self._read_cpu())
+
+    def _read(self) -> tuple[Usage, Details]:
+        cpu = self._read_cpu()
+        return self._usage(cpu), self._details(cpu)
+
+    def _usage(self, cpu: list[int]) -> Usage:
         now = time.time()
         data = self._memory_stat.read()
         values = _MEMORY.zeros() if data is None else _MEMORY.parse(self._memory_stat, data)
@@ -161,7 +134,7 @@ class CgroupV2Reader:
             io_psi=io_psi,
         )
 
-    def _read_details(self, cpu: list[int]) -> Details:
+    def _details(self, cpu: list[int]) -> Details:
         _, user, system, periods, throttled_periods, throttled, burst_periods, burst = cpu
         threads = self._pids_current.number()
         max_threads = 0
@@ -185,15 +158,13 @@ class CgroupV2Reader:
         )
 
     def _read_limits(self) -> Limits:
-        if not self._created:
-            self._created = self._host.creation_time([self._directory], "cgroup.events")
         quota, _, period = (self._cpu_max.read() or b"").decode(errors="replace").strip().partition(" ")
         if self._is_root:
             memory, swap, _ = self._host.memory_and_swap()
         else:
             memory, swap = self._memory_max.limit(), self._swap_max.limit()
         return Limits(
-            created=self._created,
+            created=self._creation_time([self._directory], "cgroup.events"),
             has_memory=memory > 0 or self._memory_max.read() is not None,
             cpu_shares=_weight_to_shares(self._cpu_weight.limit()),
             cpu_period=to_limit(period),

@@ -23,11 +23,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from pykubelet.logs import get_logger
+from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
 from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
 from pykubelet.stats.processes import ProcessScan, first_process, max_open_files
@@ -41,6 +43,7 @@ from pykubelet.stats.samples import (
     Target,
     Usage,
 )
+from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
 NODE = ""
@@ -155,10 +158,14 @@ class Collector:
     def __init__(
         self,
         open_cgroup: Callable[[str], CgroupReader],
+        tasks: TaskScope,
         interval: float = 10.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Initialize; `open_cgroup` returns the reader of a cgroup path, and raises CgroupGone."""
+        """Initialize; `open_cgroup` returns the reader of a cgroup path, and raises CgroupGone.
+
+        Details are read in `tasks`.
+        """
         self._open = open_cgroup
         self._interval = interval
         self._clock = clock
@@ -169,7 +176,7 @@ class Collector:
         self._due: list[tuple[float, int, _Entry]] = []
         self._ties = itertools.count()
         self._sorted: list[Record] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._reading = SharedWork("statistics-details", tasks)
 
     @property
     def interval(self) -> float:
@@ -240,8 +247,7 @@ class Collector:
                 await self.sample_due()
                 await asyncio.sleep(min(TICK_SECONDS, self._interval))
         finally:
-            if self._reading is not None:
-                await asyncio.wait([self._reading])
+            await self._reading.wait()
             self.close()
 
     async def sample_due(self) -> None:
@@ -262,17 +268,14 @@ class Collector:
 
         Concurrent callers wait for one pass; a caller that is cancelled does not end it.
         """
-        if self._reading is None or self._reading.done():
-            oldest = self._clock() - self._interval
-            due = [
-                entry
-                for entry in self._entries.values()
-                if entry.record is not None and entry.record.details_time <= oldest
-            ]
-            if not due:
-                return
-            self._reading = asyncio.ensure_future(self._read_details(due))
-        await asyncio.shield(self._reading)
+        oldest = self._clock() - self._interval
+        due = [
+            entry
+            for entry in self._entries.values()
+            if entry.record is not None and entry.record.details_time <= oldest
+        ]
+        if due or self._reading.in_progress:
+            await self._reading.run(lambda: self._read_details(due))
 
     def _schedule(self, entry: _Entry, delay: float) -> None:
         due = asyncio.get_running_loop().time() + delay
@@ -354,12 +357,19 @@ class Collector:
             ]
             for _, sampler in batch:
                 sampler.in_thread = True
-            readings = await asyncio.to_thread(_read_batch, [sampler for _, sampler in batch], scan)
+            readings: list[_Reading | CgroupError] = []
+            try:
+                samplers = [sampler for _, sampler in batch]
+                readings = await finish_in_thread(partial(_read_batch, samplers, scan))
+            finally:
+                for entry, sampler in batch:
+                    sampler.in_thread = False
+                    if entry.sampler is not sampler:
+                        sampler.close()  # it was dropped in the meantime
             for (entry, sampler), reading in zip(batch, readings, strict=True):
-                sampler.in_thread = False
                 if entry.sampler is not sampler:
-                    sampler.close()  # it was dropped in the meantime
-                elif isinstance(reading, CgroupError):
+                    continue
+                if isinstance(reading, CgroupError):
                     self._drop(entry)  # the next sample finds out whether it exists again
                 else:
                     self._store(entry, reading.usage, reading.limits)

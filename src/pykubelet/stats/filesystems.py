@@ -25,6 +25,7 @@ from pathlib import Path
 
 from pykubelet.linux.mounts import MOUNTINFO
 from pykubelet.logs import get_logger
+from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.mounted_filesystems import (
     MountedFilesystem,
     MountTable,
@@ -32,7 +33,7 @@ from pykubelet.stats.mounted_filesystems import (
     parse_mount_table,
 )
 from pykubelet.stats.samples import DiskIo, FilesystemUsage
-from pykubelet.util.tasks import in_own_thread, wait_seconds
+from pykubelet.util.tasks import TaskScope, in_own_thread, wait_seconds
 
 log = get_logger(__name__)
 STATVFS_TIMEOUT_SECONDS = 2.0
@@ -54,6 +55,7 @@ class Filesystems:
     def __init__(
         self,
         kubelet_root: Path,
+        tasks: TaskScope,
         *,
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
@@ -70,7 +72,8 @@ class Filesystems:
         self._stale = True
         self._usages: tuple[FilesystemUsage, ...] = ()
         self._measured_at = float("-inf")
-        self._refresh: asyncio.Task[None] | None = None
+        self._tasks = tasks
+        self._refresh = SharedWork("filesystems-refresh", tasks)
         self._table_lock = threading.Lock()
         self._in_progress: set[bytes] = set()
         """Mount points for which a thread waits for statvfs."""
@@ -91,10 +94,7 @@ class Filesystems:
         """
         if time.monotonic() - self._measured_at < max_age:
             return
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.create_task(self._measure_all(), name="filesystems-refresh")
-        # The measurement is shared: it goes on when one of its callers is cancelled.
-        await asyncio.shield(self._refresh)
+        await self._refresh.run(self._measure_all)
 
     async def of_directory(self, path: Path, max_age: float = 10.0) -> FilesystemUsage | None:
         """Return the file system that contains a directory, not older than `max_age` seconds.
@@ -106,7 +106,7 @@ class Filesystems:
         task, started_at = self._lookups.get(path, (None, 0.0))
         if task is None or task.done():
             task, started_at = (
-                asyncio.create_task(self._look_up(path), name="filesystem-of"),
+                self._tasks.start(self._look_up(path), name="filesystem-of"),
                 time.monotonic(),
             )
             self._lookups[path] = task, started_at

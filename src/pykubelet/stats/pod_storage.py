@@ -19,14 +19,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import Volume
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import CachedCall
+from pykubelet.util.metrics import GaugeSlices, SlicedCollector
 from pykubelet.util.tasks import TaskScope, in_own_thread
 from pykubelet.volumes.pvc import claim_name
 from pykubelet.volumes.usage import Interrupted, VolumeStats, WalkThrottle
@@ -234,7 +232,7 @@ class LoggingContainer:
     container: str
 
 
-class LogMetrics(Collector):
+class LogMetrics(SlicedCollector):
     """Collector of `kubelet_container_log_filesystem_used_bytes`."""
 
     def __init__(
@@ -246,21 +244,19 @@ class LogMetrics(Collector):
         self._containers = containers
         self._storage = storage
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the names are those of `collect`."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metric family."""
-        family = GaugeMetricFamily(
+    def slices(self) -> Iterator[GaugeSlices | None]:
+        """Yield the gauge."""
+        yield GaugeSlices(
             "kubelet_container_log_filesystem_used_bytes",
             "Bytes used by the container's logs on the filesystem.",
-            labels=["uid", "namespace", "pod", "container"],
+            ("uid", "namespace", "pod", "container"),
+            self._series,
         )
+
+    def _series(self) -> Iterator[tuple[Sequence[str], float]]:
         storage = self._storage()
         for owner in self._containers():
             pod = storage.get(owner.uid)
             usage = pod.container_logs.get(owner.container) if pod is not None else None
             if usage is not None and usage.used is not None:
-                family.add_metric([owner.uid, owner.namespace, owner.pod, owner.container], usage.used)
-        yield family
+                yield (owner.uid, owner.namespace, owner.pod, owner.container), usage.used

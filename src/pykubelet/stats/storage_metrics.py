@@ -6,12 +6,13 @@ an alert can fire before the eviction manager evicts a pod that reaches its limi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from prometheus_client import Metric
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from pykubelet.util.metrics import GaugeSlices, SlicedCollector
+
+_STEP_ROWS = 16
+"""Rows that are computed before other tasks may run."""
 
 
 class PodStorageRow(NamedTuple):
@@ -29,39 +30,42 @@ class PodStorageRow(NamedTuple):
     """Limit in bytes: the pod's limit on ephemeral-storage, or the volume's sizeLimit."""
 
 
-class PodStorageMetrics(Collector):
+_Rows = dict[tuple[str, ...], PodStorageRow]
+_Amount = Callable[[PodStorageRow], int | None]
+
+
+class PodStorageMetrics(SlicedCollector):
     """Collector of the latest measured ephemeral storage, at each scrape."""
 
     def __init__(self, rows: Callable[[], Iterable[PodStorageRow]]) -> None:
         """Initialize; `rows` returns what was measured last and must not measure."""
         self._rows = rows
 
-    def describe(self) -> Iterable[Metric]:
-        """Return no metrics in advance: their names are those of `collect`."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
+    def slices(self) -> Iterator[GaugeSlices | None]:
         """Yield the current metrics; of rows with equal names the last one counts."""
-        pods: dict[tuple[str, ...], PodStorageRow] = {}
-        volumes: dict[tuple[str, ...], PodStorageRow] = {}
-        for row in self._rows():
+        pods: _Rows = {}
+        volumes: _Rows = {}
+        for count, row in enumerate(self._rows(), start=1):
             if row.volume:
                 volumes[row.namespace, row.pod, row.volume] = row
             else:
                 pods[row.namespace, row.pod] = row
-        yield from _families("kubelet_pod_ephemeral_storage", "ephemeral storage of a pod", pods)
-        yield from _families("kubelet_pod_emptydir", "an emptyDir volume", volumes)
+            if count % _STEP_ROWS == 0:
+                yield None
+        labels = ("namespace", "pod")
+        yield from _gauges("kubelet_pod_ephemeral_storage", "ephemeral storage of a pod", labels, pods)
+        yield from _gauges("kubelet_pod_emptydir", "an emptyDir volume", (*labels, "volume"), volumes)
 
 
-def _families(name: str, what: str, rows: dict[tuple[str, ...], PodStorageRow]) -> Iterator[Metric]:
-    labels = ["namespace", "pod", "volume"] if name.endswith("emptydir") else ["namespace", "pod"]
-    used = GaugeMetricFamily(f"{name}_used_bytes", f"Usage of {what} in bytes.", labels=labels)
-    inodes = GaugeMetricFamily(f"{name}_inodes_used", f"Inodes used by {what}.", labels=labels)
-    limit = GaugeMetricFamily(f"{name}_limit_bytes", f"Limit of {what} in bytes.", labels=labels)
-    for key, row in sorted(rows.items()):
-        used.add_metric(key, row.used)
-        if row.inodes is not None:
-            inodes.add_metric(key, row.inodes)
-        if row.limit is not None:
-            limit.add_metric(key, row.limit)
-    yield from (used, inodes, limit)
+def _gauges(name: str, what: str, labels: Sequence[str], rows: _Rows) -> Iterator[GaugeSlices]:
+    def gauge(suffix: str, text: str, amount: _Amount) -> GaugeSlices:
+        def series() -> Iterator[tuple[Sequence[str], float]]:
+            for key, row in sorted(rows.items()):
+                if (value := amount(row)) is not None:
+                    yield key, value
+
+        return GaugeSlices(f"{name}_{suffix}", text, labels, series)
+
+    yield gauge("used_bytes", f"Usage of {what} in bytes.", lambda row: row.used)
+    yield gauge("inodes_used", f"Inodes used by {what}.", lambda row: row.inodes)
+    yield gauge("limit_bytes", f"Limit of {what} in bytes.", lambda row: row.limit)

@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
+from pykubelet.api.stats import Summary
 from pykubelet.cli.client import draw_live
 from pykubelet.cli.describe import describe_text
 from pykubelet.cli.ps import run_ps
 from pykubelet.cli.pykubelet import TopSort, app
 from pykubelet.cli.top import Snapshot, TopOptions, fitting_columns, run_top, table_lines
-from pykubelet.cli.usage import NO_TRAFFIC, Summary, Traffic
+from pykubelet.cli.usage import NO_TRAFFIC, Traffic
 from pykubelet.cli.usage_table import (
     SORT_KEYS,
     UsageRow,
@@ -41,6 +42,7 @@ from pykubelet.server.pods import NodePods, PodJournal
 from pykubelet.standalone.instance import Instance
 from tests.support.cli_node import Ran, Terminal, answering, command, environment, pykubelet
 from tests.support.pod_view import START, ScriptedView, pod_of
+from tests.support.summary_documents import summary_document
 
 Document = dict[str, Any]
 GOLDEN = Path(__file__).parents[2] / "data" / "golden" / "stats"
@@ -317,7 +319,7 @@ async def test_run_top_failing_statistics_prints_one_line_and_ps_continues(
 async def test_run_top_no_samples_yet_exits_1(instance: Instance, statistics: Statistics, top: Top) -> None:
     done = pod_of("done", "d", node="", status={"phase": "Succeeded"})
     view = ScriptedView([pod_of("new", "u", node=""), done])
-    statistics.document = {"node": {"nodeName": "vm"}, "pods": []}
+    statistics.document = summary_document(nodeName="vm")
     async with answering(instance, view, statistics.routes()):
         pods = await top()
         new = await top(pod="new")
@@ -375,7 +377,7 @@ async def test_run_top_many_pods_prints_all(instance: Instance, statistics: Stat
         template
         | {
             "podRef": {"name": pod.metadata.name, "namespace": "default", "uid": pod.uid},
-            "cpu": {"usageNanoCores": number * 10**6},
+            "cpu": {"time": None, "usageNanoCores": number * 10**6},
         }
         for number, pod in enumerate(view.listed)
     ]
@@ -396,7 +398,7 @@ async def test_pykubelet_top_watch_pipe_repeats_table_and_survives_kubelet_resta
     instance: Instance, view: ScriptedView, statistics: Statistics
 ) -> None:
     arguments = ("top", "-w", "--interval", "1s")
-    network = {"rxBytes": 1000, "txBytes": 5, "time": "2026-11-17T13:25:40Z"}
+    network = {"name": "eth0", "rxBytes": 1000, "txBytes": 5, "time": "2026-11-17T13:25:40Z"}
     statistics.document["pods"][0]["network"] = network
     async with answering(instance, view, statistics.routes()):
         process = await asyncio.create_subprocess_exec(
@@ -551,11 +553,14 @@ def test_describe_text_usage_against_requests_and_limits() -> None:
 
 
 def test_describe_text_usage_missing_fields_omitted() -> None:
+    waiting = {"total": 1, "avg10": 12.34, "avg60": 0.0, "avg300": 0.0}
     containers = [
-        {"name": "other", "cpu": {"usageNanoCores": 1, "psi": {"some": {"avg10": 12.34}}}},
+        {"name": "other", "cpu": {"usageNanoCores": 1, "psi": {"some": waiting, "full": waiting}}},
         {"name": "c"},
     ]
-    document = {"pods": [{"podRef": {"uid": "u"}, "containers": containers, "network": {"rxBytes": 2048}}]}
+    document = summary_document(
+        [{"podRef": {"uid": "u"}, "containers": containers, "network": {"rxBytes": 2048}}]
+    )
     (usage,) = from_document(Summary, document).pods
     page = describe_text(pod_of("p", "u"), "syncing", PodJournal(), START + timedelta(1), usage)
     at = page.index("Usage:")
@@ -597,7 +602,9 @@ def test_sort_key_largest_first_and_unknown_last(sort: str, order: str) -> None:
 def test_pod_rows_pods_and_statistics_that_do_not_match() -> None:
     summary = from_document(
         Summary,
-        {"pods": [{"podRef": {"name": "left", "namespace": "n", "uid": "l"}, "cpu": {"usageNanoCores": 1}}]},
+        summary_document(
+            [{"podRef": {"name": "left", "namespace": "n", "uid": "l"}, "cpu": {"usageNanoCores": 1}}]
+        ),
     )
     done = pod_of("done", "d", status={"phase": "Failed"})
     rows = pod_rows(NodePods(pods=[pod_of("new", "u"), done]), summary, {}, START)
@@ -611,7 +618,10 @@ def test_pod_rows_limit_only_if_every_container_has_one() -> None:
     limited = {"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}}
     free = {"name": "b", "resources": {"limits": {"cpu": "500m"}}}
     (row,) = pod_rows(
-        NodePods(pods=[pod_of("p", "u", spec={"containers": [limited, free]})]), Summary(), {}, START
+        NodePods(pods=[pod_of("p", "u", spec={"containers": [limited, free]})]),
+        from_document(Summary, summary_document()),
+        {},
+        START,
     )
     assert (row.cpu_limit, row.memory_limit) == (1_500_000_000, None)
 
@@ -623,12 +633,14 @@ def test_container_rows_init_containers_only_while_measured() -> None:
         spec={"initContainers": [{"name": "init"}, {"name": "side", "restartPolicy": "Always"}]},
     )
     assert [row.name for row in container_rows(pod, None, START)] == ["main", "side"]
-    (stats,) = from_document(Summary, {"pods": [{"containers": [{"name": "init"}, {"name": "?"}]}]}).pods
+    (stats,) = from_document(
+        Summary, summary_document([{"containers": [{"name": "init"}, {"name": "?"}]}])
+    ).pods
     assert [row.name for row in container_rows(pod, stats, START)] == ["main", "init", "side", "?"]
 
 
 def test_node_line_nothing_measured_has_no_numbers() -> None:
-    stats = Summary().node
+    stats = from_document(Summary, summary_document()).node
     assert (
         node_line(stats, 0, None) == "Node : CPU - of ? cores (-), memory - of - (-), disk - of - (-), 0 pods"
     )

@@ -9,21 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document, from_json
+from pykubelet.api.stats import NetworkStats, Summary
 from pykubelet.cli.usage import (
     NO_TRAFFIC,
-    NetworkStats,
-    Summary,
     Traffic,
     TrafficRates,
+    container_storage,
     format_cpu,
     format_memory,
     format_rate,
     format_share,
     format_size,
     memory_capacity,
+    pod_nano_cores,
+    pod_working_set,
     share,
     traffic,
 )
+from tests.support.summary_documents import network_document, summary_document
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 KI, MI, GI = 1 << 10, 1 << 20, 1 << 30
@@ -118,27 +121,32 @@ def test_summary_recorded_document_decoded() -> None:
     assert summary.node.node_name == "vm"
     assert memory_capacity(summary.node.memory) == 23_500_906_496 + 1_775_611_904
     holder = summary.pods[0]
-    assert (holder.pod_ref.name, holder.nano_cores, holder.working_set) == ("holder", 0, 20_549_632)
+    assert (holder.pod_ref.name, pod_nano_cores(holder), pod_working_set(holder)) == ("holder", 0, 20_549_632)
     assert holder.ephemeral_storage is not None
     assert holder.ephemeral_storage.used_bytes == 28_672
-    assert holder.containers[0].storage == 24_576
+    assert container_storage(holder.containers[0]) == 24_576
     assert memory_capacity(holder.containers[0].memory) == 128 * MI
 
 
 @pytest.mark.parametrize(
-    "document",
+    "pod",
     [
         {},
-        {"node": {}, "pods": []},
-        {"node": {"nodeName": "n", "startTime": None, "cpu": {"time": None}}, "pods": [{}]},
-        {"pods": [{"podRef": {"uid": "u"}, "containers": [{"name": "c", "cpu": {}, "memory": {}}]}]},
-        {"pods": [{"podRef": {"uid": "u"}, "network": {"time": None, "name": ""}, "new": {"a": [1]}}]},
+        {"containers": [{"name": "c", "cpu": {}, "memory": {}}]},
+        {"network": {"time": None, "name": ""}, "new": {"a": [1]}},
     ],
 )
-def test_summary_missing_fields_are_none(document: dict[str, Any]) -> None:
-    summary = from_document(Summary, document)
-    assert all(pod.nano_cores is None and pod.working_set is None for pod in summary.pods)
+def test_summary_missing_values_are_none(pod: dict[str, Any]) -> None:
+    summary = from_document(Summary, summary_document([pod], cpu={"time": None}))
+    assert all(pod_nano_cores(pod) is None and pod_working_set(pod) is None for pod in summary.pods)
     assert TrafficRates().update(summary) == {}
+
+
+def test_summary_missing_reference_is_error_with_path() -> None:
+    document = summary_document([{}])
+    del document["pods"][0]["podRef"]["uid"]
+    with pytest.raises(ValueError, match=r"`uid` - at `pods\[0\]\.podRef`"):
+        from_document(Summary, document)
 
 
 def test_pod_stats_without_own_values_sums_containers() -> None:
@@ -146,14 +154,14 @@ def test_pod_stats_without_own_values_sums_containers() -> None:
         {"name": "a", "cpu": {"usageNanoCores": 5}, "memory": {"workingSetBytes": 7}},
         {"name": "b", "cpu": {"usageNanoCores": 6}},
     ]
-    (pod,) = from_document(Summary, {"pods": [{"podRef": {"uid": "u"}, "containers": containers}]}).pods
-    assert (pod.nano_cores, pod.working_set) == (11, 7)
+    (pod,) = from_document(Summary, summary_document([{"containers": containers}])).pods
+    assert (pod_nano_cores(pod), pod_working_set(pod)) == (11, 7)
 
 
 def _summary(seconds: float, received: int, sent: int) -> Summary:
     time = (TIME + timedelta(seconds=seconds)).isoformat()
     network = {"time": time, "rxBytes": received, "txBytes": sent}
-    return from_document(Summary, {"pods": [{"podRef": {"uid": "u"}, "network": network}]})
+    return from_document(Summary, summary_document([{"podRef": {"uid": "u"}, "network": network}]))
 
 
 def test_traffic_rates_between_samples() -> None:
@@ -167,11 +175,13 @@ def test_traffic_rates_between_samples() -> None:
     assert rates.update(_summary(20, 50, 200)) == {"u": Traffic(None, 10)}
     assert rates.update(_summary(30, 60, 200)) == {"u": Traffic(1, 0)}
     # A pod that is not reported for a time starts again.
-    assert rates.update(Summary()) == {}
+    assert rates.update(from_document(Summary, summary_document())) == {}
     assert rates.update(_summary(40, 70, 200)) == {"u": NO_TRAFFIC}
 
 
 def test_traffic_without_default_interface_sums_interfaces() -> None:
-    network = from_document(NetworkStats, {"interfaces": [{"rxBytes": 1, "txBytes": 2}, {"rxBytes": 3}]})
+    network = from_document(
+        NetworkStats, network_document({"interfaces": [{"rxBytes": 1, "txBytes": 2}, {"rxBytes": 3}]})
+    )
     assert traffic(network) == Traffic(4, 2)
     assert traffic(None) == NO_TRAFFIC

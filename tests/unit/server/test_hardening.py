@@ -16,6 +16,7 @@ from pykubelet.server.lookup import PodLookup
 from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.stats.filesystems import Filesystems
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError
 from tests.support import api_node
 from tests.support.api_node import Runtime, Start
@@ -88,7 +89,9 @@ async def test_read_only_port_has_neither_profiles_nor_checkpoints() -> None:
     """Verify that the port that needs no authentication starts no work (CVE-2019-11248, CVE-2025-0426)."""
     app = web.Application()
     view = ScriptedView([pod_of("web", "u1", node="")])
-    app.add_routes([*read_only_routes(view), *spec_routes(Filesystems(Path("/var/lib/kubelet")))])
+    async with TaskScope() as tasks:
+        filesystems = Filesystems(Path("/var/lib/kubelet"), tasks)
+    app.add_routes([*read_only_routes(view), *spec_routes(filesystems)])
     async with TestClient(TestServer(app)) as client:
         assert (await client.get("/pods")).status == 200
         for path in (

@@ -20,6 +20,7 @@ from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.stats.filesystems import Filesystems
+from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
 
 PROBE = {"httpGet": {"port": 80, "httpHeaders": [{"name": "Authorization", "value": "s3cr3t-probe"}]}}
@@ -68,6 +69,7 @@ async def read_only_port(
     settings = AgentSettings(
         KubeletFlags(root_dir=str(tmp_path)), config, FeatureGates({}), "node1.example.com"
     )
+    tasks = TaskScope()
     parts = ServerDependencies(
         settings=settings,
         ips=["127.0.0.1"],
@@ -78,9 +80,9 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
-        statistics=cast(Any, SimpleNamespace(host_filesystems=Filesystems(tmp_path))),
+        statistics=cast(Any, SimpleNamespace(host_filesystems=Filesystems(tmp_path, tasks))),
     )
-    async with serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+    async with tasks, serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session
 
 

@@ -16,7 +16,15 @@ from pykubelet.stats.exposition import MAX_CHUNK_BYTES
 from pykubelet.stats.samples import Details, DeviceIo, NetworkInterface, Record
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, compare, parse, parse_families
-from tests.support.stats_records import FILESYSTEM, MACHINE, NOW, RecordedPage, device_name, node_records
+from tests.support.stats_records import (
+    FILESYSTEM,
+    MACHINE,
+    NOW,
+    RecordedPage,
+    device_name,
+    node_records,
+    record,
+)
 
 RECORDING = Path(__file__).parents[2] / "data" / "golden" / "stats" / "cadvisor.prom"
 ODD_NAMES = [
@@ -132,6 +140,29 @@ def test_cadvisor_chunks_device_known_to_cgroup_and_host_reported_once() -> None
     assert series_of(text, "container_fs_sector_reads_total").keys() == {
         Series("container_fs_sector_reads_total", next(s.labels for s in reads if s.get("id") == "/"))
     }
+
+
+def test_cadvisor_chunks_io_cost_counters_in_seconds_where_device_has_them() -> None:
+    """Verify that a device without a cost model, or without debug counters, has no series."""
+    container = record("container", "/kubepods/pod1/c", container="main", pod="p", namespace="n")
+    assert container.details is not None
+    container.details = replace(
+        container.details,
+        io=(
+            DeviceIo(major=254, minor=0, bytes={"Read": 1}, cost={"usage": 1_500_000, "wait": 0}),
+            DeviceIo(major=254, minor=16, bytes={"Read": 1}),
+        ),
+    )
+    text = page([container])
+    cost = "container_fs_io_cost"
+    (usage,) = series_of(text, f"{cost}_usage_seconds_total")
+    assert usage.get("device") == "/dev/vda"
+    assert [name for name, _ in usage.labels] == [
+        *("container", "device", "id", "image", "name", "namespace", "pod")
+    ]
+    values = {series.name: value for series, value in parse(text).items() if series.name.startswith(cost)}
+    assert values == {f"{cost}_usage_seconds_total": 1.5, f"{cost}_wait_seconds_total": 0}
+    assert f"# TYPE {cost}_usage_seconds_total counter\n" in text
 
 
 def test_cadvisor_chunks_unnamed_devices_first_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from pykubelet.stats import collector as module
 from pykubelet.stats.collector import NODE, Collector, nano_cores
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details, Limits, Target, Usage
+from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
 
@@ -79,19 +81,19 @@ async def _run(collector: Collector, seconds: float) -> None:
     await asyncio.wait([task])
 
 
-async def test_collector_targets_are_sampled_once_per_interval() -> None:
+async def test_collector_targets_are_sampled_once_per_interval(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1, b=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, [target("a"), target("b")])
     await _run(collector, 1000.5)
     assert all(100 <= count <= 102 for count in cgroups.reads.values()), cgroups.reads
     assert not cgroups.open, "their files are closed at the end"
 
 
-async def test_collector_many_targets_are_spread_over_interval() -> None:
+async def test_collector_many_targets_are_spread_over_interval(tasks: TaskScope) -> None:
     names = [f"n{number}" for number in range(200)]
     cgroups = Cgroups(**dict.fromkeys(names, 1))
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, map(target, names))
     task = asyncio.ensure_future(collector.run())
     await asyncio.sleep(30.5)
@@ -106,9 +108,9 @@ async def test_collector_many_targets_are_spread_over_interval() -> None:
     assert max(per_second) < 60, per_second
 
 
-async def test_collector_new_target_has_rate_before_interval_has_passed() -> None:
+async def test_collector_new_target_has_rate_before_interval_has_passed(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=250_000_000)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     task = asyncio.ensure_future(collector.run())
     await asyncio.sleep(3.5)
     collector.set_targets("uid", [target("a")])
@@ -123,9 +125,9 @@ async def test_collector_new_target_has_rate_before_interval_has_passed() -> Non
     await asyncio.wait([task])
 
 
-async def test_collector_cgroup_appears_and_vanishes_has_record_only_between() -> None:
+async def test_collector_cgroup_appears_and_vanishes_has_record_only_between(tasks: TaskScope) -> None:
     cgroups = Cgroups()
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets("uid", [target("a")])
     task = asyncio.ensure_future(collector.run())
     await asyncio.sleep(5)
@@ -141,9 +143,9 @@ async def test_collector_cgroup_appears_and_vanishes_has_record_only_between() -
     await asyncio.wait([task])
 
 
-async def test_collector_read_fails_omits_record_until_it_succeeds() -> None:
+async def test_collector_read_fails_omits_record_until_it_succeeds(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets("uid", [target("a")])
     task = asyncio.ensure_future(collector.run())
     await asyncio.sleep(1)
@@ -157,9 +159,9 @@ async def test_collector_read_fails_omits_record_until_it_succeeds() -> None:
     await asyncio.wait([task])
 
 
-async def test_set_targets_path_stays_keeps_samples_and_takes_new_facts() -> None:
+async def test_set_targets_path_stays_keeps_samples_and_takes_new_facts(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1, b=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets("uid", [target("a"), target("b")])
     await collector.sample_due()
     before = collector.record("/a")
@@ -175,10 +177,12 @@ async def test_set_targets_path_stays_keeps_samples_and_takes_new_facts() -> Non
     assert not list(collector.owners())
 
 
-async def test_refresh_details_concurrent_and_repeated_reads_each_cgroup_once_per_interval() -> None:
+async def test_refresh_details_concurrent_and_repeated_reads_each_cgroup_once_per_interval(
+    tasks: TaskScope,
+) -> None:
     names = [f"n{number}" for number in range(40)]
     cgroups = Cgroups(**dict.fromkeys(names, 1))
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, map(target, names))
     await collector.sample_due()
     await asyncio.gather(*(collector.refresh_details() for _ in range(10)))
@@ -192,9 +196,9 @@ async def test_refresh_details_concurrent_and_repeated_reads_each_cgroup_once_pe
     assert set(cgroups.details.values()) == {2}
 
 
-async def test_refresh_details_caller_cancelled_serves_other_callers() -> None:
+async def test_refresh_details_caller_cancelled_serves_other_callers(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, [target("a")])
     await collector.sample_due()
     first = asyncio.ensure_future(collector.refresh_details())
@@ -205,9 +209,9 @@ async def test_refresh_details_caller_cancelled_serves_other_callers() -> None:
     assert cgroups.details["/a"] == 1
 
 
-async def test_refresh_details_cgroup_vanishes_drops_record() -> None:
+async def test_refresh_details_cgroup_vanishes_drops_record(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1, b=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, [target("a"), target("b")])
     await collector.sample_due()
     cgroups.speeds["/a"] = None
@@ -215,9 +219,9 @@ async def test_refresh_details_cgroup_vanishes_drops_record() -> None:
     assert [record.target.path for record in collector.records()] == ["/b"]
 
 
-async def test_count_oom_of_known_and_unknown_cgroup_counts_known() -> None:
+async def test_count_oom_of_known_and_unknown_cgroup_counts_known(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=1)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, [target("a")])
     await collector.sample_due()
     collector.count_oom("/a")
@@ -227,9 +231,9 @@ async def test_count_oom_of_known_and_unknown_cgroup_counts_known() -> None:
     assert record.oom_events == 1
 
 
-async def test_collector_details_right_after_sample_keep_rate() -> None:
+async def test_collector_details_right_after_sample_keep_rate(tasks: TaskScope) -> None:
     cgroups = Cgroups(a=250_000_000)
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets("uid", [target("a")])
     await collector.sample_due()
     await asyncio.sleep(10)
@@ -268,11 +272,13 @@ def test_nano_cores_two_samples_returns_rate_or_none(
     assert nano_cores(None, samples[0]) is None
 
 
-async def test_sample_due_reads_are_slow_yields_to_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sample_due_reads_are_slow_yields_to_event_loop(
+    monkeypatch: pytest.MonkeyPatch, tasks: TaskScope
+) -> None:
     monkeypatch.setattr(module, "SLICE_SECONDS", -1.0)
     names = [f"n{number}" for number in range(10)]
     cgroups = Cgroups(**dict.fromkeys(names, 1))
-    collector = Collector(cgroups, 10.0, cgroups.clock)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
     collector.set_targets(NODE, map(target, names))
     turns = 0
 
@@ -286,3 +292,51 @@ async def test_sample_due_reads_are_slow_yields_to_event_loop(monkeypatch: pytes
     await collector.sample_due()
     counting.cancel()
     assert turns >= 10
+
+
+class BlockedCgroup(Cgroup):
+    """A reader whose details are read when the test allows it."""
+
+    started, released = threading.Event(), threading.Event()
+
+    def read(self) -> tuple[Usage, Details]:
+        self.started.set()
+        assert self.released.wait(30)
+        return super().read()
+
+
+async def test_refresh_details_scope_left_waits_for_thread_and_closes_files() -> None:
+    cgroups = Cgroups(a=1)
+    BlockedCgroup.started.clear()
+    BlockedCgroup.released.clear()
+    async with TaskScope() as scope:
+        collector = Collector(lambda path: BlockedCgroup(cgroups, path), scope, 10.0, cgroups.clock)
+        collector.set_targets(NODE, [target("a")])
+        scope.start(collector.run(), name="statistics")
+        await collector.sample_due()
+        caller = asyncio.ensure_future(collector.refresh_details())
+        assert await asyncio.to_thread(BlockedCgroup.started.wait, 30)
+        collector.set_targets(NODE, ())
+        assert cgroups.open, "a thread reads it"
+        asyncio.get_running_loop().call_soon(BlockedCgroup.released.set)
+    await caller
+    assert not cgroups.open
+
+
+async def test_refresh_details_read_fails_error_reaches_callers_and_next_read_succeeds(
+    tasks: TaskScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cgroups = Cgroups(a=1)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a")])
+    await collector.sample_due()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_read_batch", lambda *_: 1 / 0)
+        outcomes = await asyncio.gather(
+            *(collector.refresh_details() for _ in range(3)), return_exceptions=True
+        )
+        assert [type(outcome) for outcome in outcomes] == [ZeroDivisionError] * 3
+    await collector.refresh_details()
+    assert cgroups.details["/a"] == 1
+    collector.close()
+    assert not cgroups.open

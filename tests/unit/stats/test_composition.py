@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +14,7 @@ from pykubelet.agent.stats import (
     container_cgroup,
     own_cgroup,
     pod_targets,
+    sandbox_image,
     storage_rows,
 )
 from pykubelet.api.meta import ObjectMeta
@@ -18,12 +22,15 @@ from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir, Volume
 from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.pod_storage import FileUsage, PodStorage
 from pykubelet.stats.runtime_stats import LayerUsage
 from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.transport.errors import Unavailable
+from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeStats
 
 
@@ -39,7 +46,7 @@ def observed(*containers: ObservedContainer, ready: bool = True, uid: str = "u1"
 
 
 def targets_of(pod: ObservedPod, parent: str = "/kubepods/podu1") -> list[Target]:
-    return list(pod_targets(pod, parent, lambda above, id: f"{above}/{id}", "pause:1"))
+    return list(pod_targets(pod, parent, lambda above, id: f"{above}/{id}", {"box": "pause:1"}))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,7 @@ def gone(path: str) -> None:
     raise CgroupGone(path)
 
 
-async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
+async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope) -> None:
     asked: list[str] = []
     changes: list[int] = []
     pods: dict[str, ObservedPod] = {"u1": observed(container("a")), "u2": observed(container("a"), uid="u2")}
@@ -105,7 +112,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
     def paths() -> list[str]:
         return sorted(path for path in collector._entries if "a" in path.rpartition("/")[2])
 
-    collector = Collector(gone)  # type: ignore[arg-type]
+    collector = Collector(gone, tasks)  # type: ignore[arg-type]
     targets = NodeTargets(
         collector,
         lambda: [(Pod(metadata=ObjectMeta(uid=uid)), pod) for uid, pod in pods.items()],
@@ -123,9 +130,98 @@ async def test_node_targets_pods_change_and_leave_sets_targets() -> None:
     targets.update()
     assert paths() == ["/kubepods/podu1/a-1"]
     assert set(collector.owners()) == {NODE, "u1"}
-    targets.set_sandbox_image("pause:2")
-    targets.update()
-    assert collector._entries["/kubepods/podu1/box"].target.image == "pause:2"
+
+
+class SandboxImages:
+    """Pods with one sandbox each, and a runtime that reports the images of some."""
+
+    def __init__(self, tasks: TaskScope) -> None:
+        self.pods: dict[str, ObservedPod] = {}
+        self.images: dict[str, str] = {}
+        self.calls: list[str] = []
+        self.collector = Collector(gone, tasks)  # type: ignore[arg-type]
+        self.targets = NodeTargets(
+            self.collector,
+            lambda: [(Pod(metadata=ObjectMeta(uid=uid)), pod) for uid, pod in self.pods.items()],
+            lambda pod: f"/{pod.uid}",
+            lambda parent, id: f"{parent}/{id}",
+        )
+        tasks.start(self.targets.find_sandbox_images(self._image), name="images")
+
+    async def _image(self, sandbox: str) -> str:
+        self.calls.append(sandbox)
+        if sandbox not in self.images:
+            raise Unavailable("PodSandboxStatus", "Unavailable", "runtime restarts")
+        return self.images[sandbox]
+
+    def run(self, uid: str, *sandboxes: str) -> None:
+        boxes = tuple(ObservedSandbox(id=box, ready=True, created_at=1) for box in sandboxes)
+        self.pods[uid] = ObservedPod(uid=uid, name=uid, namespace="ns", sandboxes=boxes)
+
+    async def update(self) -> dict[str, str]:
+        """Return the images by sandbox, after those that the runtime reports are found."""
+        self.targets.update()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.targets.update()
+        targets = (entry.target for entry in self.collector._entries.values())
+        return {target.runtime_id: target.image for target in targets if target.kind == "sandbox"}
+
+
+@pytest.mark.looptime
+async def test_node_targets_sandboxes_of_different_images_each_has_its_own(tasks: TaskScope) -> None:
+    node = SandboxImages(tasks)
+    node.images = {"a": "pause:1", "b": "pause:2", "c": ""}
+    node.run("u1", "a")
+    node.run("u2", "b")
+    node.run("u3", "c")
+    assert await node.update() == node.images
+    node.run("u1", "a")  # observed again, unchanged
+    assert await node.update() == node.images
+    assert sorted(node.calls) == ["a", "b", "c"], "each is requested once"
+    node.images["d"] = "pause:3"
+    node.run("u1", "d")
+    assert (await node.update())["d"] == "pause:3"
+
+
+@pytest.mark.looptime
+async def test_node_targets_runtime_fails_image_retried_until_pod_is_gone(tasks: TaskScope) -> None:
+    node = SandboxImages(tasks)
+    node.run("u1", "a")
+    node.run("u2", "b")
+    assert await node.update() == {"a": "", "b": ""}
+    node.images["a"] = "pause:1"
+    await asyncio.sleep(5.1)
+    assert await node.update() == {"a": "pause:1", "b": ""}
+    node.pods.clear()
+    assert await node.update() == {}
+    calls = len(node.calls)
+    await asyncio.sleep(60)
+    assert len(node.calls) == calls
+    assert [node.targets._images, node.targets._without_image, node.targets._sandboxes] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+    ("info", "image"),
+    [
+        ({"info": '{"sandboxID": "x", "image": "pause:1", "runtimeSpec": {"a": [1]}}'}, "pause:1"),
+        ({"info": "{}"}, ""),
+        ({}, ""),
+        ({"info": "not JSON"}, None),
+        ({"info": '{"image": 7}'}, None),
+    ],
+)
+async def test_sandbox_image_verbose_information_parsed(info: dict[str, str], image: str | None) -> None:
+    async def status(sandbox: str, *, verbose: bool) -> pb.PodSandboxStatusResponse:
+        assert (sandbox, verbose) == ("box", True)
+        return pb.PodSandboxStatusResponse(info=info)
+
+    cri: Any = SimpleNamespace(runtime=SimpleNamespace(pod_sandbox_status=status))
+    if image is None:
+        with pytest.raises(ValueError):
+            await sandbox_image(cri, "box")
+    else:
+        assert await sandbox_image(cri, "box") == image
 
 
 @pytest.mark.parametrize(

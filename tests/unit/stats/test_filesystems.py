@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from pykubelet.stats import filesystems
 from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.mounted_filesystems import MAX_FILESYSTEMS
+from pykubelet.util.tasks import TaskScope
 from tests.unit.stats.test_mounted_filesystems import HOST, line
 
 DISKSTATS = """\
@@ -25,7 +26,8 @@ DISKSTATS = """\
 class Host:
     """A made-up /proc and /sys, with a statvfs that counts its calls and can hang."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, tasks: TaskScope) -> None:
+        self.tasks = tasks
         self.proc, self.sys = directory / "proc", directory / "sys"
         (self.proc / "self").mkdir(parents=True)
         (self.sys / "dev/block").mkdir(parents=True)
@@ -49,12 +51,14 @@ class Host:
         return os.statvfs_result((4096, 1024, 100, 60, 50, 40, 30, 20, 0, 255))
 
     def filesystems(self) -> Filesystems:
-        return Filesystems(Path("/var/lib/kubelet"), proc=self.proc, sys=self.sys, statvfs=self.statvfs)
+        return Filesystems(
+            Path("/var/lib/kubelet"), self.tasks, proc=self.proc, sys=self.sys, statvfs=self.statvfs
+        )
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(tmp_path)
+async def host(tmp_path: Path, tasks: TaskScope) -> AsyncIterator[Host]:
+    made = Host(tmp_path, tasks)
     made.mount(HOST)
     yield made
     made.release.set()
@@ -109,11 +113,11 @@ async def test_refresh_fresh_result_is_not_measured_again(host: Host) -> None:
 async def test_refresh_concurrent_callers_share_one_measurement(host: Host) -> None:
     found = host.filesystems()
     host.hanging = {b"/"}
-    tasks = [asyncio.create_task(found.refresh(0)) for _ in range(20)]
+    callers = [asyncio.create_task(found.refresh(0)) for _ in range(20)]
     await until(lambda: b"/" in host.calls)
-    tasks[0].cancel()
+    callers[0].cancel()
     host.release.set()
-    await asyncio.gather(*tasks[1:])
+    await asyncio.gather(*callers[1:])
     assert len(host.calls) == 3
     assert [usage.device for usage in found.all()] == ["/dev/shm", "/dev/vda", "/sys/fs/cgroup"]
 
@@ -196,8 +200,8 @@ async def test_refresh_twenty_thousand_mounts_does_not_block_loop(host: Host) ->
     assert turns >= 5  # the parsing thread sleeps 20 times
 
 
-async def test_of_directory_real_directory_returns_its_filesystem(tmp_path: Path) -> None:
-    found = Filesystems(Path("/var/lib/kubelet"))
+async def test_of_directory_real_directory_returns_its_filesystem(tmp_path: Path, tasks: TaskScope) -> None:
+    found = Filesystems(Path("/var/lib/kubelet"), tasks)
     usage = await found.of_directory(tmp_path)
     assert usage is not None
     device = tmp_path.stat().st_dev
@@ -208,14 +212,14 @@ async def test_of_directory_real_directory_returns_its_filesystem(tmp_path: Path
     assert usage in found.all() or usage.device
 
 
-async def test_of_directory_type_unknown_to_cadvisor_is_measured() -> None:
-    usage = await Filesystems(Path("/var/lib/kubelet")).of_directory(Path("/proc/self"))
+async def test_of_directory_type_unknown_to_cadvisor_is_measured(tasks: TaskScope) -> None:
+    usage = await Filesystems(Path("/var/lib/kubelet"), tasks).of_directory(Path("/proc/self"))
     assert usage is not None
     assert usage.device == "proc"
 
 
-async def test_of_directory_missing_directory_returns_none(tmp_path: Path) -> None:
-    assert await Filesystems(Path("/var/lib/kubelet")).of_directory(tmp_path / "missing") is None
+async def test_of_directory_missing_directory_returns_none(tmp_path: Path, tasks: TaskScope) -> None:
+    assert await Filesystems(Path("/var/lib/kubelet"), tasks).of_directory(tmp_path / "missing") is None
 
 
 async def test_of_directory_hanging_returns_none_without_second_call(
@@ -254,8 +258,39 @@ async def test_device_name_disk_partition_loop_and_unknown(host: Host) -> None:
     assert found.device_name(9, 9) == ""
 
 
-async def test_refresh_on_this_host_reports_root_filesystem_each_time() -> None:
-    found, device = Filesystems(Path("/var/lib/kubelet")), Path("/").stat().st_dev
+async def test_refresh_on_this_host_reports_root_filesystem_each_time(tasks: TaskScope) -> None:
+    found, device = Filesystems(Path("/var/lib/kubelet"), tasks), Path("/").stat().st_dev
     for _ in range(3):  # the table is read the first time, and when it has changed
         await found.refresh(0)
         assert (os.major(device), os.minor(device)) in [(usage.major, usage.minor) for usage in found.all()]
+
+
+async def test_filesystems_scope_left_while_server_hangs_callers_return(
+    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filesystems, "STATVFS_TIMEOUT_SECONDS", 600.0)
+    device = tmp_path.stat().st_dev
+    host.mount(line("/a", "nfs4", "dead:/a", f"{os.major(device)}:{os.minor(device)}"))
+    found = host.filesystems()
+    await found.refresh(600)
+    host.hanging = {b"/a"}
+    found._usages = ()
+    async with TaskScope() as scope:
+        found._tasks = scope
+        search = asyncio.create_task(found.of_directory(tmp_path, max_age=600))
+        await until(lambda: host.calls.count(b"/a") == 2)
+    async with asyncio.timeout(20):
+        assert await search is None
+
+
+async def test_filesystems_measurement_fails_error_reaches_callers_only(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail() -> None:
+        raise RuntimeError("broken")
+
+    found = host.filesystems()
+    monkeypatch.setattr(found, "_measure_all", fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken"):
+            await found.refresh(0)

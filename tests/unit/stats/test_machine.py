@@ -8,6 +8,7 @@ import msgspec
 from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.machine import machine_info, read_machine_facts
 from pykubelet.stats.samples import MachineFacts
+from pykubelet.util.tasks import TaskScope
 
 
 def test_read_machine_facts_this_host_complete() -> None:
@@ -29,8 +30,8 @@ def test_read_machine_facts_files_of_flags_used(tmp_path: Path) -> None:
     assert facts == expected
 
 
-async def test_machine_info_contains_measured_filesystems() -> None:
-    filesystems = Filesystems(Path("/var/lib/kubelet"))
+async def test_machine_info_contains_measured_filesystems(tasks: TaskScope) -> None:
+    filesystems = Filesystems(Path("/var/lib/kubelet"), tasks)
     info = await machine_info(filesystems)
     sizes = os.statvfs("/")
     found = {fs.device: fs for fs in info.filesystems}

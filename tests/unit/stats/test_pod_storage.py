@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.metrics import text_format
+from pykubelet.server.registry_text import text_format
 from pykubelet.stats import pod_storage
 from pykubelet.stats.pod_storage import (
     FileUsage,
@@ -49,12 +49,6 @@ def logged(root: Path, number: int = 0, containers: int = 1, files: int = 2) -> 
 
 def blocks(*paths: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in paths)
-
-
-@pytest.fixture
-async def tasks() -> AsyncIterator[TaskScope]:
-    async with TaskScope() as scope:
-        yield scope
 
 
 def test_measure_counts_blocks_and_inodes_of_rotated_files(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -36,12 +35,6 @@ def layers(*used: int) -> pb.ListContainerStatsResponse:
     return pb.ListContainerStatsResponse(
         stats=[container(f"c{number}", size) for number, size in enumerate(used)]
     )
-
-
-@pytest.fixture
-async def tasks() -> AsyncIterator[TaskScope]:
-    async with TaskScope() as scope:
-        yield scope
 
 
 def statistics(cri: RuntimeConnection, tasks: TaskScope, **options: Any) -> RuntimeStatistics:

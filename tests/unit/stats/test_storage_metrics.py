@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.metrics import text_format
+from pykubelet.server.registry_text import text_format
 from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow
 from tests.support.prometheus_text import Series, parse
 

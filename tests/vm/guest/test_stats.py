@@ -5,10 +5,8 @@ The pods keep running while the node's kubelet is exchanged: upstream's, ours, u
 lie between upstream's. Gauges have wide tolerances, because the guest is slow and minutes pass in between.
 """
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -16,11 +14,21 @@ from pykubelet.devcluster.binaries import module_cache_dir, source_module
 from tests.support.data_dir import short_dir
 from tests.support.node import NAME
 from tests.support.stats_comparison import (
-    Difference,
     Rule,
     Series,
-    compare,
-    compare_expositions,
+)
+from tests.support.stats_measured import (
+    BATCHES,
+    FLUCTUATES,
+    HOST,
+    OOM_RULE,
+    PROBES_RULES,
+    PROCESSES,
+    SLIS_RULES,
+    SUMMARY_MEMORY,
+    Measured,
+    host_parts,
+    host_rules,
 )
 from tests.support.stats_pages import EXPOSITIONS, SUMMARIES, StatsPages
 from tests.vm.guest.node import SLOW
@@ -38,36 +46,22 @@ from tests.vm.guest.stats_node import (
 pytestmark = pytest.mark.timeout(1700)
 
 KIB, MIB = 1 << 10, 1 << 20
-UPSTREAM_AGE_SECONDS, TOLERATED_SECONDS = 15.0, 5.0
-"""The longest interval at which the upstream kubelet measures a container, and the time of a fetch."""
+TOLERATED_SECONDS = 5.0
+"""Time of a fetch."""
 WAITING = [(BURNER, "cpu"), (READER, "memory")]
 """Containers that need more than their limit, and what they wait for."""
 
 
-class Measured(NamedTuple):
-    """The answers, and rules for what did not exist all the time."""
-
-    before: StatsPages
-    ours: StatsPages
-    after: StatsPages
-    host_rules: list[Rule]
-
-
-SINCE_START = "counted since the start of the kubelet"
-FLUCTUATES = "changes from sample to sample"
-HOST = "other processes of the host change it, and the kubelets are different processes"
 CHANGING_PODS = f"(.*/)?({WRITER}|{PROBED})-{NAME}"
 """Pods whose processes come and go: commands of a loop, connections of probes."""
 READING_PODS = f"((.*/)?{READER}-{NAME})?"
 """The pod whose page cache fills its limit and is freed; without a name, cgroups above those of pods."""
-BATCHES = "the kernel charges memory in batches per CPU"
 WITH_KUBELET = "/|/system.slice/vmtest.service"
 """Cgroups with the kubelet in them."""
 CADVISOR_MEMORY = (
     "container_memory_(usage_bytes|working_set_bytes|cache|rss|mapped_file)|"
     "container_memory_total_(in)?active_file_bytes"
 )
-PROCESSES = "container_(processes|threads|file_descriptors|sockets)"
 
 CADVISOR_RULES = [
     Rule(CADVISOR_MEMORY, HOST, labels={"id": WITH_KUBELET}, relative=0.25, absolute=128 * MIB),
@@ -80,7 +74,7 @@ CADVISOR_RULES = [
         for name, absolute in ((CADVISOR_MEMORY, memory), (PROCESSES, 4))
     ),
     Rule(CADVISOR_MEMORY, BATCHES, absolute=64 * KIB),
-    Rule("container_oom_events_total", SINCE_START, any_value=True),
+    OOM_RULE,
 ]
 RESOURCE_RULES = [
     Rule("node_memory_working_set_bytes", HOST, relative=0.25, absolute=128 * MIB),
@@ -88,9 +82,6 @@ RESOURCE_RULES = [
     Rule(".*_memory_working_set_bytes", FLUCTUATES, labels={"pod": READING_PODS}, absolute=READER_LIMIT),
     Rule(".*_memory_working_set_bytes", BATCHES, absolute=64 * KIB),
 ]
-SLIS_RULES = [Rule("process_start_time_seconds|kubernetes_healthchecks_total", SINCE_START, any_value=True)]
-PROBES_RULES = [Rule("prober_probe_.*", SINCE_START, any_value=True)]
-SUMMARY_MEMORY = r".*\.memory\.(usageBytes|workingSetBytes|rssBytes|availableBytes)"
 SUMMARY_RULES = [
     Rule(r".*\.psi\.(full|some)\.avg\d+", FLUCTUATES, any_value=True),
     Rule(r"node\.cpu\.usageNanoCores|node\.rlimit\.curproc", HOST, any_value=True),
@@ -127,7 +118,7 @@ def measured() -> Iterator[Measured]:
         pytest.skip("the host has not built the control plane, and with it the upstream kubelet: make test")
     names = [f"{document['metadata']['name']}-{NAME}" for document in stats_pods()]
     answers: dict[str, StatsPages] = {}
-    mounts, links = mounted_devices(), network_links()
+    parts = host_parts(containers=True)
     with short_dir() as path, stats_node(path) as node:
         for turn, program in (("before", upstream), ("ours", None), ("after", upstream)):
             node.hand_to(program)
@@ -137,7 +128,7 @@ def measured() -> Iterator[Measured]:
             answers[turn] = node.fetch()
             if program is None:
                 node.check_log()
-        rules = host_rules(mounts & mounted_devices(), links & network_links())
+        rules = host_rules(parts.common(host_parts(containers=True)), f"{HOST_NETWORK}-{NAME}")
         yield Measured(**answers, host_rules=rules)
 
 
@@ -147,37 +138,6 @@ def upstream_kubelet() -> Path | None:
     return path if path.exists() else None
 
 
-def mounted_devices() -> set[str]:
-    """Return the names by which cAdvisor may call the mounted file systems."""
-    found: set[str] = set()
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        first, _, second = line.partition(" - ")
-        number, point = first.split()[2], first.split()[4]
-        source = second.split()[1]
-        found |= {source, point, f"{source}_{number.replace(':', '-')}"}
-    return found
-
-
-def network_links() -> set[str]:
-    """Return the names of the host's network interfaces."""
-    return {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-def host_rules(devices: Iterable[str], links: Iterable[str]) -> list[Rule]:
-    """Ignore file systems and interfaces of the host that did not exist all the time."""
-    other_link = {"interface": _none_of(links)}
-    return [
-        Rule(".*", HOST, labels={"id": "/", "device": _none_of(devices)}, ignored=True),
-        Rule(".*", HOST, labels={"id": "/", **other_link}, ignored=True),
-        Rule(".*", HOST, labels={"pod": f"(.*/)?{HOST_NETWORK}-{NAME}", **other_link}, ignored=True),
-        Rule("node.network.interfaces.*", HOST, labels=other_link, ignored=True),
-    ]
-
-
-def _none_of(names: Iterable[str]) -> str:
-    return rf"(?!(?:{'|'.join(map(re.escape, sorted(names)))})$).+"
-
-
 def test_guest_kernel_measures_pressure() -> None:
     for resource in ("cpu", "memory", "io"):
         assert Path(f"/sys/fs/cgroup/{resource}.pressure").read_text().startswith("some avg10=")
@@ -185,24 +145,17 @@ def test_guest_kernel_measures_pressure() -> None:
 
 @pytest.mark.parametrize("endpoint", EXPOSITIONS)
 def test_exposition_same_pods_equals_upstreams(measured: Measured, endpoint: str) -> None:
-    before, ours, after = (
-        pages.expositions[endpoint] for pages in (measured.before, measured.ours, measured.after)
-    )
-    check(compare_expositions(before, ours, after, [*measured.host_rules, *RULES[endpoint]]))
+    measured.check_exposition(endpoint, RULES)
 
 
 @pytest.mark.parametrize("endpoint", SUMMARIES)
 def test_summary_same_pods_equals_upstreams(measured: Measured, endpoint: str) -> None:
-    before, ours, after = (
-        pages.summaries[endpoint] for pages in (measured.before, measured.ours, measured.after)
-    )
-    check(compare(before, ours, after, [*measured.host_rules, *RULES[endpoint]]))
+    measured.check_summary(endpoint, RULES)
 
 
 @pytest.mark.parametrize("endpoint", ["cadvisor", "resource"])
 def test_exposition_samples_are_not_older_than_upstreams(measured: Measured, endpoint: str) -> None:
-    allowed = max(measured.before.age(endpoint), measured.after.age(endpoint), UPSTREAM_AGE_SECONDS)
-    assert measured.ours.age(endpoint) <= allowed + TOLERATED_SECONDS
+    measured.check_age(endpoint, TOLERATED_SECONDS)
 
 
 @pytest.mark.parametrize("endpoint", SUMMARIES)
@@ -233,8 +186,3 @@ def test_exposition_container_exceeds_limit_has_growing_pressure(
 def expect_growth(values: list[float | str]) -> None:
     before, ours, after = map(float, values)
     assert 0 < before < ours < after
-
-
-def check(differences: list[Difference]) -> None:
-    """Fail with all differences, first those of most consequence."""
-    assert not differences, "\n".join([f"{len(differences)} differences", *map(str, differences)])
