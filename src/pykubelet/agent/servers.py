@@ -49,8 +49,8 @@ from pykubelet.server.readonly import (
     spec_routes,
 )
 from pykubelet.server.stats import summary_routes
-from pykubelet.server.stats_metrics import cadvisor_routes, resource_routes
-from pykubelet.util.tasks import TaskScope
+from pykubelet.server.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
+from pykubelet.util.tasks import RenderTurns, TaskScope
 
 log = get_logger(__name__)
 
@@ -139,10 +139,11 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
 
 def _statistics_routes(statistics: NodeStatistics) -> list[web.RouteDef]:
     """Return the routes of statistics; the servers share their limits."""
+    turns = RenderTurns()
     return [
-        *summary_routes(statistics),
-        *cadvisor_routes(statistics),
-        *resource_routes(statistics),
+        *summary_routes(statistics, turns=turns),
+        *cadvisor_routes(statistics, ScrapeLimit(turns=turns)),
+        *resource_routes(statistics, ScrapeLimit(turns=turns)),
     ]
 
 

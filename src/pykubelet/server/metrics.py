@@ -323,7 +323,7 @@ def metrics_routes(
         async def respond(request: web.Request) -> web.StreamResponse:
             with slots.acquire():
                 chunks = registry_chunks(registry, is_included, *others)
-                return await send_page(request, chunks, slots.timeout_seconds)
+                return await send_page(request, chunks, slots)
 
         return respond
 

@@ -19,6 +19,7 @@ from pykubelet.logs import get_logger
 from pykubelet.server.pipeline import plain_text, user_name
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, encode_summary
+from pykubelet.util.tasks import RenderTurns
 
 log = get_logger(__name__)
 MAX_REQUESTS = 32
@@ -46,12 +47,14 @@ class SummarySource(Protocol):
 def summary_routes(
     source: SummarySource,
     limits: StreamLimits | None = None,
+    turns: RenderTurns | None = None,
     *,
     write_timeout: float = WRITE_TIMEOUT_SECONDS,
     source_timeout: float = SOURCE_TIMEOUT_SECONDS,
 ) -> list[web.RouteDef]:
-    """Return the routes of the Summary API; all servers should share `limits`."""
+    """Return the routes of the Summary API; all servers should share `limits` and `turns`."""
     limits = limits or StreamLimits(MAX_REQUESTS, MAX_REQUESTS_PER_USER)
+    turns = turns or RenderTurns()
 
     async def respond(request: web.Request) -> web.StreamResponse:
         only_cpu_and_memory = await _is_only_cpu_and_memory(request)
@@ -60,7 +63,7 @@ def summary_routes(
                 async with asyncio.timeout(source_timeout):
                     inputs = await source.summary_inputs(only_cpu_and_memory)
                 pieces = encode_summary(inputs, only_cpu_and_memory=only_cpu_and_memory)
-                first = next(pieces)
+                first = await turns.take(lambda: next(pieces))
             except (SummaryUnavailable, TimeoutError) as err:
                 reason = str(err) or "failed to collect statistics: timed out"
                 log.v(2).info("Summary is not available", reason=reason)
@@ -68,7 +71,7 @@ def summary_routes(
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/json"})
             response.enable_chunked_encoding()
             await response.prepare(request)
-            await _send(request, response, first, pieces, write_timeout)
+            await _send(request, response, _chunks(first, pieces), turns, write_timeout)
             return response
 
     return [
@@ -89,17 +92,15 @@ async def _is_only_cpu_and_memory(request: web.Request) -> bool:
 async def _send(
     request: web.Request,
     response: web.StreamResponse,
-    first: bytes,
-    pieces: Iterator[bytes],
+    chunks: Iterator[bytes],
+    turns: RenderTurns,
     write_timeout: float,
 ) -> None:
     """Send the document. Raises ConnectionError when it is incomplete, which closes the connection."""
     try:
-        for chunk in _chunks(first, pieces):
+        while (chunk := await turns.take(lambda: next(chunks, None))) is not None:
             async with asyncio.timeout(write_timeout):
                 await response.write(chunk)
-            # Writing to a fast client never blocks; yield to other tasks.
-            await asyncio.sleep(0)
     except TimeoutError:
         log.v(2).info("Closed connection of a client that does not read", path=request.path)
         if request.transport is not None:

@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
@@ -28,6 +29,7 @@ from pykubelet.stats.resource_metrics import resource_chunks
 from pykubelet.stats.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 from pykubelet.util.metrics import CONTENT_TYPE
+from pykubelet.util.tasks import RenderTurns
 
 log = get_logger(__name__)
 MAX_SCRAPES = 10
@@ -91,7 +93,7 @@ def cadvisor_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
             )
             if found is not None:
                 page = chain(page, render_cri_metrics(found.descriptors, found.pods))
-            return await send_page(request, page, slots.timeout_seconds)
+            return await send_page(request, page, slots)
 
     return [web.get("/metrics/cadvisor", respond)]
 
@@ -104,7 +106,7 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
         with slots.acquire():
             has_error = await _prepare(source, detailed=False)
             page = resource_chunks(() if has_error else source.records(), has_error=has_error)
-            return await send_page(request, page, slots.timeout_seconds)
+            return await send_page(request, page, slots)
 
     return [web.get("/metrics/resource", respond)]
 
@@ -112,8 +114,16 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
 class ScrapeLimit:
     """Limit on concurrent scrapes, which routes and servers may share."""
 
-    def __init__(self, limit: int = MAX_SCRAPES, *, timeout_seconds: float = SCRAPE_TIMEOUT_SECONDS) -> None:
+    def __init__(
+        self,
+        limit: int = MAX_SCRAPES,
+        *,
+        timeout_seconds: float = SCRAPE_TIMEOUT_SECONDS,
+        turns: RenderTurns | None = None,
+    ) -> None:
+        """Initialize; other documents that are rendered by this process should share `turns`."""
         self.limit = limit
+        self.turns = turns or RenderTurns()
         self.active = 0
         self.timeout_seconds = timeout_seconds
 
@@ -139,9 +149,7 @@ async def _prepare(source: StatsSource, *, detailed: bool) -> bool:
     return False
 
 
-async def send_page(
-    request: web.Request, page: Iterator[bytes], timeout_seconds: float
-) -> web.StreamResponse:
+async def send_page(request: web.Request, page: Iterator[bytes], limit: ScrapeLimit) -> web.StreamResponse:
     """Send the chunks of a page, compressed if the client accepts gzip."""
     headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE}
     if request.method == hdrs.METH_HEAD:
@@ -153,14 +161,11 @@ async def send_page(
     response = web.StreamResponse(headers=headers)
     is_complete = False
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with asyncio.timeout(limit.timeout_seconds):
             await response.prepare(request)
-            for chunk in page:
-                piece = compressor.compress(chunk) if compressor is not None else chunk
+            while (piece := await limit.turns.take(partial(_render, page, compressor))) is not None:
                 if piece:
                     await response.write(piece)
-                # Writing to a fast client never blocks; yield to other tasks.
-                await asyncio.sleep(0)
             if compressor is not None:
                 await response.write(compressor.flush())
             is_complete = True
@@ -170,6 +175,12 @@ async def send_page(
         if not is_complete and request.transport is not None:
             request.transport.abort()
     return response
+
+
+def _render(page: Iterator[bytes], compressor: zlib._Compress | None) -> bytes | None:
+    """Return the next chunk, empty while the compressor holds it; None at the end of the page."""
+    chunk = next(page, None)
+    return compressor.compress(chunk) if chunk is not None and compressor is not None else chunk
 
 
 def accepts_gzip(headers: Sequence[str]) -> bool:

@@ -29,6 +29,24 @@ def wait_seconds(remaining: float) -> float:
     return max(remaining, SHORTEST_WAIT_SECONDS)
 
 
+class RenderTurns:
+    """Turns in which long documents are rendered, one part of one document per iteration of the event loop.
+
+    Without it, each of many concurrent responses would render a part in the same iteration.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self, render: Callable[[], T]) -> T:
+        """Return the result of `render` in the next free turn."""
+        async with self._lock:
+            rendered = render()
+            # The others wait until the loop has run all other tasks once.
+            await asyncio.sleep(0)
+        return rendered
+
+
 class TaskScope:
     """An async context manager that owns tasks: `scope.start(work(), name="...")`."""
 

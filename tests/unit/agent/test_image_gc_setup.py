@@ -160,7 +160,7 @@ async def test_build_image_gc_settings_and_file_system_of_the_runtime_are_used(
         settings,
         cri,
         images,
-        Filesystems(tmp_path),
+        Filesystems(tmp_path, tasks),
         lambda kind, reason, message: events.append(reason),
         registry,
     )
