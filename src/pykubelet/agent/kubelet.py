@@ -37,13 +37,13 @@ from pykubelet.agent.host_setup import (
     prepare_cgroups,
     prepare_root,
     read_allocation_state,
-    record_oom_kills,
     set_kernel_defaults,
     start_daemon_cgroups,
     start_util_chains,
     take_cgroup_driver,
 )
 from pykubelet.agent.images import build_image_manager
+from pykubelet.agent.oom_kills import start_oom_watcher
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.stats import NodeStatistics, start_statistics
@@ -458,7 +458,7 @@ class Kubelet:
             self.registry,
             started=self._started.timestamp(),
         )
-        tasks.start(record_oom_kills(record, statistics.collector.count_oom), name="oom-watch")
+        start_oom_watcher(host.cri, node.pod_cgroups, engine, statistics.collector, record, tasks)
         return statistics, {
             "ping": lambda: None,
             "log": log_health,

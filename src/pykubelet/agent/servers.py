@@ -41,7 +41,7 @@ from pykubelet.server.metrics import ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import Check, health_routes, own_hosts_only, read_only_routes, spec_routes
-from pykubelet.server.stats import summary_routes
+from pykubelet.server.stats import memory_curve_routes, summary_routes
 from pykubelet.server.stats_metrics import cadvisor_routes, resource_routes
 from pykubelet.util.tasks import TaskScope
 
@@ -92,6 +92,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
         by_root = [
             *control_routes(parts.engine),
+            *memory_curve_routes(parts.statistics.collector.memory_curves),
             *statistics,
             *(manifests.routes() if manifests is not None else ()),
         ]
