@@ -176,8 +176,17 @@ async def _runtime_config(cri: RuntimeConnection) -> RuntimeConfigResponse:
 
 
 def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
-    """Create the root directory with shared mount propagation; the exit stack reverts it."""
-    root.mkdir(mode=0o750, parents=True, exist_ok=True)
+    """Create the root directory with shared mount propagation; the exit stack reverts it.
+
+    Raises StartupError when it cannot be created.
+    """
+    try:
+        root.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as err:
+        raise StartupError(
+            f"cannot create the root directory {root}: {err.strerror or err}: "
+            "free some space there, or choose another --root-dir"
+        ) from err
 
     def take_back() -> None:
         # Running containers keep the mounts that they share.
