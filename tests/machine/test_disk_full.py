@@ -81,7 +81,7 @@ def test_kubelet_disk_full_files_stay_whole_and_kubelet_starts(runtime: RunningR
     root, volumes = disk / "root", [{"name": "v", "emptyDir": {}}]
     mounts: Document = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     exclusive = {"limits": {"cpu": "1", "memory": "32Mi"}}
-    settings = {
+    settings: Document = {
         "cpuManagerPolicy": "static",
         "reservedSystemCPUs": "0",
         "podLogsDir": str(disk / "logs"),
