@@ -133,6 +133,7 @@ def test_kubelet_first_start_on_full_disk_one_line_and_next_start_works(
             "free some space there, or choose another --root-dir"
         )
         assert "Traceback" not in node.log_text()
+        node.kill()
         free_disk(disk)
         node.start()
         node.start_pod(pod("works"))

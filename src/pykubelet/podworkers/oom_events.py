@@ -37,6 +37,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 10.0, 300.0
 MAX_QUEUED = 1000
 MAX_CONTAINERS = 1000
 MAX_NAMES = 100
+_LONGEST_PATH = 200
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -84,7 +85,7 @@ def format_mebibytes(size: int) -> str:
 
 
 def printable(name: str) -> str:
-    """Replace characters of a process name that are not printable."""
+    """Replace characters of a name that are not printable."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)
 
 
@@ -99,7 +100,7 @@ def oom_message(kill: OomKill, site: OomSite, count: int = 1, seconds: float = 0
     elif kill.limit == site.cgroup or kill.limit.startswith(f"{site.cgroup}/"):
         cause = f"Memory limit{limit} of {of_container} reached"
     else:
-        cause = f'Memory limit{limit} of cgroup "{kill.limit}" reached'
+        cause = f'Memory limit{limit} of cgroup "{printable(kill.limit[:_LONGEST_PATH])}" reached'
     victim = f"process {kill.pid} ({printable(kill.process)}) of {of_container}"
     size = f", anon-rss {format_mebibytes(kill.anon_rss)}" if kill.anon_rss is not None else ""
     if count == 1:
