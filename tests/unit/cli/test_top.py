@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import draw_live
+from pykubelet.cli.client import NodeClient, draw_live
 from pykubelet.cli.describe import describe_text
 from pykubelet.cli.ps import run_ps
 from pykubelet.cli.pykubelet import TopSort, app
@@ -38,6 +38,7 @@ from pykubelet.cli.usage_table import (
     sort_key,
 )
 from pykubelet.server.pods import NodePods, PodJournal
+from pykubelet.server.stats import memory_curve_routes
 from pykubelet.standalone.instance import Instance
 from pykubelet.stats.samples import ContainerMemoryCurve, MemoryCurves
 from tests.support.cli_node import Ran, Terminal, answering, command, environment, pykubelet
@@ -572,6 +573,28 @@ def test_describe_text_memory_curves_one_line_per_container() -> None:
     assert "Memory of the last minutes:" not in describe_text(
         pods["holder"], "syncing", PodJournal(), START, curves=MemoryCurves()
     )
+
+
+async def test_memory_curves_reported_missing_and_invalid(instance: Instance, view: ScriptedView) -> None:
+    """Verify that a description does not fail without curves: of an older kubelet, or of a damaged report."""
+    curves = MemoryCurves(containers=[ContainerMemoryCurve("c", 7, [1, 2], [0, 1])])
+    asked: list[str] = []
+
+    def report(uid: str) -> MemoryCurves:
+        asked.append(uid)
+        return curves
+
+    async def damaged(_: web.Request) -> web.Response:
+        return web.Response(text='{"containers": 7}')
+
+    client = NodeClient(instance)
+    async with answering(instance, view, memory_curve_routes(report)):
+        assert await asyncio.to_thread(client.memory_curves, "a/b") == curves
+    assert asked == ["a/b"]
+    for routes in ([], [web.get("/pods/{uid}/memory", damaged)]):
+        async with answering(instance, view, routes):
+            assert await asyncio.to_thread(client.memory_curves, "u") == MemoryCurves()
+    assert client.memory_curves("u") == MemoryCurves(), "no kubelet runs"
 
 
 def test_memory_sparkline_kills_without_samples_are_shown() -> None:
