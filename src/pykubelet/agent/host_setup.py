@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +42,6 @@ from pykubelet.linux import process_limits as rlimits
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.iptables import PROGRAMS, keep_chains
 from pykubelet.linux.kernel import supports_noswap
-from pykubelet.linux.oom_watcher import kills, open_log
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
 from pykubelet.util.tasks import TaskScope
@@ -178,8 +176,17 @@ async def _runtime_config(cri: RuntimeConnection) -> RuntimeConfigResponse:
 
 
 def prepare_root(root: Path, stack: contextlib.AsyncExitStack) -> None:
-    """Create the root directory with shared mount propagation; the exit stack reverts it."""
-    root.mkdir(mode=0o750, parents=True, exist_ok=True)
+    """Create the root directory with shared mount propagation; the exit stack reverts it.
+
+    Raises StartupError when it cannot be created.
+    """
+    try:
+        root.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as err:
+        raise StartupError(
+            f"cannot create the root directory {root}: {err.strerror or err}: "
+            "free some space there, or choose another --root-dir"
+        ) from err
 
     def take_back() -> None:
         # Running containers keep the mounts that they share.
@@ -240,30 +247,3 @@ def start_util_chains(config: KubeletConfiguration, tasks: TaskScope) -> None:
     if config.make_iptables_util_chains:
         for program in PROGRAMS:
             tasks.start(keep_chains(program), name=program)
-
-
-async def record_oom_kills(
-    record: Record,
-    count_in_cgroup: Callable[[str], None] = lambda path: None,
-    open_log: Callable[[], int] = open_log,
-) -> None:
-    """Record SystemOOM events for processes that the kernel killed because the host was out of memory.
-
-    Kills because of a cgroup's limit are passed to `count_in_cgroup`; they appear in pod statuses, too.
-    """
-    try:
-        fd = open_log()
-    except OSError as err:
-        log.info("Failed to open /dev/kmsg, SystemOOM events are disabled", err=str(err))
-        return
-    try:
-        async for kill in kills(fd):
-            if kill.system_oom:
-                log.v(1).info("Got sys oom event", process=kill.process, pid=kill.pid, cgroup=kill.cgroup)
-                victim = f"victim process: {kill.process}, pid: {kill.pid}"
-                record("Warning", "SystemOOM", f"System OOM encountered, {victim}")
-            count_in_cgroup(kill.limit or "/")
-    except OSError as err:
-        log.error(err, "Failed to read /dev/kmsg, SystemOOM events are disabled")
-    finally:
-        os.close(fd)

@@ -37,13 +37,13 @@ from pykubelet.agent.host_setup import (
     prepare_cgroups,
     prepare_root,
     read_allocation_state,
-    record_oom_kills,
     set_kernel_defaults,
     start_daemon_cgroups,
     start_util_chains,
     take_cgroup_driver,
 )
 from pykubelet.agent.images import build_image_gc, build_image_manager
+from pykubelet.agent.oom_kills import build_oom_watcher
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.agent.stats import NodeStatistics, build_statistics
@@ -147,6 +147,7 @@ class _Node:
     start_engine: Callable[[], None]
     statistics: NodeStatistics
     start_statistics: Callable[[], None]
+    start_oom_watcher: Callable[[], None]
 
 
 class Kubelet:
@@ -436,6 +437,9 @@ class Kubelet:
             start_engine=start_engine,
             statistics=statistics,
             start_statistics=start_statistics,
+            start_oom_watcher=build_oom_watcher(
+                cri, pod_cgroups, engine, statistics.collector, record, tasks
+            ),
         )
 
     def _build_reporter(
@@ -486,7 +490,7 @@ class Kubelet:
             tasks.start(node.reporter.run(), name="node")
         node.start_statistics()
         tasks.start(node.image_gc.run(), name="image-gc")
-        tasks.start(record_oom_kills(record, node.statistics.collector.count_oom), name="oom-watch")
+        node.start_oom_watcher()
         return {
             "ping": lambda: None,
             "log": log_health,

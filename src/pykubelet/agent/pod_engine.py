@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -60,8 +59,9 @@ from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
 from pykubelet.podsync.stages.volumes import VolumeStage
 from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterAccess
+from pykubelet.podworkers.container_gc import ContainerDeletor, ContainerGC, PodStateProvider
 from pykubelet.podworkers.engine import PodEngine, PodFates
-from pykubelet.podworkers.housekeeping import Housekeeping, collect_containers
+from pykubelet.podworkers.housekeeping import Housekeeping
 from pykubelet.podworkers.loop import SyncLoop
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_admission import AdmissionMetrics, AdmissionNode, PodAdmission, PodStarter
@@ -163,6 +163,13 @@ def build_pod_engine(
         metrics=ResizeMetrics(registry),
     )
     dirs = PodDirs(root)
+    pod_states = PodStateProvider(
+        records,
+        workers,
+        pleg,
+        lambda: api_server.unreadable if api_server is not None else frozenset(),
+    )
+    container_gc = ContainerGC(runtime.collector, pod_states, node_event)
     housekeeping = Housekeeping(
         records,
         workers,
@@ -170,13 +177,13 @@ def build_pod_engine(
         dirs,
         resources.cgroups,
         allocation,
-        collect=partial(collect_containers, runtime.collector, node_event),
+        pod_states=pod_states,
+        container_gc=container_gc,
         retain=(
             prober.cleanup,
             resources.allocator.keep_only,
             lambda uids: static_readiness.retain(uids.__contains__),
         ),
-        unreadable=lambda: api_server.unreadable if api_server is not None else frozenset(),
         scope=scope,
     )
     starter = PodStarter(workers, housekeeping, allocation, static_readiness)
@@ -306,6 +313,14 @@ def build_pod_engine(
         history=history,
         sources=fates,
     )
+    deletor = ContainerDeletor(
+        runtime.collector.remove_container,
+        syncer.observed,
+        pod_states.should_content_be_removed,
+        settings.flags.maximum_dead_containers_per_container,
+    )
+    pleg.add_listener(deletor.handle_event)
+    statuses.add_listener(deletor.handle_status)
     metrics.count_pods(store, workers, statuses, syncer, pleg)
     engine = PodEngine(
         records=records,
@@ -325,6 +340,7 @@ def build_pod_engine(
         allocation.start(_resize_collaborators(records, workers, admission, loop))
         scope.start(pleg.run(), name="pleg")
         scope.start(prober.run(), name="prober")
+        scope.start(deletor.run(), name="container-deletor")
         scope.start(resources.allocation_state.write_behind(), name="allocation-state")
         scope.start(static_readiness.run(), name="static-readiness")
         scope.start(loop.run(engine), name="sync-loop")

@@ -48,7 +48,7 @@ from pykubelet.server.readonly import (
     read_only_routes,
     spec_routes,
 )
-from pykubelet.server.stats import summary_routes
+from pykubelet.server.stats import memory_curve_routes, summary_routes
 from pykubelet.server.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
 from pykubelet.util.tasks import RenderTurns, TaskScope
 
@@ -101,6 +101,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
         by_root = [
             *control_routes(parts.engine),
+            *memory_curve_routes(parts.statistics.collector.memory_curves),
             *statistics,
             *(manifests.routes() if manifests is not None else ()),
         ]

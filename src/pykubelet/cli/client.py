@@ -35,6 +35,7 @@ from pykubelet.server.manifest_schema import Manifest
 from pykubelet.server.pods import SOCKET_NAME, ErrorResponse, NodePods, PodJournal, Restarted
 from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.stats.samples import MemoryCurves
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -111,6 +112,17 @@ class NodeClient:
         except NodeError:
             return {}
         return {stats.pod_ref.uid: stats for stats in summary.pods}
+
+    def memory_curves(self, uid: str) -> MemoryCurves:
+        """Return the memory of a pod's containers in the last minutes; empty if it is not reported."""
+        path = f"/pods/{quote(uid, safe='')}/memory"
+        try:
+            status, body = self._fetch(
+                "GET", path, timeout=USAGE_TIMEOUT_SECONDS, max_bytes=MAX_SUMMARY_BYTES
+            )
+            return _read(MemoryCurves, 200, body) if status == 200 else MemoryCurves()
+        except NodeError:
+            return MemoryCurves()
 
     def summary_document(self) -> tuple[Summary, dict[str, Any]]:
         """Return the Summary, and the same as plain values with every field; errors as in `summary`."""

@@ -41,6 +41,7 @@ from pykubelet.cli.usage import (
     format_cpu,
     format_share,
     format_size,
+    memory_sparkline,
     nano_cores,
     pod_nano_cores,
     pod_working_set,
@@ -53,6 +54,7 @@ from pykubelet.cli.usage import (
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import PodJournal
 from pykubelet.standalone.instance import Instance
+from pykubelet.stats.samples import MemoryCurves
 
 Fields = list[tuple[str, str]]
 _NO_RESOURCES = ResourceRequirements()
@@ -60,15 +62,24 @@ _CONFIG_ANNOTATION_PREFIX = "kubernetes.io/config."
 
 
 def describe_text(
-    pod: Pod, state: str, journal: PodJournal, now: datetime, usage: PodStats | None = None
+    pod: Pod,
+    state: str,
+    journal: PodJournal,
+    now: datetime,
+    usage: PodStats | None = None,
+    curves: MemoryCurves | None = None,
 ) -> list[str]:
-    """Return the description as lines; `state` is that of the pod worker, `usage` None if not reported."""
+    """Return the description as lines; `state` is that of the pod worker.
+
+    `usage` and `curves` (the memory of the last minutes) are None if they are not reported.
+    """
     sections = [
         ("", _fields(_pod_fields(pod, state, now))),
         ("Init containers:", _containers(pod, pod.spec.init_containers, now)),
         ("Containers:", _containers(pod, pod.spec.containers, now)),
         ("Ephemeral containers:", _containers(pod, pod.spec.ephemeral_containers, now)),
         ("Usage:", _usage(pod, usage, now) if usage is not None else []),
+        ("Memory of the last minutes:", _memory_curves(pod, curves) if curves is not None else []),
         ("Volumes:", _fields([(volume.name, _volume(volume)) for volume in pod.spec.volumes])),
         ("Conditions:", _conditions(pod, now)),
         ("Events:", _events(journal.events, now)),
@@ -218,6 +229,17 @@ def _usage(pod: Pod, usage: PodStats, now: datetime) -> list[str]:
             ("Measured", f"{format_age(time, now)} ago" if time is not None else ""),
         ),
     )
+
+
+def _memory_curves(pod: Pod, curves: MemoryCurves) -> list[str]:
+    """Return the memory curve of each container that was measured, in one line."""
+    declared = {container.name: container.resources.limits.get("memory") for container in all_containers(pod)}
+    fields = []
+    for curve in curves.containers:
+        limit = declared.get(curve.name)
+        text = memory_sparkline(curve, curves.slot_seconds, int(limit) if limit is not None else None)
+        fields.append((escape_unprintable(curve.name, lines=False), text))
+    return _fields(_nonempty_fields(*fields))
 
 
 def _usage_of(name: str, fields: Fields) -> list[str]:
@@ -388,7 +410,8 @@ def run_describe(data_dir: Path, name: str) -> int:
         journal = client.journal(pod.uid)
         state = node.states.get(pod.uid, "")
         usage = client.pod_usage(brief=False).get(pod.uid)
-        print("\n".join(describe_text(pod, state, journal, datetime.now(UTC), usage)))
+        curves = client.memory_curves(pod.uid)
+        print("\n".join(describe_text(pod, state, journal, datetime.now(UTC), usage, curves)))
         return 0
 
     return run_command(PROGRAM, work)

@@ -30,6 +30,7 @@ from pykubelet.standalone.data_dir import claim, hold_lock, make_directories
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import down
+from pykubelet.util.files import write_if_changed
 
 PROGRAM = "pykubelet up"
 FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
@@ -125,7 +126,7 @@ def _config(instance: Instance, endpoint: str, requested: LoadedConfig) -> dict[
     if isinstance(authority, bytes):
         path = instance.kubelet_root / "pki" / "cluster-ca.crt"
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_bytes(authority)
+        write_if_changed(path, authority, 0o644)
         authority = path
     return cluster_config(instance, endpoint, authority)
 
@@ -135,9 +136,8 @@ def _write_config(
 ) -> list[str]:
     path = instance.data_dir / "kubelet.yaml"
     text = yaml.safe_dump(config, sort_keys=False)
-    path.write_text(
-        "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n" + text
-    )
+    head = "# Written by `pykubelet up` at each start; give flags to `up` to change a value.\n"
+    write_if_changed(path, (head + text).encode(), 0o644)
     root = instance.kubelet_root
     own_flags = [
         f"--config={path}",

@@ -6,6 +6,7 @@ is nanocores (1e9 is one core). All functions are pure; a missing value is forma
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ from pykubelet.api.stats import (
     Summary,
     SwapStats,
 )
+from pykubelet.stats.samples import ContainerMemoryCurve
 
 MISSING = "-"
 _UNITS = ("B", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -188,6 +190,37 @@ def format_share(percent: float | None, *, detail: bool = False) -> str:
     if percent is None:
         return MISSING
     return f"{percent:.1f}%" if detail else f"{int(percent)}%"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_KILL = "✗"
+
+
+def memory_sparkline(curve: ContainerMemoryCurve, slot_seconds: float, limit: int | None = None) -> str:
+    """Return the memory of the last minutes in one line: bars up to the limit or the largest sample.
+
+    A slot with an OOM kill is a cross, one without a sample is blank. `limit` is that of the manifest.
+    """
+    known = [size for size in curve.sizes if size > 0]
+    kills = sum(max(0, kill) for kill in curve.kills)
+    if not known and not kills:
+        return ""
+    limit = curve.limit or limit
+    top = max([limit or 0, *known, 1])
+    bars = []
+    for size, killed in itertools.zip_longest(curve.sizes, curve.kills, fillvalue=0):
+        if killed > 0:
+            bars.append(_KILL)
+        elif size > 0:
+            bars.append(_BARS[min(size * len(_BARS) // top, len(_BARS) - 1)])
+        else:
+            bars.append(" ")
+    facts = [f"{format_size(min(known))} to {format_size(max(known))}"] if known else []
+    facts += [f"limit {format_size(limit)}"] if limit else []
+    facts += [f"{kills} OOM kill{'s' if kills > 1 else ''} ({_KILL})"] if kills else []
+    seconds = len(bars) * slot_seconds
+    span = f"{seconds / 60:.0f}m" if seconds >= 60 else f"{seconds:.0f}s"
+    return f"{''.join(bars)} {', '.join(facts)}, last {span}"
 
 
 def _total(amounts: Iterable[int | None]) -> int | None:

@@ -28,6 +28,7 @@ from pykubelet.kuberuntime.labels import parse_container
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.paths import container_id_of_link, legacy_log_link, pod_uid_of_log_dir
+from pykubelet.kuberuntime.removal import remove_container
 from pykubelet.linux.mounts import remove_tree
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, NotFound
@@ -226,7 +227,7 @@ class GarbageCollector:
             if self._legacy_logs is not None and info.is_managed:
                 name = legacy_log_link(info.pod_name, info.pod_namespace, info.name, container_id)
                 (self._legacy_logs / name).unlink(missing_ok=True)
-            await self._cri.runtime.remove_container(container_id)
+            await remove_container(self._cri, container_id)
         except NotFound:
             return
 

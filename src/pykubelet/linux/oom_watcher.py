@@ -117,9 +117,13 @@ _GROUP = re.compile(
 )
 _KILLED = re.compile(
     r"(?:Memory cgroup out of memory: |Out of memory(?: \(oom_kill_allocating_task\))?: )?"
-    r"Killed process (?P<pid>\d{1,10})(?:, UID \d+,)? \((?P<name>.*)\)(?:,? total-vm:.*)?",
+    r"Killed process (?P<pid>\d{1,10})(?:, UID \d+,)? \((?P<name>.*)\)(?P<sizes>,? total-vm:.*)?",
     re.DOTALL,
 )
+_ANON_RSS = re.compile(r"\banon-rss:(?P<kib>\d{1,17})kB")
+_MEMORY = re.compile(r"memory: usage \d{1,17}kB, limit (?P<kib>\d{1,17})kB, failcnt \d+")
+_UNLIMITED_KIB = 1 << 50
+"""Limits above this one mean no limit: the kernel rounds the largest number to pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,10 @@ class OomKill:
     """Sequence number of the record that reported the kill."""
     system_oom: bool = False
     """Whether the host was out of memory, not a cgroup."""
+    anon_rss: int | None = None
+    """Bytes of anonymous memory of the process, if the kernel logged them."""
+    limit_bytes: int | None = None
+    """Limit that was reached, if the kernel logged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +161,8 @@ class OomState:
     """Whether all processes of the cgroup are killed (`memory.oom.group`), with one line each."""
     system_oom: bool = False
     """Whether the host is out of memory, not a cgroup."""
+    limit_bytes: int | None = None
+    """Memory limit of the cgroup, which the kernel logs before the cgroup."""
     fragment: str = ""
     """Text of a line that may be continued."""
 
@@ -175,6 +185,8 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
             microseconds=record.microseconds,
             sequence=record.sequence,
             system_oom=not known.limit and (known.system_oom if scope is None else scope),
+            anon_rss=_bytes(_ANON_RSS.search(found["sizes"] or "")),
+            limit_bytes=known.limit_bytes if known.limit else None,
         )
         return replace(state, reported=True), kill
     return _parse_context(state if scope is None else replace(state, system_oom=scope), text), None
@@ -183,14 +195,25 @@ def follow(state: OomState, record: KernelRecord) -> tuple[OomState, OomKill | N
 def _parse_context(state: OomState, text: str) -> OomState:
     if _INVOKED.match(text):
         return OomState(fragment=state.fragment)
+    limit_bytes = None if state.reported else state.limit_bytes
+    if found := _MEMORY.fullmatch(text):
+        # Up to 4.20 it follows the cgroup, since 5.0 it precedes it.
+        state = OomState(fragment=state.fragment) if state.reported else state
+        return replace(state, limit_bytes=_bytes(found))
     if found := _TASK_IN.fullmatch(text):
         return OomState(found["cgroup"], found["limit"], fragment=state.fragment)
     if (reason := _reason(text)) is not None:
         cgroup, limit = reason
-        return OomState(cgroup, limit, system_oom=not limit, fragment=state.fragment)
+        return OomState(cgroup, limit, system_oom=not limit, limit_bytes=limit_bytes, fragment=state.fragment)
     if found := _GROUP.fullmatch(text):
         return replace(state, cgroup=found["cgroup"], group=True)
     return state
+
+
+def _bytes(found: re.Match[str] | None) -> int | None:
+    """Return a size in bytes; None if there is none, or it means no limit."""
+    kib = int(found["kib"]) if found is not None else _UNLIMITED_KIB
+    return kib << 10 if kib < _UNLIMITED_KIB else None
 
 
 def _scope(text: str) -> bool | None:
@@ -231,6 +254,23 @@ _LONGEST_RECORD = 16384
 """Bytes; reading a record that does not fit fails with EINVAL."""
 _RECORDS_PER_YIELD = 100
 """Records to read before yielding to other tasks: a packet filter can fill the log quickly."""
+
+
+def read_oom_kills(memory_cgroup: Path) -> int | None:
+    """Return how many processes of a cgroup the OOM killer has killed; None if the kernel does not report it.
+
+    Of many kills in a short time, the kernel logs the cgroup of only ten every five seconds; this counter has
+    all of them.
+    """
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = (memory_cgroup / name).read_text().splitlines()
+        except OSError:
+            continue
+        for key, _, value in (line.partition(" ") for line in lines):
+            if key == "oom_kill" and value.isdigit():
+                return int(value)
+    return None
 
 
 def open_log(path: Path = KMSG) -> int:

@@ -163,6 +163,10 @@ class PodEngine:
         self.workers.wake(uid)
         return names
 
+    async def delete_all_unused_containers(self) -> None:
+        """Remove all dead containers that no running pod needs. Raises CriError and OSError."""
+        await self._housekeeping.container_gc.delete_all_unused_containers()
+
     def state(self, uid: str) -> str:
         """Return the state of the pod's worker."""
         worker = self.workers.get(uid)

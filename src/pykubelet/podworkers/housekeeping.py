@@ -9,21 +9,18 @@ not be parsed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
 
 from pykubelet.api.pod import Pod
-from pykubelet.cm.cgroups.node_cgroups import Record
-from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import Cgroups
+from pykubelet.podworkers.container_gc import ContainerGC, PodStateProvider
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.resize.allocation_manager import AllocationManager
-from pykubelet.transport.errors import CriError
 from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.tasks import TaskScope
 
@@ -43,26 +40,21 @@ class Housekeeping:
         cgroups: Cgroups,
         allocation: AllocationManager,
         *,
-        collect: Callable[[Callable[[str], bool]], Coroutine[Any, Any, None]],
+        pod_states: PodStateProvider,
+        container_gc: ContainerGC,
         retain: Sequence[Callable[[AbstractSet[str]], None]],
-        unreadable: Callable[[], AbstractSet[str]],
         scope: TaskScope,
     ) -> None:
-        """Initialize.
-
-        `collect` collects container garbage and gets a function that returns whether a pod is deleted;
-        `retain` drop the state of all pods but those with the given uids; `unreadable` returns the names of
-        desired pods that could not be parsed.
-        """
+        """Initialize; `retain` drop the state of all pods but those with the given uids."""
         self._records = records
         self._workers = workers
         self._pleg = pleg
         self._dirs = dirs
         self._cgroups = cgroups
         self._allocation = allocation
-        self._collect = collect
+        self._pod_states = pod_states
+        self.container_gc = container_gc
         self._retain = retain
-        self._unreadable = unreadable
         self._scope = scope
         self._next_gc = 0.0
         self._qos_errors = ErrorLogLimiter(log, "Failed to update the cgroups of the QoS classes")
@@ -73,7 +65,7 @@ class Housekeeping:
             return
         known = self._workers.uids() | self._records.desired_uids()
         for uid in sorted((set(self._pleg.pods) | self._dirs.uids() | self._cgroups.uids()) - known):
-            if not self._may_be_desired(uid):
+            if not self._pod_states.may_be_desired(uid):
                 self._terminate_orphan(uid)
         present = known | self._pleg.pods.keys()
         for retain in self._retain:
@@ -83,18 +75,13 @@ class Housekeeping:
         now = asyncio.get_running_loop().time()
         if now >= self._next_gc:
             self._next_gc = now + GC_SECONDS
-            self._scope.start(self._collect(self._is_deleted), name="gc")
+            self._scope.start(self.container_gc.run_once(), name="gc")
 
     def terminate_namesakes(self, pod: Pod) -> None:
         """Terminate orphans with the name of a pod, so that the pod waits for their end."""
         for uid in self._pleg.named(pod.full_name):
-            if not self._records.is_desired(uid) and not self._may_be_desired(uid):
+            if not self._records.is_desired(uid) and not self._pod_states.may_be_desired(uid):
                 self._terminate_orphan(uid)
-
-    def _may_be_desired(self, uid: str) -> bool:
-        """Return whether this may be a desired pod that could not be parsed."""
-        names, seen = self._unreadable(), self._pleg.pods.get(uid)
-        return bool(names) and (seen is None or not seen.full_name or seen.full_name in names)
 
     def _terminate_orphan(self, uid: str) -> None:
         seen = self._pleg.pods.get(uid)
@@ -110,19 +97,3 @@ class Housekeeping:
             self._qos_errors.failed(err, now)
         else:
             self._qos_errors.succeeded(now)
-
-    def _is_deleted(self, uid: str) -> bool:
-        known = self._records.is_desired(uid) or self._may_be_desired(uid)
-        return not known and self._workers.get(uid) is None
-
-
-async def collect_containers(
-    collector: GarbageCollector, node_event: Record, is_deleted: Callable[[str], bool]
-) -> None:
-    """Collect container garbage when all sources have reported; a failure becomes an event of the node."""
-    try:
-        await collector.collect(is_deleted=is_deleted, all_sources_ready=True)
-    except (CriError, OSError) as err:
-        log.error(err, "Container garbage collection failed")
-        message = err.rpc_text if isinstance(err, CriError) else str(err)
-        node_event("Warning", "ContainerGCFailed", message)

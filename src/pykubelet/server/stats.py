@@ -10,14 +10,16 @@ connection. Without a sample of the node the response is upstream's error 500.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from pykubelet.api.meta import to_json
 from pykubelet.logs import get_logger
 from pykubelet.server.pipeline import plain_text, user_name
 from pykubelet.server.streaming import StreamLimits
+from pykubelet.stats.samples import MemoryCurves
 from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, encode_summary
 from pykubelet.util.tasks import RenderTurns
 
@@ -79,6 +81,16 @@ def summary_routes(
         for path in ("/stats/summary", "/stats/summary/")
         for route in (web.get(path, respond, allow_head=False), web.post(path, respond))
     ]
+
+
+def memory_curve_routes(curves: Callable[[str], MemoryCurves]) -> list[web.RouteDef]:
+    """Return the route of the control socket for the memory of a pod's containers in the last minutes."""
+
+    async def respond(request: web.Request) -> web.Response:
+        body = to_json(curves(request.match_info["uid"]))
+        return web.Response(body=body, content_type="application/json")
+
+    return [web.get("/pods/{uid}/memory", respond)]
 
 
 async def _is_only_cpu_and_memory(request: web.Request) -> bool:

@@ -26,6 +26,7 @@ from pykubelet.standalone.data_dir import SHARED_DIRECTORIES, State, load_state,
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.instance_registry import open_registry
 from pykubelet.standalone.requirements import HostRequirements, choose_snapshotter
+from pykubelet.util.files import write_if_changed
 
 log = get_logger(__name__)
 _OOM_SCORE = -999
@@ -232,16 +233,15 @@ async def configure(
     # Packets above the MTU of the uplink would be dropped or fragmented.
     mtu = uplink if uplink is not None and uplink < _ETHERNET_MTU else None
     network = conflist(instance, IPv4Network(state.subnet), mtu)
-    (instance.cni_conf / "10-pykubelet.conflist").write_text(network)
-    instance.containerd_config.write_text(
-        containerd_config(
-            instance,
-            host,
-            pause_image=pause_image,
-            snapshotter=state.snapshotter,
-            cgroup_driver=cgroup_driver,
-        )
+    write_if_changed(instance.cni_conf / "10-pykubelet.conflist", network.encode(), 0o644)
+    config = containerd_config(
+        instance,
+        host,
+        pause_image=pause_image,
+        snapshotter=state.snapshotter,
+        cgroup_driver=cgroup_driver,
     )
+    write_if_changed(instance.containerd_config, config.encode(), 0o644)
 
 
 async def _first_choices(instance: Instance, other_states: list[State], used: list[IPv4Network]) -> State:

@@ -31,13 +31,17 @@ import msgspec
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
+from pykubelet.stats.memory_curve import SLOTS, MemoryCurve
 from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
 from pykubelet.stats.processes import ProcessScan, first_process, max_open_files
 from pykubelet.stats.samples import (
+    UNLIMITED,
     CgroupError,
     CgroupGone,
+    ContainerMemoryCurve,
     Details,
     Limits,
+    MemoryCurves,
     NetworkInterface,
     Record,
     Target,
@@ -55,6 +59,8 @@ _LIMITS_EVERY = 6
 """Limits are read with every sixth sample of usage, and with details."""
 _MIN_RATE_SHARE = 0.1
 """Share of the interval that a processor usage covers at least."""
+_CURVE_SECONDS = 600.0
+"""Time that a memory curve covers at least."""
 _BATCH = 16
 """Cgroups whose details are read in one call of a thread."""
 
@@ -125,6 +131,8 @@ class _Entry:
     record: Record | None = None
     rate_start: Usage | None = None
     """Sample from which on the next processor usage is computed."""
+    curve: MemoryCurve | None = None
+    """Memory of the last minutes, of a container."""
     samples: int = 0
     failures: int = 0
     removed: bool = False
@@ -173,6 +181,9 @@ class Collector:
         """Entries by cgroup path."""
         self._owned: dict[str, tuple[str, ...]] = {}
         """Paths by owner: the uid of a pod, or `NODE`."""
+        self._curves: dict[str, dict[str, MemoryCurve]] = {}
+        """Memory curves by owner and name of the container."""
+        self._slot_seconds = max(interval, _CURVE_SECONDS / SLOTS)
         self._due: list[tuple[float, int, _Entry]] = []
         self._ties = itertools.count()
         self._sorted: list[Record] | None = None
@@ -193,6 +204,8 @@ class Collector:
             entry = self._entries.get(path)
             if entry is None:
                 entry = self._entries[path] = _Entry(target)
+                if target.kind == "container":
+                    entry.curve = self._curve(owner, target.container)
                 self._schedule(entry, 0.0)
             elif entry.target != target:
                 entry.target = target
@@ -202,6 +215,7 @@ class Collector:
             self._owned[owner] = tuple(new)
         else:
             self._owned.pop(owner, None)
+            self._curves.pop(owner, None)
 
     def owners(self) -> Iterable[str]:
         """Return the owners that have targets."""
@@ -233,11 +247,47 @@ class Collector:
         if entry is not None and entry.record is not None:
             entry.record.oom_events += 1
 
+    def count_oom_in_container(self, owner: str, container: str) -> None:
+        """Count an out-of-memory kill of a process of a container in its memory curve.
+
+        The container may be too young to have a target; then its owner has one, or gets an empty entry, which
+        is removed as that of any other owner.
+        """
+        if container:
+            self._owned.setdefault(owner, ())
+            self._curve(owner, container).add_kill(int(self._clock() / self._slot_seconds))
+
+    def find_target(self, path: str) -> Target | None:
+        """Return the target of a cgroup, or of the nearest cgroup above it, that belongs to a pod."""
+        while path:
+            entry = self._entries.get(path)
+            if entry is not None:
+                return entry.target if entry.target.pod_uid else None
+            path = path.rpartition("/")[0]
+        return None
+
+    def memory_curves(self, owner: str) -> MemoryCurves:
+        """Return the memory of the containers of a pod in the last minutes."""
+        limits = {
+            record.target.container: record.limits.memory_limit
+            for record in self.records_of(owner)
+            if record.target.kind == "container" and 0 < record.limits.memory_limit < UNLIMITED
+        }
+        slot = int(self._clock() / self._slot_seconds)
+        return MemoryCurves(
+            slot_seconds=self._slot_seconds,
+            containers=[
+                ContainerMemoryCurve(name, limits.get(name), *curve.read(slot))
+                for name, curve in self._curves.get(owner, {}).items()
+            ],
+        )
+
     def close(self) -> None:
         """Close the files of all cgroups."""
         for path in list(self._entries):
             self._remove(path)
         self._owned.clear()
+        self._curves.clear()
 
     async def run(self, update_targets: Callable[[], None] = lambda: None) -> None:
         """Sample until cancelled; `update_targets` is called before each round, and sets changed targets."""
@@ -276,6 +326,13 @@ class Collector:
         ]
         if due or self._reading.in_progress:
             await self._reading.run(lambda: self._read_details(due))
+
+    def _curve(self, owner: str, container: str) -> MemoryCurve:
+        """Return the memory curve of a container; it is created if it does not exist."""
+        curves = self._curves.setdefault(owner, {})
+        if container not in curves:
+            curves[container] = MemoryCurve()
+        return curves[container]
 
     def _schedule(self, entry: _Entry, delay: float) -> None:
         due = asyncio.get_running_loop().time() + delay
@@ -348,6 +405,8 @@ class Collector:
             entry.rate_start = usage
         record.usage = usage
         entry.samples += 1
+        if entry.curve is not None:
+            entry.curve.add(int(usage.time / self._slot_seconds), usage.working_set)
 
     async def _read_details(self, due: Sequence[_Entry]) -> None:
         scan = ProcessScan()

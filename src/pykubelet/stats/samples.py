@@ -281,3 +281,21 @@ class Record(msgspec.Struct, kw_only=True):
     """Out-of-memory kills seen in the cgroup since the kubelet has started."""
     labels: LabelTexts | None = None
     """Rendered labels, which the exposition builds once per target."""
+
+
+class ContainerMemoryCurve(msgspec.Struct, gc=False, omit_defaults=True, rename="camel"):
+    """Working set of a container in the last minutes; the last slot is the current one."""
+
+    name: str
+    limit: int | None = None
+    sizes: list[int] = []
+    """Largest sample of each slot, 0 without a sample."""
+    kills: list[int] = []
+    """Out-of-memory kills in each slot."""
+
+
+class MemoryCurves(msgspec.Struct, kw_only=True, rename="camel"):
+    """Memory of a pod's containers in the last minutes."""
+
+    slot_seconds: float = 10.0
+    containers: list[ContainerMemoryCurve] = []

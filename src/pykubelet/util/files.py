@@ -43,6 +43,20 @@ def write_atomically(
         fsync_directory(path.parent)
 
 
+def write_if_changed(path: Path, content: bytes, mode: int = 0o600) -> bool:
+    """Ensure that a file has this content; return whether it was written. Raises OSError.
+
+    A file that has the content already is not written, so that a start succeeds on a full disk.
+    """
+    try:
+        if path.read_bytes() == content:
+            return False
+    except FileNotFoundError:
+        pass
+    write_atomically(path, content, mode)
+    return True
+
+
 def fsync_directory(directory: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

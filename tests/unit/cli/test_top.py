@@ -22,12 +22,12 @@ from typer.testing import CliRunner
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.stats import Summary
-from pykubelet.cli.client import draw_live
+from pykubelet.cli.client import NodeClient, draw_live
 from pykubelet.cli.describe import describe_text
 from pykubelet.cli.ps import run_ps
 from pykubelet.cli.pykubelet import TopSort, app
 from pykubelet.cli.top import Snapshot, TopOptions, fitting_columns, run_top, table_lines
-from pykubelet.cli.usage import NO_TRAFFIC, Traffic
+from pykubelet.cli.usage import NO_TRAFFIC, Traffic, memory_sparkline
 from pykubelet.cli.usage_table import (
     SORT_KEYS,
     UsageRow,
@@ -39,7 +39,9 @@ from pykubelet.cli.usage_table import (
     sort_key,
 )
 from pykubelet.server.pods import NodePods, PodJournal
+from pykubelet.server.stats import memory_curve_routes
 from pykubelet.standalone.instance import Instance
+from pykubelet.stats.samples import ContainerMemoryCurve, MemoryCurves
 from tests.support.cli_node import Ran, Terminal, answering, command, environment, pykubelet
 from tests.support.pod_view import START, ScriptedView, pod_of
 from tests.support.summary_documents import summary_document
@@ -550,6 +552,57 @@ def test_describe_text_usage_against_requests_and_limits() -> None:
     assert page[at + 9] == "    Measured:          11s ago"
     burner = describe_text(pods["burner"], "syncing", PodJournal(), now, stats["burner"])
     assert any("% of the limit 100m)" in line for line in burner)
+
+
+def test_describe_text_memory_curves_one_line_per_container() -> None:
+    pods = {pod.metadata.name: pod for pod in recorded_pods()}
+    curves = MemoryCurves(
+        containers=[
+            ContainerMemoryCurve("c", None, [16 << 20, 64 << 20, 0, 100 << 20, 127 << 20], [0, 0, 0, 2, 0]),
+            ContainerMemoryCurve("old", None, [], []),
+            ContainerMemoryCurve("a\x1b[2J", 0, [1 << 20] * 60, [0] * 60),
+        ]
+    )
+    page = describe_text(pods["holder"], "syncing", PodJournal(), START, curves=curves)
+    at = page.index("Memory of the last minutes:")
+    assert page[at + 1].split(maxsplit=1) == [
+        "c:",
+        "▂▅ ✗█ 16Mi to 127Mi, limit 128Mi, 2 OOM kills (✗), last 50s",
+    ]
+    assert page[at + 2].endswith(f"{'█' * 60} 1.0Mi to 1.0Mi, last 10m")
+    assert "\x1b" not in page[at + 2]
+    assert not page[at + 3 :] or page[at + 3] == ""
+    assert "Memory of the last minutes:" not in describe_text(
+        pods["holder"], "syncing", PodJournal(), START, curves=MemoryCurves()
+    )
+
+
+async def test_memory_curves_reported_missing_and_invalid(instance: Instance, view: ScriptedView) -> None:
+    """Verify that a description does not fail without curves: of an older kubelet, or of a damaged report."""
+    curves = MemoryCurves(containers=[ContainerMemoryCurve("c", 7, [1, 2], [0, 1])])
+    asked: list[str] = []
+
+    def report(uid: str) -> MemoryCurves:
+        asked.append(uid)
+        return curves
+
+    async def damaged(_: web.Request) -> web.Response:
+        return web.Response(text='{"containers": 7}')
+
+    client = NodeClient(instance)
+    async with answering(instance, view, memory_curve_routes(report)):
+        assert await asyncio.to_thread(client.memory_curves, "a/b") == curves
+    assert asked == ["a/b"]
+    for routes in ([], [web.get("/pods/{uid}/memory", damaged)]):
+        async with answering(instance, view, routes):
+            assert await asyncio.to_thread(client.memory_curves, "u") == MemoryCurves()
+    assert client.memory_curves("u") == MemoryCurves(), "no kubelet runs"
+
+
+def test_memory_sparkline_kills_without_samples_are_shown() -> None:
+    assert memory_sparkline(ContainerMemoryCurve("c", 1 << 20, [0], [1]), 10.0) == (
+        "✗ limit 1.0Mi, 1 OOM kill (✗), last 10s"
+    )
 
 
 def test_describe_text_usage_missing_fields_omitted() -> None:

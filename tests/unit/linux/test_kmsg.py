@@ -6,6 +6,7 @@ their sources.
 """
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,17 @@ def record(text: str, *, sequence: int = 7, facility: int = 0, flags: str = "-")
     return KernelRecord(facility=facility, level=3, sequence=sequence, microseconds=5, flags=flags, text=text)
 
 
-def kills(*records: KernelRecord | str) -> list[OomKill]:
+def kills_with_sizes(*records: KernelRecord | str) -> list[OomKill]:
     state, found = OomState(), []
     for each in records:
         state, kill = follow(state, record(each) if isinstance(each, str) else each)
         found += [kill] if kill is not None else []
     return found
+
+
+def kills(*records: KernelRecord | str) -> list[OomKill]:
+    """Return the kills without sizes, which have tests of their own."""
+    return [replace(kill, anon_rss=None, limit_bytes=None) for kill in kills_with_sizes(*records)]
 
 
 def killed(pid: int, process: str, cgroup: str = "", limit: str = "", *, whole: bool = False) -> OomKill:
@@ -140,6 +146,7 @@ class TestKills:
         assert kill.limit == "/pykubelet-oomtest"
         assert not kill.system_oom
         assert (kill.microseconds, kill.sequence) == (25622588378, 118684)
+        assert (kill.anon_rss, kill.limit_bytes) == (20096 << 10, 20480 << 10)
         forged = [each for each in records if "forged" in each.text]
         assert [each.facility for each in forged] == [1]
 
@@ -152,6 +159,25 @@ class TestKills:
             "Killed process 512 (memhog) total-vm:307200kB, anon-rss:203000kB, file-rss:120kB",
         )
         assert kills(*lines) == [killed(512, "memhog", f"{POD}/c1", POD)]
+
+        (kill,) = kills_with_sizes(*lines)
+        assert (kill.anon_rss, kill.limit_bytes) == (203000 << 10, 204800 << 10)
+
+    def test_follow_sizes_do_not_outlive_their_kill(self) -> None:
+        """Verify that neither a kill without its cgroup nor one of the host has the limit of another kill."""
+        memory = "memory: usage 64kB, limit 64kB, failcnt 1"
+        host = reason("global_oom", "/user.slice")
+        found = kills_with_sizes(memory, reason(), last_words(), last_words(), reason(), last_words())
+        assert [kill.limit_bytes for kill in found] == [64 << 10, None, None]
+        assert [kill.limit_bytes for kill in kills_with_sizes(memory, host, last_words())] == [None]
+        unlimited = "memory: usage 64kB, limit 9007199254740988kB, failcnt 0"
+        assert [kill.limit_bytes for kill in kills_with_sizes(unlimited, reason(), last_words())] == [None]
+
+    def test_follow_hostile_process_name_does_not_change_sizes(self) -> None:
+        (kill,) = kills_with_sizes(last_words(name="x) anon-rss:1kB"))
+        assert (kill.process, kill.anon_rss) == ("x) anon-rss:1kB", 1414008 << 10)
+        (kill,) = kills_with_sizes("Killed process 9 (app)")
+        assert kill.anon_rss is None
 
     def test_follow_global_oom_is_system_oom(self) -> None:
         new = reason("global_oom", "/user.slice")

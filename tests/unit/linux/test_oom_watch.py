@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.agent.host_setup import record_oom_kills
+from pykubelet.agent.oom_kills import record_oom_kills
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.oom_watcher import OomKill, kills, open_log
 from tests.support.cgroups import needs_v1, root
@@ -62,7 +62,11 @@ async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
     log.say("app invoked oom-killer: gfp_mask=0x0", reason(CGROUP, 3), KILLED.format(pid=3, name="app"))
     limits: list[str] = []
     watch = asyncio.create_task(
-        record_oom_kills(lambda *event: told.append(event), limits.append, open_log=log.open)
+        record_oom_kills(
+            lambda *event: told.append(event),
+            lambda kill: limits.append(kill.limit or "/"),
+            open_log=log.open,
+        )
     )
     # It waits for more, and is not confused by what is no record at all.
     log._written.send(b"nonsense")

@@ -405,7 +405,7 @@ async def engine_with_fakes(
                 ),
                 state=state,
                 images=await build_image_manager(settings, cri, records.history, None, registry, scope),
-                collector=GarbageCollector(cri, root / "logs", None),
+                collector=GarbageCollector(cri, root / "logs", None, clock=runtime._now),
                 host_ips=["10.1.0.1"],
                 legacy_logs=None,
             ),

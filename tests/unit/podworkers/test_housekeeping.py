@@ -1,48 +1,35 @@
-"""Housekeeping: what the node's users are told when garbage cannot be collected."""
+"""Housekeeping: the period of the garbage collection."""
 
 import asyncio
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pykubelet.podworkers.housekeeping import GC_SECONDS, Housekeeping, collect_containers
-from pykubelet.transport.errors import Unavailable
+from pykubelet.podworkers.housekeeping import GC_SECONDS, Housekeeping
 from pykubelet.util.tasks import TaskScope
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (Unavailable("ListContainers", "Unavailable", "gone"), "rpc error: code = Unavailable desc = gone"),
-        (PermissionError(13, "Permission denied", "/var/log/pods"), "/var/log/pods"),
-    ],
-)
-async def test_housekeeping_failed_collection_recorded_as_node_event(
-    failure: Exception, message: str
-) -> None:
-    events, failures = list[tuple[str, str, str]](), [failure]
+async def test_housekeeping_collects_garbage_every_minute() -> None:
+    clock, collections = asyncio.get_running_loop().time, list[float]()
 
-    async def collect(**_: object) -> None:
-        if failures:
-            raise failures.pop()
+    async def run_once() -> None:
+        collections.append(clock())
 
     async def update_qos(_: object) -> None:
         return
 
     nothing: Any = SimpleNamespace(
         all_reported=True,
-        health=lambda: None,
-        pods=dict,
         uids=set,
         desired_uids=set,
+        pods=dict,
         update_qos=update_qos,
         tidy=lambda _: None,
     )
-    collector: Any = SimpleNamespace(collect=collect)
     pleg: Any = SimpleNamespace(pods={}, health=lambda: None)
+    container_gc: Any = SimpleNamespace(run_once=run_once)
     async with TaskScope() as scope:
         subject = Housekeeping(
             nothing,
@@ -51,14 +38,12 @@ async def test_housekeeping_failed_collection_recorded_as_node_event(
             nothing,
             nothing,
             nothing,
-            collect=partial(collect_containers, collector, lambda *event: events.append(event)),
+            pod_states=nothing,
+            container_gc=container_gc,
             retain=(),
-            unreadable=frozenset,
             scope=scope,
         )
-        for _ in range(2):
+        for _ in range(91):
             subject.run_once()
-            await asyncio.sleep(GC_SECONDS + 1)
-    ((kind, reason, told),) = events
-    assert (kind, reason) == ("Warning", "ContainerGCFailed")
-    assert message in told
+            await asyncio.sleep(2)
+    assert [round(after - collections[0]) for after in collections] == [0, GC_SECONDS, 120, 180]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.util.files import write_atomically
+from pykubelet.util.files import write_atomically, write_if_changed
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -54,3 +54,19 @@ def test_write_atomically_symlink_at_temporary_path_is_not_followed(tmp_path: Pa
     assert victim.read_bytes() == b"untouched"
     assert (tmp_path / "state").read_bytes() == b"new"
     assert not (tmp_path / "state").is_symlink()
+
+
+def test_write_if_changed_same_content_is_not_written(tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    assert write_if_changed(file, b"one", 0o644)
+    assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"one", 0o644)
+    before = file.stat().st_ino
+    assert not write_if_changed(file, b"one")
+    assert file.stat().st_ino == before
+    assert write_if_changed(file, b"two")
+    assert file.read_bytes() == b"two"
+
+
+def test_write_if_changed_unreadable_file_raises(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_if_changed(tmp_path, b"one")

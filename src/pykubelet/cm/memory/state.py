@@ -15,7 +15,7 @@ import msgspec
 
 from pykubelet.cm.memory.numa_memory import Assignments, Machine, MemoryBlock, MemoryTable, NodeMemory
 from pykubelet.cm.topology.hints import PolicyError
-from pykubelet.util.files import write_atomically
+from pykubelet.util.files import write_if_changed
 from pykubelet.util.text import fnv1a_32, quoted
 
 T = TypeVar("T")
@@ -57,8 +57,8 @@ def read_state(path: Path, policy: str) -> MemoryState | None:
 
 
 def write_state(path: Path, state: MemoryState) -> None:
-    """Replace the file. Raises OSError."""
-    write_atomically(path, encode_state(state), _PRIVATE)
+    """Replace the file, unless it has this state already. Raises OSError."""
+    write_if_changed(path, encode_state(state), _PRIVATE)
 
 
 def encode_state(state: MemoryState) -> bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from pykubelet.api.volume import FibreChannel
 from pykubelet.logs import get_logger
+from pykubelet.util.files import write_if_changed
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
@@ -65,9 +66,8 @@ class FcPlugin(NetworkDiskPlugin):
         device = self.scsi.multipath_of(device) or device.resolve()
         make_directory(disk_dir)
         if not is_mounted(disk_dir):
-            (disk_dir / self.metadata_file).write_bytes(
-                msgspec.json.encode(DiskMetadata(volume.name, str(device)))
-            )
+            metadata = msgspec.json.encode(DiskMetadata(volume.name, str(device)))
+            write_if_changed(disk_dir / self.metadata_file, metadata, 0o644)
         return device
 
     async def detach(self, disk_dir: Path, device: Path | None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from pykubelet.api.volume import Iscsi
 from pykubelet.logs import get_logger
+from pykubelet.util.files import write_if_changed
 from pykubelet.volumes.block import DEVICES
 from pykubelet.volumes.errors import BadSource, VolumePluginError
 from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
@@ -93,7 +94,7 @@ class IscsiPlugin(NetworkDiskPlugin):
         transport = await self._interface(disk)
         make_directory(disk_dir)
         if not is_mounted(disk_dir):
-            (disk_dir / self.metadata_file).write_bytes(msgspec.json.encode(disk))
+            write_if_changed(disk_dir / self.metadata_file, msgspec.json.encode(disk), 0o644)
         paths = await self._paths(disk, volume.source, secret, transport)
         seconds = MULTIPATH_SECONDS if len(disk.portals) > 1 else 0
         end = asyncio.get_running_loop().time() + seconds
