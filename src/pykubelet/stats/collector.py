@@ -257,6 +257,25 @@ class Collector:
                 await asyncio.sleep(0)
                 slice_start = loop.time()
 
+    def sample_now(self, paths: Iterable[str]) -> None:
+        """Sample the usage of a few targets immediately, for a caller that cannot wait for the next sample.
+
+        A target whose details a thread reads is skipped: it is being sampled. Blocks briefly.
+        """
+        for path in paths:
+            entry = self._entries.get(path)
+            if entry is None or (entry.sampler is not None and entry.sampler.in_thread):
+                continue
+            try:
+                self._read_usage(entry)
+            except CgroupError:
+                self._drop(entry)  # the next regular sample logs it, if it is still so
+
+    def record(self, path: str) -> Record | None:
+        """Return the record of a cgroup; None if it does not exist or has not been sampled."""
+        entry = self._entries.get(path)
+        return entry.record if entry is not None else None
+
     async def refresh_details(self) -> None:
         """Read the details of all records whose details are older than an interval.
 

@@ -134,6 +134,10 @@ class RuntimeStatistics:
             layers=pods.layers, filesystems=filesystems or ImageFilesystems(), sandboxes=pods.sandboxes
         )
 
+    async def image_filesystems(self) -> ImageFilesystems:
+        """Return the file systems of images and writable layers, without the layers. Never raises."""
+        return await self._filesystems.get() or ImageFilesystems()
+
     def latest_layers(self) -> Mapping[str, LayerUsage]:
         """Return the latest writable layers by container id without waiting, and refresh them if due."""
         self._layers.refresh()
