@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from pykubelet.agent.container_manager import (
     start_dra_manager,
     start_resource_allocator,
 )
+from pykubelet.agent.eviction import build_eviction, node_pressure, node_reclaim, pressure_admission
 from pykubelet.agent.host_setup import (
     StartupError,
     adjust_process,
@@ -55,6 +57,8 @@ from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.eviction.admission import PressureConditions
+from pykubelet.eviction.manager import EvictionManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
@@ -121,6 +125,7 @@ class _Host:
     health: RuntimeHealth
     runtime_state: RuntimeState
     churn: PodChurn
+    pressure: PressureConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +198,12 @@ class Kubelet:
             tasks = await stack.enter_async_context(TaskScope())
             try:
                 node = await self._build(host, cluster, devices, tasks)
-                statistics, checks = await self._start(node, stack, tasks)
+                statistics, eviction, checks = await self._start(node, stack, tasks)
             except StartupError as err:
                 if cluster is not None:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
-            await stack.enter_async_context(self._servers(node, statistics, checks))
+            await stack.enter_async_context(self._servers(node, statistics, eviction, checks))
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
@@ -231,7 +236,9 @@ class Kubelet:
             prepare_root(Path(self.flags.root_dir), stack)
         health = RuntimeHealth(cri.runtime.status)
         settings = AgentSettings(self.flags, self.config, self.gates, identity.name)
-        return _Host(settings, identity, cri, health, RuntimeState(health.status), PodChurn())
+        return _Host(
+            settings, identity, cri, health, RuntimeState(health.status), PodChurn(), PressureConditions()
+        )
 
     async def _take_lock(self, stack: contextlib.AsyncExitStack, tasks: TaskScope) -> None:
         path = self.flags.lock_file
@@ -379,6 +386,7 @@ class Kubelet:
                 gates=self.gates,
                 allowed_sysctls=self.config.allowed_unsafe_sysctls,
                 devices=devices.manager.allocatable_for,
+                pressure=pressure_admission(host.pressure, settings),
                 allocation=allocator,
                 released=allocator.forget,
             ),
@@ -411,10 +419,13 @@ class Kubelet:
         reporter = build_node_reporter(
             cluster,
             host.settings,
-            dataclasses.replace(sources, devices=devices.capacity),
+            dataclasses.replace(
+                sources, devices=devices.capacity, pressures=partial(node_pressure, host.pressure)
+            ),
             volumes,
             NodeStartup(self.registry, started=self._started.timestamp()),
         )
+        host.pressure.add_listener(cluster.request_node_status)
         reporter.add_address_listener(host.identity.addresses.set_from_node_status)
         return reporter
 
@@ -422,8 +433,8 @@ class Kubelet:
 
     async def _start(
         self, node: _Node, stack: contextlib.AsyncExitStack, tasks: TaskScope
-    ) -> tuple[NodeStatistics, dict[str, Check]]:
-        """Start every part of the node, and return its statistics and health checks."""
+    ) -> tuple[NodeStatistics, EvictionManager, dict[str, Check]]:
+        """Start every part of the node; return its statistics, eviction manager and health checks."""
         host, engine, cluster, devices = node.host, node.engine, node.cluster, node.devices
         record = cluster.node_event if cluster is not None else no_record
         self._warn_of_resolv_conf(record)
@@ -459,12 +470,27 @@ class Kubelet:
             started=self._started.timestamp(),
         )
         tasks.start(record_oom_kills(record, statistics.collector.count_oom), name="oom-watch")
-        return statistics, {
-            "ping": lambda: None,
-            "log": log_health,
-            "syncloop": engine.loop.health,
-            "device-plugin": devices.manager.registration_problem,
-        }
+        eviction = build_eviction(
+            host.settings,
+            host.pressure,
+            statistics,
+            engine,
+            next(iter(node.pod_cgroups.tree_paths()), ""),
+            node_reclaim(),
+            record,
+            self.registry,
+        )
+        tasks.start(eviction.run(), name="eviction")
+        return (
+            statistics,
+            eviction,
+            {
+                "ping": lambda: None,
+                "log": log_health,
+                "syncloop": engine.loop.health,
+                "device-plugin": devices.manager.registration_problem,
+            },
+        )
 
     def _warn_of_resolv_conf(self, record: Record) -> None:
         if not self.config.resolv_conf:
@@ -475,7 +501,11 @@ class Kubelet:
             record("Warning", "CheckLimitsForResolvConf", problem)
 
     def _servers(
-        self, node: _Node, statistics: NodeStatistics, checks: dict[str, Check]
+        self,
+        node: _Node,
+        statistics: NodeStatistics,
+        eviction: EvictionManager,
+        checks: dict[str, Check],
     ) -> contextlib.AbstractAsyncContextManager[None]:
         parts = ServerDependencies(
             settings=node.host.settings,
@@ -488,6 +518,7 @@ class Kubelet:
             cluster=node.cluster,
             checks=checks,
             statistics=statistics,
+            eviction=eviction,
         )
         return serving(parts)
 

@@ -90,7 +90,9 @@ class PodHistory:
             (e for e in record.events if (e.reason, e.message, e.where) == (reason, message, where)), None
         )
         if event is None:
-            event = Event(kind, reason, message, where, now, now, annotations=dict(annotations) if annotations else None)
+            event = Event(
+                kind, reason, message, where, now, now, annotations=dict(annotations) if annotations else None
+            )
             record.events.append(event)
         else:
             event.count += 1

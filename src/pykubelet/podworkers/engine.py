@@ -154,8 +154,7 @@ class PodEngine:
         return [
             self._admission.allocated(worker.pod)
             for worker in self.workers.all()
-            if worker.pod is not None
-            and worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
+            if worker.pod is not None and worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
         ]
 
     def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:

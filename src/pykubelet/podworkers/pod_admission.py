@@ -335,7 +335,7 @@ class PodAdmission:
         return self._settle(pod, result)
 
     def allocated(self, pod: Pod) -> Pod:
-        """Return a pod with the resources that are allocated to it, which a resize may not have reached yet."""
+        """Return a pod with the resources that are allocated to it."""
         return self._allocation.allocated(pod)
 
     def forget(self, uid: str) -> None:

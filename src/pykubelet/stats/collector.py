@@ -271,11 +271,6 @@ class Collector:
             except CgroupError:
                 self._drop(entry)  # the next regular sample logs it, if it is still so
 
-    def record(self, path: str) -> Record | None:
-        """Return the record of a cgroup; None if it does not exist or has not been sampled."""
-        entry = self._entries.get(path)
-        return entry.record if entry is not None else None
-
     async def refresh_details(self) -> None:
         """Read the details of all records whose details are older than an interval.
 
