@@ -28,8 +28,9 @@ from pykubelet.logs import get_logger
 from pykubelet.stats.samples import UNLIMITED, Record
 
 log = get_logger(__name__)
-PSI_TRIGGER = b"some 100000 1000000"
-"""Some task waited for memory for 100 ms of a second; both are microseconds."""
+PSI_TRIGGER = b"some 200000 2000000"
+"""Some task waited for memory for 0.2 of 2 seconds, in microseconds. Without CAP_SYS_RESOURCE the kernel accepts
+only windows that are a multiple of 2 seconds."""
 MIN_CHANGE_BYTES = 1 << 20
 """Change of the watched usage that is worth a new registration."""
 
