@@ -29,8 +29,8 @@ from pykubelet.stats.samples import UNLIMITED, Record
 
 log = get_logger(__name__)
 PSI_TRIGGER = b"some 200000 2000000"
-"""Some task waited for memory for 0.2 of 2 seconds, in microseconds. Without CAP_SYS_RESOURCE the kernel accepts
-only windows that are a multiple of 2 seconds."""
+"""Some task waited for memory for 0.2 of 2 seconds, in microseconds. Without CAP_SYS_RESOURCE the kernel
+accepts only windows that are a multiple of 2 seconds."""
 MIN_CHANGE_BYTES = 1 << 20
 """Change of the watched usage that is worth a new registration."""
 
