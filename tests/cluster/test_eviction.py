@@ -81,6 +81,7 @@ def test_eviction_memory_hog_evicted_and_node_recovers(
     (target,) = (one for one in status["conditions"] if one["type"] == "DisruptionTarget")
     assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
     assert target["message"] == status["message"]
+    assert ("Kernel notified of memory usage" in node.log.read_text()) == notified
     pressure = wait_condition(node, "MemoryPressure", "True")
     assert (pressure["reason"], pressure["message"]) == (
         "KubeletHasInsufficientMemory",

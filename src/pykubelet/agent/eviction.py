@@ -46,7 +46,7 @@ from pykubelet.stats.summary import pod_stats
 
 log = get_logger(__name__)
 ROOT_CGROUP = "/"
-IMAGE_PATHS_SECONDS = 60.0
+IMAGE_PATHS_SECONDS = 300.0
 """Seconds for which the paths of images and writable layers, as the runtime reports them, are reused."""
 SHORTEST_KILL_SECONDS = 10
 _PODS_PER_STEP = 16

@@ -194,7 +194,6 @@ class EvictionManager:
                 await self._notified.wait()
         except TimeoutError:
             return
-        log.v(2).info("Kernel notified of memory usage")
         await asyncio.sleep(max(0.0, started + MIN_ROUND_SECONDS - loop.time()))
 
     async def synchronize(self) -> Sequence[Pod]:

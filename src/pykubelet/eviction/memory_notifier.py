@@ -149,6 +149,7 @@ class _Watch:
     def start(self, on_event: Callable[[], None]) -> None:
         def notified() -> None:
             self._consume()
+            log.v(4).info("Kernel notified of memory usage", usage=self.usage)
             on_event()
 
         if self.rereads:

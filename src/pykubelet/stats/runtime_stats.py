@@ -135,8 +135,15 @@ class RuntimeStatistics:
         )
 
     async def image_filesystems(self) -> ImageFilesystems:
-        """Return the file systems of images and writable layers, without the layers. Never raises."""
-        return await self._filesystems.get() or ImageFilesystems()
+        """Request the file systems of images and writable layers; empty if that fails. Never raises.
+
+        For a caller that needs only their paths, and rarely: it does not keep statistics fresh.
+        """
+        try:
+            return await self._image_filesystems()
+        except _FAILURES as err:
+            log.v(2).info("Failed to request the image file systems", err=str(err))
+            return ImageFilesystems()
 
     def latest_layers(self) -> Mapping[str, LayerUsage]:
         """Return the latest writable layers by container id without waiting, and refresh them if due."""
