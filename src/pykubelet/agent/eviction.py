@@ -87,24 +87,20 @@ class NodeFacts:
         statistics, now = self._statistics, time.time()
         statistics.collector.sample_now([ROOT_CGROUP, self._pods_cgroup])
         await asyncio.gather(statistics.host_filesystems.refresh(0), self._find_paths())
-        nodefs, imagefs, containerfs = await asyncio.gather(
-            self._filesystem(str(self._root_dir)),
-            self._filesystem(self._image_path),
-            self._filesystem(self._container_path or self._image_path),
-        )
+        paths = {str(self._root_dir), self._image_path, self._container_path} - {""}
+        measured = dict(zip(paths, await asyncio.gather(*map(self._filesystem, paths)), strict=True))
+        imagefs = measured.get(self._image_path)
         return NodeMeasurements(
             root=statistics.collector.record(ROOT_CGROUP),
             pods=statistics.collector.record(self._pods_cgroup),
-            nodefs=nodefs,
+            nodefs=measured[str(self._root_dir)],
             imagefs=imagefs,
-            containerfs=containerfs,
+            containerfs=measured.get(self._container_path, imagefs),
             rlimit=read_rlimit(now),
             rlimit_time=now,
         )
 
     async def _filesystem(self, path: str) -> FilesystemUsage | None:
-        if not path:
-            return None
         # Measured right before.
         return await self._statistics.host_filesystems.of_directory(Path(path), MAX_AGE_SECONDS)
 

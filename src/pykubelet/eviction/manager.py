@@ -38,6 +38,7 @@ from pykubelet.eviction.signals import Disks, NodeConditionType, Threshold, is_d
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import is_critical_pod
 from pykubelet.util.metrics import SECONDS, PlainCounter
+from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
 MONITORING_SECONDS = 10.0
@@ -194,7 +195,7 @@ class EvictionManager:
                 await self._notified.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(max(0.0, started + MIN_ROUND_SECONDS - loop.time()))
+        await asyncio.sleep(wait_seconds(started + MIN_ROUND_SECONDS - loop.time()))
 
     async def synchronize(self) -> Sequence[Pod]:
         """Run one round, and return the evicted pods."""

@@ -43,17 +43,18 @@ class NodeMeasurements:
     nodefs: FilesystemUsage | None = None
     imagefs: FilesystemUsage | None = None
     containerfs: FilesystemUsage | None = None
+    """The same as imagefs if the runtime reports no other."""
     rlimit: RlimitStats | None = None
     rlimit_time: float = 0.0
 
     def disks(self) -> Disks | None:
-        """Return which file systems differ; None if nodefs or imagefs is unknown.
+        """Return which file systems differ; None if one of them is unknown.
 
         As upstream, writable layers that are not on the disk of the images count as being on nodefs.
         """
-        if self.nodefs is None or self.imagefs is None:
+        if self.nodefs is None or self.imagefs is None or self.containerfs is None:
             return None
-        split = self.containerfs is not None and not _same_device(self.imagefs, self.containerfs)
+        split = not _same_device(self.imagefs, self.containerfs)
         dedicated = split or not _same_device(self.nodefs, self.imagefs)
         return Disks(dedicated_imagefs=dedicated, split=split)
 

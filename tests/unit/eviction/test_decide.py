@@ -1,5 +1,7 @@
 """Rounds of the eviction manager as pure functions."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,11 +188,13 @@ def test_observe_old_sample_is_dropped() -> None:
 
 
 def test_observe_unlimited_cgroup_and_missing_inodes_have_no_signal() -> None:
-    from msgspec.structs import replace
+    from msgspec import structs
 
     pods = cgroup("1Gi")
-    pods.limits = replace(pods.limits, memory_limit=2**63 - 4096)
-    found = observe(NodeMeasurements(pods=pods, nodefs=replace(disk("1Gi"), inodes=None)), disk("1Gi").time)
+    pods.limits = structs.replace(pods.limits, memory_limit=2**63 - 4096)
+    found = observe(
+        NodeMeasurements(pods=pods, nodefs=structs.replace(disk("1Gi"), inodes=None)), disk("1Gi").time
+    )
     assert found.keys() == {"nodefs.available"}
 
 
@@ -209,8 +213,11 @@ def test_disks_devices_are_compared(minors: tuple[int, int, int], disks: Disks) 
     assert node.disks() == disks
 
 
-def test_disks_unknown_imagefs_is_unknown() -> None:
-    assert NodeMeasurements(nodefs=disk("1Gi")).disks() is None
+@pytest.mark.parametrize("missing", ["nodefs", "imagefs", "containerfs"])
+def test_disks_unmeasured_file_system_is_unknown(missing: str) -> None:
+    node = NodeMeasurements(nodefs=disk("1Gi"), imagefs=disk("1Gi"), containerfs=disk("1Gi"))
+    assert node.disks() is not None
+    assert replace(node, **{missing: None}).disks() is None
 
 
 def test_thresholds_met_boundary_is_below() -> None:
