@@ -3,20 +3,43 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.support.cli_node import PYKUBELET
 from tests.support.cluster_node import ClusterNode
-from tests.support.plane import Document
+from tests.support.plane import Document, Plane
 
 pytestmark = pytest.mark.machine
 Make = Callable[..., ClusterNode]
 MI = 1 << 20
 HOG_MI, DISTANCE_MI = 1500, 700
+
+
+@pytest.fixture(params=["ours", "upstream"])
+def start_node(
+    request: pytest.FixtureRequest, plane: Plane, make_node: Make
+) -> Iterator[Callable[[dict[str, Any]], ClusterNode]]:
+    """Start a node with our kubelet or the upstream one: both must evict alike."""
+    program = None
+    if request.param == "upstream":
+        if plane.reference_kubelet is None:
+            pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+        program = plane.reference_kubelet
+
+    def start(settings: dict[str, Any]) -> ClusterNode:
+        node = make_node(program=program, settings=settings)
+        node.start()
+        node.wait_registered()
+        return node
+
+    with undo_host_changes():
+        yield start
 
 
 def available_memory() -> int:
@@ -45,19 +68,17 @@ def wait_condition(node: ClusterNode, kind: str, status: str) -> Document:
 @pytest.mark.skipif(detect_cgroups().unified, reason="reads the files of cgroup v1")
 @pytest.mark.parametrize("notified", [False, True], ids=["monitoring", "kernel-notification"])
 def test_eviction_memory_hog_evicted_and_node_recovers(
-    make_node: Make, namespace: str, notified: bool
+    start_node: Callable[[dict[str, Any]], ClusterNode], namespace: str, notified: bool
 ) -> None:
     limit = available_memory() - DISTANCE_MI * MI
-    node = make_node(
-        settings={
+    node = start_node(
+        {
             "evictionHard": {"memory.available": str(limit)},
             "enforceNodeAllocatable": [],
             "evictionPressureTransitionPeriod": "8s",
             "kernelMemcgNotification": notified,
         }
     )
-    node.start()
-    node.wait_registered()
     small = {"requests": {"memory": "64Mi", "cpu": "10m"}, "limits": {"memory": "64Mi", "cpu": "100m"}}
     kept = node.pod_document("kept", namespace)
     kept["spec"]["containers"][0]["resources"] = small
@@ -81,7 +102,8 @@ def test_eviction_memory_hog_evicted_and_node_recovers(
     (target,) = (one for one in status["conditions"] if one["type"] == "DisruptionTarget")
     assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
     assert target["message"] == status["message"]
-    assert ("Kernel notified of memory usage" in node.log.read_text()) == notified
+    if not node.reference:
+        assert ("Kernel notified of memory usage" in node.log.read_text()) == notified
     pressure = wait_condition(node, "MemoryPressure", "True")
     assert (pressure["reason"], pressure["message"]) == (
         "KubeletHasInsufficientMemory",
@@ -107,10 +129,10 @@ def test_eviction_memory_hog_evicted_and_node_recovers(
     node.wait_pod_ready(node.create_pod(namespace, "after"))
 
 
-def test_eviction_local_storage_limits_pods_above_evicted(make_node: Make, namespace: str) -> None:
-    node = make_node(settings={"evictionHard": {"memory.available": "1Mi"}, "volumeStatsAggPeriod": "2s"})
-    node.start()
-    node.wait_registered()
+def test_eviction_local_storage_limits_pods_above_evicted(
+    start_node: Callable[[dict[str, Any]], ClusterNode], namespace: str
+) -> None:
+    node = start_node({"evictionHard": {"memory.available": "1Mi"}, "volumeStatsAggPeriod": "2s"})
     scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "5Mi"}}
     filler = node.pod_document(
         "filler", namespace, "head -c 20m /dev/zero > /scratch/used; sleep 3600", volumes=[scratch]

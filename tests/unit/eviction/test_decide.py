@@ -1,10 +1,12 @@
 """Rounds of the eviction manager as pure functions."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pykubelet.eviction.decide import (
     Decision,
@@ -188,13 +190,10 @@ def test_observe_old_sample_is_dropped() -> None:
 
 
 def test_observe_unlimited_cgroup_and_missing_inodes_have_no_signal() -> None:
-    from msgspec import structs
-
     pods = cgroup("1Gi")
     pods.limits = structs.replace(pods.limits, memory_limit=2**63 - 4096)
-    found = observe(
-        NodeMeasurements(pods=pods, nodefs=structs.replace(disk("1Gi"), inodes=None)), disk("1Gi").time
-    )
+    nodefs = structs.replace(disk("1Gi"), inodes=None)
+    found = observe(NodeMeasurements(pods=pods, nodefs=nodefs), nodefs.time)
     assert found.keys() == {"nodefs.available"}
 
 
@@ -217,7 +216,8 @@ def test_disks_devices_are_compared(minors: tuple[int, int, int], disks: Disks) 
 def test_disks_unmeasured_file_system_is_unknown(missing: str) -> None:
     node = NodeMeasurements(nodefs=disk("1Gi"), imagefs=disk("1Gi"), containerfs=disk("1Gi"))
     assert node.disks() is not None
-    assert replace(node, **{missing: None}).disks() is None
+    unmeasured: dict[str, Any] = {missing: None}
+    assert replace(node, **unmeasured).disks() is None
 
 
 def test_thresholds_met_boundary_is_below() -> None:
