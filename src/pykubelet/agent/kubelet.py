@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from pykubelet.agent.container_manager import (
     start_dra_manager,
     start_resource_allocator,
 )
+from pykubelet.agent.eviction import build_eviction, node_pressure, pressure_admission
 from pykubelet.agent.host_setup import (
     StartupError,
     adjust_process,
@@ -60,6 +62,8 @@ from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.cri.runtime_pb2 import StatusResponse
+from pykubelet.eviction.admission import PressureConditions
+from pykubelet.eviction.manager import EvictionManager, NodeReclaim
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
@@ -128,6 +132,7 @@ class _Host:
     health: RuntimeHealth
     runtime_state: RuntimeState
     churn: PodChurn
+    pressure: PressureConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,7 @@ class _Node:
     statistics: NodeStatistics
     start_statistics: Callable[[], None]
     start_oom_watcher: Callable[[], None]
+    eviction: EvictionManager
 
 
 class Kubelet:
@@ -242,7 +248,9 @@ class Kubelet:
             prepare_root(Path(self.flags.root_dir), stack)
         health = RuntimeHealth(cri.runtime.status)
         settings = AgentSettings(self.flags, self.config, self.gates, identity.name)
-        return _Host(settings, identity, cri, health, RuntimeState(health.status), PodChurn())
+        return _Host(
+            settings, identity, cri, health, RuntimeState(health.status), PodChurn(), PressureConditions()
+        )
 
     async def _take_lock(self, stack: contextlib.AsyncExitStack, tasks: TaskScope) -> None:
         path = self.flags.lock_file
@@ -400,6 +408,7 @@ class Kubelet:
                 gates=self.gates,
                 allowed_sysctls=self.config.allowed_unsafe_sysctls,
                 devices=devices.manager.allocatable_for,
+                pressure=pressure_admission(host.pressure, settings),
                 allocation=allocator,
                 released=allocator.forget,
             ),
@@ -433,6 +442,16 @@ class Kubelet:
             volume_usage=volume_usage,
             claims=claims,
             image_gc=image_gc,
+            eviction=build_eviction(
+                settings,
+                host.pressure,
+                statistics,
+                engine,
+                next(iter(pod_cgroups.tree_paths()), ""),
+                NodeReclaim(engine.delete_all_unused_containers, image_gc.delete_unused_images),
+                record,
+                self.registry,
+            ),
             engine=engine,
             start_engine=start_engine,
             statistics=statistics,
@@ -452,10 +471,13 @@ class Kubelet:
         reporter = build_node_reporter(
             cluster,
             host.settings,
-            dataclasses.replace(sources, devices=devices.capacity),
+            dataclasses.replace(
+                sources, devices=devices.capacity, pressures=partial(node_pressure, host.pressure)
+            ),
             volumes,
             NodeStartup(self.registry, started=self._started.timestamp()),
         )
+        host.pressure.add_listener(cluster.request_node_status)
         reporter.add_address_listener(host.identity.addresses.set_from_node_status)
         return reporter
 
@@ -490,6 +512,7 @@ class Kubelet:
             tasks.start(node.reporter.run(), name="node")
         node.start_statistics()
         tasks.start(node.image_gc.run(), name="image-gc")
+        tasks.start(node.eviction.run(), name="eviction")
         node.start_oom_watcher()
         return {
             "ping": lambda: None,
@@ -518,6 +541,7 @@ class Kubelet:
             cluster=node.cluster,
             checks=checks,
             statistics=node.statistics,
+            eviction=node.eviction,
         )
         return serving(parts)
 

@@ -23,6 +23,7 @@ from pykubelet.apiserver.certificates.serving import (
 )
 from pykubelet.apiserver.certificates.store import StoreError
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.eviction.manager import EvictionManager
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
@@ -36,7 +37,7 @@ from pykubelet.server.api import (
 from pykubelet.server.auth import AuthConfigError
 from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
-from pykubelet.server.manifests import ManifestDirectory, control_routes
+from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.pods import SOCKET_NAME
@@ -69,6 +70,7 @@ class ServerDependencies:
     cluster: Cluster | None
     checks: Mapping[str, Check]
     statistics: NodeStatistics
+    eviction: EvictionManager
 
 
 @contextlib.asynccontextmanager
@@ -102,6 +104,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         by_root = [
             *control_routes(parts.engine),
             *memory_curve_routes(parts.statistics.collector.memory_curves),
+            *pressure_routes(parts.eviction.report),
             *statistics,
             *(manifests.routes() if manifests is not None else ()),
         ]

@@ -260,8 +260,8 @@ class NodeStatistics:
         """Return the metrics of the runtime, with `PodAndContainerStatsFromCRI`; None if it has none."""
         return await self.runtime.metrics()
 
-    async def summary_inputs(self, only_cpu_and_memory: bool) -> SummaryInputs:
-        """Return the facts of a summary."""
+    async def summary_inputs(self, only_cpu_and_memory: bool, *, detailed: bool = True) -> SummaryInputs:
+        """Return the facts of a summary; without `detailed`, details of cgroups may be old or missing."""
         inputs = SummaryInputs(
             node_name=self._settings.node_name,
             boot_time=self._boot_time,
@@ -273,7 +273,7 @@ class NodeStatistics:
         if only_cpu_and_memory:
             return inputs
         _, runtime, storage, root_fs = await asyncio.gather(
-            self.prepare(detailed=True),
+            self.prepare(detailed=detailed),
             self.runtime.facts(),
             self._storage.get(),
             self.host_filesystems.of_directory(Path(self._settings.flags.root_dir), self.collector.interval),

@@ -67,7 +67,13 @@ V = TypeVar("V")
 
 
 def new_event(
-    about: ObjectReference, source: EventSource, kind: str, reason: str, message: str, now_ns: int
+    about: ObjectReference,
+    source: EventSource,
+    kind: str,
+    reason: str,
+    message: str,
+    now_ns: int,
+    annotations: Mapping[str, str] | None = None,
 ) -> Event:
     """Return a new event; `now_ns` is Unix time in nanoseconds."""
     timestamp = _timestamp(now_ns)
@@ -76,6 +82,7 @@ def new_event(
             name=event_name(about.name, now_ns),
             # Events of cluster-scoped objects, such as the node, belong to the default namespace.
             namespace=about.namespace or "default",
+            annotations=dict(annotations or {}),
         ),
         involved_object=about,
         reason=reason,
@@ -250,6 +257,10 @@ class RecordedEvent(Protocol):
     def where(self) -> str:
         """Field path of the pod part that the event is about."""
 
+    @property
+    def annotations(self) -> Mapping[str, str] | None:
+        """Annotations of the event object, if any."""
+
 
 class EventStore(Protocol):
     """Writer of events: an ApiClient."""
@@ -307,9 +318,16 @@ class EventRecorder:
         self.dropped = 0
         """Number of events never sent: queue full, tries exhausted, or rejected by the server."""
 
-    def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
+    def record(
+        self,
+        about: ObjectReference,
+        kind: str,
+        reason: str,
+        message: str,
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         """Record an event about an object; never blocks."""
-        event = new_event(about, self._source, kind, reason, message, self._now())
+        event = new_event(about, self._source, kind, reason, message, self._now(), annotations)
         try:
             self._queue.put_nowait((event, asyncio.get_running_loop().time()))
         except asyncio.QueueFull as err:
@@ -322,7 +340,8 @@ class EventRecorder:
 
     def pod_event(self, pod: Pod, event: RecordedEvent) -> None:
         """Record an event of the pod history: `history.add_listener(recorder.pod_event)`."""
-        self.record(pod_reference(pod, event.where), event.kind, event.reason, event.message)
+        about = pod_reference(pod, event.where)
+        self.record(about, event.kind, event.reason, event.message, event.annotations)
 
     async def run(self, in_burst: Callable[[], bool] = lambda: False) -> NoReturn:
         """Send events until cancelled; while `in_burst()` is true, Normal events are held back."""

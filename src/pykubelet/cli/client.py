@@ -40,6 +40,8 @@ from pykubelet.stats.samples import MemoryCurves
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from pykubelet.eviction.report import PressureReport
+
 T = TypeVar("T")
 REQUEST_TIMEOUT_SECONDS = 10.0
 """Timeout of connecting to the control socket and of each read, in seconds."""
@@ -92,6 +94,13 @@ class NodeClient:
         """Restart one container of a pod, or all, in place; return the names of the restarted containers."""
         query = "?" + urlencode({"container": container}) if container else ""
         return self._request("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
+
+    def pressure(self) -> PressureReport:
+        """Return the state of the eviction signals."""
+        # Imported here: other commands start faster without it.
+        from pykubelet.eviction.report import PressureReport
+
+        return self._request("GET", "/pressure", PressureReport)
 
     def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
         """Install a manifest under a file name. Raises ManifestRejected when the node rejects it."""

@@ -65,6 +65,13 @@ class TopOutput(StrEnum):
     NAME = "name"
 
 
+class PressureOutput(StrEnum):
+    """Output format of `pressure`."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
 class TopSort(StrEnum):
     """Sort key of `top`."""
 
@@ -181,6 +188,19 @@ def top(
         pod=pod, node=node, sort=sort.value, output=output.value, watch=watch, interval=seconds
     )
     sys.exit(run_top(data_dir, options))
+
+
+@app.command()
+def pressure(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    output: Annotated[PressureOutput, typer.Option("--output", "-o", help="A table, or JSON.")] = (
+        PressureOutput.TABLE
+    ),
+) -> None:
+    """Show how far the node is from each eviction threshold, and which pod would be evicted first."""
+    from pykubelet.cli.pressure import run_pressure
+
+    sys.exit(run_pressure(data_dir, as_json=output is PressureOutput.JSON))
 
 
 @app.command()

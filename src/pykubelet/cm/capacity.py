@@ -11,7 +11,6 @@ A huge page size has three spellings: a resource of the API (`hugepages-2Mi`), a
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import HUGE_PAGES_PREFIX
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_resources import IGNORED_THRESHOLDS
+from pykubelet.config.validate_resources import parse_threshold
 from pykubelet.linux.kernel import read_sysctl
 
 UNBOUNDED = 1 << 62
@@ -209,15 +208,9 @@ def _reserved(config: KubeletConfiguration) -> dict[str, int]:
 def _eviction_reserve(capacity: Resources, thresholds: Mapping[str, str]) -> dict[str, int]:
     reserved = {}
     for signal, resource in _EVICTION_SIGNALS.items():
-        text = thresholds.get(signal, "0%")
-        if text in IGNORED_THRESHOLDS:
-            continue
-        if text.endswith("%"):
-            # Single precision like upstream, so that both compute the same number of bytes.
-            share = _single(_single(float(text.removesuffix("%"))) / 100)
-            reserved[resource] = Quantity.from_units(int(int(capacity.get(resource, _ZERO)) * share)).nanos
-        else:
-            reserved[resource] = Quantity.parse(text).nanos
+        threshold = parse_threshold(thresholds.get(signal, "0%"))
+        if threshold is not None:
+            reserved[resource] = threshold.amount(int(capacity.get(resource, _ZERO))).nanos
     return reserved
 
 
@@ -226,11 +219,6 @@ def _without(capacity: Resources, reserved: Mapping[str, int]) -> Resources:
         resource: Quantity(max(0, amount.nanos - reserved.get(resource, 0)), amount.notation)
         for resource, amount in capacity.items()
     }
-
-
-def _single(number: float) -> float:
-    (rounded,) = struct.unpack("f", struct.pack("f", number))
-    return float(rounded)
 
 
 def _memory(meminfo: str) -> Quantity:

@@ -17,7 +17,6 @@ from pykubelet.config.feature_gates import FeatureGates, known_gates
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path
 
-_NO_EVICTION = "eviction is not implemented yet"
 _NO_LOG_ROTATION = "container log rotation is not implemented yet"
 _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
@@ -29,15 +28,9 @@ FIELDS: Mapping[str, str] = {
     "container_log_monitor_interval": _NO_LOG_ROTATION,
     "content_type": "requests to the API server are always encoded as JSON",
     "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
-    "eviction_max_pod_grace_period": _NO_EVICTION,
-    "eviction_minimum_reclaim": _NO_EVICTION,
-    "eviction_pressure_transition_period": _NO_EVICTION,
-    "eviction_soft": _NO_EVICTION,
-    "eviction_soft_grace_period": _NO_EVICTION,
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
-    "kernel_memcg_notification": _NO_EVICTION,
     "logging.flush_frequency": _UNBUFFERED,
     "logging.options.json.info_buffer_size": _UNBUFFERED,
     "logging.options.text.info_buffer_size": _UNBUFFERED,

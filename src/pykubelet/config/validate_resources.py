@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from pykubelet.api import cpuset
 from pykubelet.api.duration import Duration
@@ -128,6 +130,8 @@ def _reserves_cpu(config: KubeletConfiguration) -> bool:
         return True
 
 
+WITH_CACHE_SIGNALS = ("memory.availableWithCache", "allocatableMemory.availableWithCache")
+"""Signals that the upstream kubelet lacks: page cache that the kernel can reclaim counts as available."""
 SIGNALS = (
     "memory.available",
     "nodefs.available",
@@ -138,19 +142,37 @@ SIGNALS = (
     "containerfs.inodesFree",
     "pid.available",
     "allocatableMemory.available",
+    *WITH_CACHE_SIGNALS,
 )
 IGNORED_THRESHOLDS = ("0%", "100%")
 """Thresholds that disable a signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdValue:
+    """An amount of a resource: a quantity, or a share of the capacity."""
+
+    quantity: Quantity | None = None
+    share: float = 0.0
+    """Share between 0 and 1 in single precision as upstream, so that both compute the same amount."""
+
+    def amount(self, capacity: int) -> Quantity:
+        """Return the amount for a capacity in bytes or counts."""
+        if self.quantity is not None:
+            return self.quantity
+        return Quantity.from_units(int(capacity * self.share), "binary")
+
+
 _PERCENTAGE = re.compile(r"[+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})%", re.ASCII)
 
 
 def eviction_problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[Problem]:
     """Yield the problems of the eviction fields."""
     yield from check([between("eviction_pressure_transition_period", Duration(0))], config)
-    yield from _signals("evictionHard", config.eviction_hard, _threshold)
-    yield from _signals("evictionSoft", config.eviction_soft, _threshold)
-    yield from _signals("evictionSoftGracePeriod", config.eviction_soft_grace_period, _grace_period)
-    yield from _signals("evictionMinimumReclaim", config.eviction_minimum_reclaim, _reclaim)
+    yield from _signals("evictionHard", config.eviction_hard, parse_threshold)
+    yield from _signals("evictionSoft", config.eviction_soft, parse_threshold)
+    yield from _signals("evictionSoftGracePeriod", config.eviction_soft_grace_period, parse_grace_period)
+    yield from _signals("evictionMinimumReclaim", config.eviction_minimum_reclaim, parse_minimum_reclaim)
     for signal, threshold in config.eviction_soft.items():
         has_grace_period = signal in config.eviction_soft_grace_period
         if signal in SIGNALS and threshold not in IGNORED_THRESHOLDS and not has_grace_period:
@@ -158,7 +180,7 @@ def eviction_problems(config: KubeletConfiguration, _gates: Gates) -> Iterator[P
             yield Problem(key_path("evictionSoft", signal), message)
 
 
-def _signals(field: str, entries: dict[str, str], read: Callable[[str], None]) -> Iterator[Problem]:
+def _signals(field: str, entries: dict[str, str], read: Callable[[str], object]) -> Iterator[Problem]:
     for signal, text in entries.items():
         path = key_path(field, signal)
         if signal not in SIGNALS:
@@ -170,25 +192,47 @@ def _signals(field: str, entries: dict[str, str], read: Callable[[str], None]) -
             yield Problem(path, str(err))
 
 
-def _threshold(text: str) -> None:
+def parse_threshold(text: str) -> ThresholdValue | None:
+    """Parse an eviction threshold; None for one that disables its signal. Raises ValueError."""
     if text.endswith("%"):
-        if not 0 <= _percentage(text) <= 100:
+        percentage = _percentage(text)
+        if not 0 <= percentage <= 100:
             raise ValueError(f"must be between 0% and 100%, not {quoted(text)}")
-    elif Quantity.parse(text).nanos <= 0:
+        return None if text in IGNORED_THRESHOLDS else ThresholdValue(share=_share(percentage))
+    quantity = Quantity.parse(text)
+    if quantity.nanos <= 0:
         raise ValueError(f"must be more than zero, not {quoted(text)}")
+    return ThresholdValue(quantity)
 
 
-def _reclaim(text: str) -> None:
+def parse_minimum_reclaim(text: str) -> ThresholdValue:
+    """Parse a minimum reclaim. Raises ValueError."""
     if text.endswith("%"):
-        if _percentage(text) <= 0:
+        percentage = _percentage(text)
+        if percentage <= 0:
             raise ValueError(f"must be more than 0%, not {quoted(text)}")
-    elif Quantity.parse(text).nanos < 0:
+        return ThresholdValue(share=_share(percentage))
+    quantity = Quantity.parse(text)
+    if quantity.nanos < 0:
         raise ValueError(f"must not be negative, as {quoted(text)} is")
+    return ThresholdValue(quantity)
 
 
-def _grace_period(text: str) -> None:
-    if Duration.parse(text) < 0:
+def parse_grace_period(text: str) -> Duration:
+    """Parse the grace period of a soft threshold. Raises ValueError."""
+    duration = Duration.parse(text)
+    if duration < 0:
         raise ValueError(f"must not be negative, as {quoted(text)} is")
+    return duration
+
+
+def _share(percentage: float) -> float:
+    return _single(_single(percentage) / 100)
+
+
+def _single(number: float) -> float:
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)
 
 
 def _percentage(text: str) -> float:

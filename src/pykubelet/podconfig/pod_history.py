@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +34,8 @@ class Event:
     first: float
     last: float
     count: int = 1
+    annotations: dict[str, str] | None = None
+    """Annotations of the event object in the API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,15 @@ class PodHistory:
         self._listeners.append(listener)
 
     def event(
-        self, pod: Pod, kind: EventKind, reason: str, message: str, where: str = "", *, keep: bool = True
+        self,
+        pod: Pod,
+        kind: EventKind,
+        reason: str,
+        message: str,
+        where: str = "",
+        *,
+        keep: bool = True,
+        annotations: Mapping[str, str] | None = None,
     ) -> None:
         """Record an event about a pod.
 
@@ -80,7 +90,9 @@ class PodHistory:
             (e for e in record.events if (e.reason, e.message, e.where) == (reason, message, where)), None
         )
         if event is None:
-            event = Event(kind, reason, message, where, now, now)
+            event = Event(
+                kind, reason, message, where, now, now, annotations=dict(annotations) if annotations else None
+            )
             record.events.append(event)
         else:
             event.count += 1

@@ -149,6 +149,14 @@ class PodEngine:
             found.append(pod if status is None else Pod(metadata=pod.metadata, spec=pod.spec, status=status))
         return found
 
+    def running_pods(self) -> list[Pod]:
+        """Return the pods that are synced or terminating, with the resources allocated to them."""
+        return [
+            self._admission.allocated(worker.pod)
+            for worker in self.workers.all()
+            if worker.pod is not None and worker.state in (PodWorkerState.SYNCING, PodWorkerState.TERMINATING)
+        ]
+
     def journal(self, uid: str) -> tuple[list[Event], list[TimelineEntry]]:
         """Return a pod's events and timeline."""
         return self.history.events(uid), self.history.timeline(uid)

@@ -334,6 +334,10 @@ class PodAdmission:
             return False
         return self._settle(pod, result)
 
+    def allocated(self, pod: Pod) -> Pod:
+        """Return a pod with the resources that are allocated to it."""
+        return self._allocation.allocated(pod)
+
     def forget(self, uid: str) -> None:
         """Drop the state of a removed pod."""
         self._requests.forget(uid)

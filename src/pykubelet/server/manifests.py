@@ -18,6 +18,7 @@ The control socket, which only root can open, serves `/manifests/` and, for the 
 | `GET /pods` | `NodePods`: every pod with its status and its pod worker state |
 | `GET /pods/{uid}` | the same for one pod |
 | `GET /stats/summary`, `/metrics/cadvisor`, `/metrics/resource` | statistics, as on the API |
+| `GET /pressure` | `PressureReport`: eviction signals, thresholds and first victims |
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
@@ -30,7 +31,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from aiohttp import web
 from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError
+from pykubelet.eviction.report import PressureReport
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import title
 from pykubelet.podconfig.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
@@ -64,6 +66,8 @@ log = get_logger(__name__)
 MAX_NAME_BYTES = 200
 _BAD_NAME = re.compile(r"\.|.*[/\x00-\x1f\x7f]", re.DOTALL)
 _BODY_TIMEOUT_SECONDS = 60.0
+PRESSURE_TIMEOUT_SECONDS = 9.0
+"""Seconds for a report on the eviction signals; the command line waits ten."""
 
 
 class _ManifestError(Exception):
@@ -265,6 +269,21 @@ def _io_error(path: Path, err: OSError) -> _ManifestError:
 
 def _manifest_response(document: Any, status: int = 200) -> web.Response:
     return web.Response(body=to_json(document), status=status, content_type="application/json")
+
+
+def pressure_routes(report: Callable[[], Awaitable[PressureReport]]) -> list[web.RouteDef]:
+    """Return the route of `pykubelet pressure` on the control socket; one report is built at a time."""
+    lock = asyncio.Lock()
+
+    async def respond(_: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(PRESSURE_TIMEOUT_SECONDS), lock:
+                return _control_response(await report())
+        except TimeoutError:
+            message = "the eviction signals cannot be measured in time: the node is very busy; see its log"
+            return _control_response(ErrorResponse(message=message), 503)
+
+    return [web.get("/pressure", respond)]
 
 
 def control_routes(engine: PodEngine) -> list[web.RouteDef]:

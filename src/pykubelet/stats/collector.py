@@ -313,6 +313,20 @@ class Collector:
                 await asyncio.sleep(0)
                 slice_start = loop.time()
 
+    def sample_now(self, paths: Iterable[str]) -> None:
+        """Sample the usage of a few targets immediately, for a caller that cannot wait for the next sample.
+
+        A target whose details a thread reads is skipped: it is being sampled. Blocks briefly.
+        """
+        for path in paths:
+            entry = self._entries.get(path)
+            if entry is None or (entry.sampler is not None and entry.sampler.in_thread):
+                continue
+            try:
+                self._read_usage(entry)
+            except CgroupError:
+                self._drop(entry)  # the next regular sample logs it, if it is still so
+
     async def refresh_details(self) -> None:
         """Read the details of all records whose details are older than an interval.
 

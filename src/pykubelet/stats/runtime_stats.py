@@ -135,6 +135,17 @@ class RuntimeStatistics:
             layers=pods.layers, filesystems=filesystems or ImageFilesystems(), sandboxes=pods.sandboxes
         )
 
+    async def image_filesystems(self) -> ImageFilesystems:
+        """Request the file systems of images and writable layers; empty if that fails. Never raises.
+
+        For a caller that needs only their paths, and rarely: it does not keep statistics fresh.
+        """
+        try:
+            return await self._image_filesystems()
+        except _FAILURES as err:
+            log.v(2).info("Failed to request the image file systems", err=str(err))
+            return ImageFilesystems()
+
     def latest_layers(self) -> Mapping[str, LayerUsage]:
         """Return the latest writable layers by container id without waiting, and refresh them if due."""
         self._layers.refresh()

@@ -80,7 +80,15 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
-        statistics=cast(Any, SimpleNamespace(host_filesystems=Filesystems(tmp_path, tasks))),
+        statistics=cast(
+            Any,
+            SimpleNamespace(
+                host_filesystems=Filesystems(tmp_path, tasks),
+                collector=SimpleNamespace(memory_curves=None),
+                runtime=SimpleNamespace(has_metrics=False),
+            ),
+        ),
+        eviction=cast(Any, SimpleNamespace(report=None)),
     )
     async with tasks, serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session

@@ -1,0 +1,100 @@
+"""`pykubelet pressure`: distance of the node to each eviction threshold, and the pods that would be evicted.
+
+The kubelet measures when the command is run. A row is one threshold; DISTANCE is what may still be used
+before it is met. The pod is the one that would be evicted first if only this threshold were met now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pykubelet.api.duration import Duration
+from pykubelet.cli.client import NodeClient, run_command
+from pykubelet.cli.printers import escape_unprintable, format_columns, format_duration
+from pykubelet.cli.usage import format_size
+from pykubelet.eviction.report import PressureReport, SignalReport, ThresholdReport
+from pykubelet.standalone.instance import Instance
+
+PROGRAM = "pykubelet pressure"
+UNKNOWN = "<unknown>"
+_HEADINGS = ["SIGNAL", "AVAILABLE", "CAPACITY", "THRESHOLD", "KIND", "DISTANCE", "STATE", "FIRST TO GO"]
+_BYTES = ("memory", "ephemeral-storage")
+
+
+def run_pressure(data_dir: Path, *, as_json: bool = False) -> int:
+    """Print the report; return the exit code."""
+
+    def work() -> int:
+        report = NodeClient(Instance.at(data_dir)).pressure()
+        if as_json:
+            print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        else:
+            print("\n".join(lines(report)))
+        return 0
+
+    return run_command(PROGRAM, work)
+
+
+def lines(report: PressureReport) -> list[str]:
+    """Return the report as text: conditions, the table of thresholds, and why each pod comes first."""
+    title = f"Node conditions: {', '.join(report.conditions) or 'no pressure'}"
+    if not report.signals:
+        return [title, "No eviction thresholds are configured: set evictionHard or evictionSoft"]
+    rows = [
+        [escape_unprintable(cell, lines=False) for cell in _row(signal, threshold)]
+        for signal in report.signals
+        for threshold in signal.thresholds
+    ]
+    return [title, "", *format_columns([_HEADINGS, *rows]), *_reasons(report.signals)]
+
+
+def _row(signal: SignalReport, threshold: ThresholdReport) -> list[str]:
+    def amount(value: int | None) -> str:
+        if value is None:
+            return UNKNOWN
+        if signal.resource not in _BYTES:
+            return str(value)
+        return f"-{format_size(-value)}" if value < 0 else format_size(value)
+
+    victim = signal.first_victim
+    return [
+        signal.signal,
+        amount(signal.available),
+        amount(signal.capacity),
+        amount(threshold.value),
+        threshold.kind,
+        amount(threshold.distance),
+        _state(signal, threshold),
+        f"{victim.namespace}/{victim.name}" if victim is not None else "<none>",
+    ]
+
+
+def _state(signal: SignalReport, threshold: ThresholdReport) -> str:
+    if signal.available is None:
+        return "not measured"
+    if not threshold.is_met:
+        return "reclaiming" if threshold.met_for_seconds is not None else "ok"
+    if threshold.kind == "hard":
+        return "met"
+    elapsed = format_duration(threshold.met_for_seconds or 0)
+    grace = Duration.from_seconds(threshold.grace_period_seconds)
+    return f"met for {elapsed} of {grace}"
+
+
+def _reasons(signals: Iterable[SignalReport]) -> list[str]:
+    """Return why each pod would be evicted first, once per pod and reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for signal in signals:
+        if (victim := signal.first_victim) is not None:
+            key = f"{victim.namespace}/{victim.name}", victim.reason
+            found.setdefault(key, []).append(signal.signal)
+    if not found:
+        return ["", "No pod could be evicted: static and critical pods never are"]
+    lines = [
+        escape_unprintable(f"{name}, for {', '.join(names)}: {reason}", lines=False)
+        for (name, reason), names in found.items()
+    ]
+    return ["", *lines]
