@@ -23,6 +23,7 @@ from pykubelet.apiserver.certificates.serving import (
 )
 from pykubelet.apiserver.certificates.store import StoreError
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
@@ -62,6 +63,7 @@ class ServerDependencies:
     cluster: Cluster | None
     checks: Mapping[str, Check]
     statistics: NodeStatistics
+    log_readers: LogReaders
 
 
 @contextlib.asynccontextmanager
@@ -166,6 +168,7 @@ async def _api_parts(
             runtime=parts.cri.runtime,
             root_dir=Path(settings.flags.root_dir),
             now=lambda: datetime.now(UTC),
+            log_readers=parts.log_readers,
         ),
         debug=DebugDependencies(
             configz=configz_document(settings.config),

@@ -79,6 +79,7 @@ async def read_only_port(
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
         statistics=cast(Any, SimpleNamespace(host_filesystems=Filesystems(tmp_path))),
+        log_readers=LogReaders(),
     )
     async with serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session

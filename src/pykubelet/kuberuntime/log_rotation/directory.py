@@ -130,6 +130,10 @@ class LogDirectory:
                     break
         return entries
 
+    def open(self, name: str) -> int:
+        """Open a regular file for reading and return its descriptor. Raises OSError as `open_regular`."""
+        return open_regular(name, dir_fd=self._opened)
+
     def remove(self, name: str) -> None:
         """Remove an entry of any type. Raises OSError; a missing entry is not an error."""
         remove_entry(self._opened, name)
@@ -153,7 +157,7 @@ class LogDirectory:
 
         Raises CompressionStopped, FileChangedError, and OSError; the file is unchanged then.
         """
-        source = open_regular(name, dir_fd=self._opened)
+        source = self.open(name)
         try:
             facts = os.fstat(source)
             if is_written(source):
@@ -179,7 +183,7 @@ class LogDirectory:
 
         Raises FileChangedError, and OSError; the file is unchanged then.
         """
-        source = open_regular(name, dir_fd=self._opened)
+        source = self.open(name)
         try:
             facts = os.fstat(source)
             if is_written(source):
