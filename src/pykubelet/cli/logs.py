@@ -2,7 +2,8 @@
 
 Lines of the container's standard output are written to standard output, lines of its standard error to
 standard error. Following continues over container restarts and log rotation, and ends when no more lines
-can come. With `--since` or `--tail`, lines of rotated and compressed files are printed as well. Runs of a container are counted from 0, as its log files are.
+can come. With `--since` or `--tail`, lines of rotated and compressed files are printed as well. Runs of a
+container are counted from 0, as its log files are.
 
 Logs can also be read while no node runs: the pods and containers are then those of the log directories.
 """

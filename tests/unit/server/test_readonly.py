@@ -19,6 +19,7 @@ from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.stats.filesystems import Filesystems
 from tests.support.pod_view import ScriptedView, pod_of
 
