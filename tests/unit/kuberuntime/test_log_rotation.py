@@ -520,7 +520,7 @@ def test_compress_disk_full_file_unchanged(logs: Path, monkeypatch: pytest.Monke
     def full(opened: int, data: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(directory_module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with LogDirectory(logs.parents[1], logs) as directory, pytest.raises(OSError, match="No space left"):
         directory.compress(path.name)
     assert names_in(logs) == [path.name]

@@ -182,9 +182,11 @@ def test_log_readers_rotations_return_oldest_unread_and_share_limit() -> None:
     with readers.reading("a") as first, readers.reading("a") as second:
         assert readers.unread_after("a") is None
         readers.on_rotated("a", "1")
+        assert [first.stem, second.stem] == ["1", "1"]
         second.stem = None
         readers.on_rotated("a", "2")
-        assert (first.stem, second.stem, readers.unread_after("a")) == ("1", "2", "1")
+        stems = [reader.stem for reader in (first, second)]
+        assert (stems, readers.unread_after("a")) == (["1", "2"], "1")
         readers.set_held("a", 70)
         assert (readers.available("a"), readers.available("b")) == (100, 30)
         assert readers.is_read("a")
