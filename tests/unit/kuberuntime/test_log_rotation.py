@@ -155,6 +155,32 @@ async def test_manager_small_log_left_alone(logs: Path) -> None:
     assert host.names() == ["0.log"]
 
 
+@pytest.mark.parametrize("change", ["grow", "delete", "rename", "replace"])
+async def test_manager_idle_log_watched_until_it_changes(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """Verify that a log is not checked while nothing is written, and soon after it has changed."""
+    host = Host(logs, RotationPolicy(max_size=2**20, max_files=3))
+    host.runtime.write(3)
+    async with host.running():
+        await host.until(lambda: bool(host.manager._watched))
+        monkeypatch.setattr(host.manager, "_interval", 3600.0)
+        (entry,) = host.manager._logs.values()
+        checked_at = entry.checked_at
+        await asyncio.sleep(0.2)
+        assert entry.checked_at == checked_at
+        if change == "grow":
+            host.runtime.write(1200, width=1000)
+        elif change == "delete":
+            (logs / "0.log").unlink()
+        elif change == "rename":
+            (logs / "0.log").rename(logs / "0.log.20260102-030405")
+        else:
+            os.mkfifo(logs / "fifo")
+            (logs / "fifo").rename(logs / "0.log")
+        await host.until(lambda: host.runtime.reopened == 1)
+
+
 async def test_manager_negative_size_disabled(logs: Path) -> None:
     host = Host(logs, RotationPolicy(-1, 5))
     host.runtime.write(1000)

@@ -1,10 +1,11 @@
 """Container log manager: keeps the logs of all containers within their limits.
 
-All logs of running containers are checked once a second with one lstat(2) each. A log that reaches
-`containerLogMaxSize` is rotated at the end of the monitoring interval, as upstream, or immediately if it has
-at least 1 MiB; one that grows so fast that a second is too long is checked by a task of its own when it is
-expected to reach its limit. A rotation renames the file and calls ReopenContainerLog; if that fails, the file
-gets its name back, unless the runtime has created the new file nevertheless.
+Logs of running containers that grow are checked once a second with one lstat(2) each. One that has not grown
+for a monitoring interval is checked once per interval, and inotify reports its next change. A log that
+reaches `containerLogMaxSize` is rotated at the end of the monitoring interval, as upstream, or immediately if
+it has at least 1 MiB; one that grows so fast that a second is too long is checked by a task of its own when
+it is expected to reach its limit. A rotation renames the file and calls ReopenContainerLog; if that fails,
+the file gets its name back, unless the runtime has created the new file nevertheless.
 
 Rotated files are compressed when they are older than the monitoring interval, except the newest one. Files of
 a fast log are removed before that, so that processor time is not spent on them.
@@ -23,7 +24,7 @@ import stat
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -45,12 +46,14 @@ from pykubelet.kuberuntime.log_rotation.plan import (
 )
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.linux.inotify import Inotify, Mask
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread, wait_seconds
 
 log = get_logger(__name__)
 _MISSING, _NOT_REGULAR, _UNKNOWN = -1, -2, -3
+_CHANGES = Mask.MODIFY | Mask.ATTRIB | Mask.MOVE_SELF | Mask.DELETE_SELF | Mask.DONT_FOLLOW | Mask.ONESHOT
 _UNREPAIRED_SECONDS = 600.0
 """Seconds until another attempt to replace something that is not a regular file."""
 _MAX_ROTATIONS = 8
@@ -87,6 +90,10 @@ class _Log:
     retry_at: float = 0.0
     tidy_at: float | None = 0.0
     """When to compress and to clean up; None without need."""
+    changed_at: float = 0.0
+    """When the size was last found to have changed."""
+    watch: int | None = None
+    """Watch descriptor of a log that does not grow, until its next change."""
     is_rotating: bool = False
     is_tidying: bool = False
     compressing: str = ""
@@ -99,6 +106,8 @@ class _Log:
         if self.checked_at and elapsed > 0:
             grown = size - self.size if size >= self.size else size
             self.rate = max(grown / elapsed, self.rate / 2)
+        if size != self.size or not self.checked_at:
+            self.changed_at = now
         self.size, self.checked_at = size, now
 
 
@@ -137,6 +146,10 @@ class ContainerLogManager:
         self._rotations = asyncio.Semaphore(_MAX_ROTATIONS)
         self._compressions = asyncio.Semaphore(workers)
         self._stopping = threading.Event()
+        self._changes: Inotify | None = None
+        self._watched: dict[int, _Log] = {}
+        self._early: set[int] = set()
+        """Watch descriptors whose event came before the thread that has added them returned."""
         self._logs: dict[str, _Log] = {}
         self._seen: dict[str, _Pod] = {}
 
@@ -146,7 +159,14 @@ class ContainerLogManager:
             log.info("Container log rotation is disabled", containerLogMaxSize=self._policy.max_size)
             return
         loop = asyncio.get_running_loop()
-        async with TaskScope() as scope:
+        async with AsyncExitStack() as stack:
+            try:
+                self._changes = stack.enter_context(Inotify())
+            except OSError as err:
+                log.error(err, "Failed to watch container logs, all are checked once a second")
+            scope = await stack.enter_async_context(TaskScope())
+            if self._changes is not None:
+                scope.start(self._handle_changes(self._changes), name="log-changes")
             try:
                 while True:
                     await self._check_all(scope)
@@ -159,16 +179,59 @@ class ContainerLogManager:
 
     async def _check_all(self, scope: TaskScope) -> None:
         self._update_logs()
-        running = [entry for entry in self._logs.values() if entry.is_running and not entry.is_rotating]
-        paths = [entry.path_text for entry in running]
-        sizes = await finish_in_thread(lambda: [_size(path) for path in paths]) if paths else []
         now = asyncio.get_running_loop().time()
-        for entry, size in zip(running, sizes, strict=True):
-            self._check(entry, size, now, scope)
+        checked = [
+            entry
+            for entry in self._logs.values()
+            if entry.is_running
+            and not entry.is_rotating
+            and (entry.watch is None or now - entry.checked_at >= self._interval)
+        ]
+        if checked:
+            idle = [entry for entry in checked if self._is_idle(entry, now)]
+            sizes = await finish_in_thread(lambda: self._measure(checked, idle))
+            now = asyncio.get_running_loop().time()
+            for entry, (size, watch) in zip(checked, sizes, strict=True):
+                if watch is not None and watch not in self._early:
+                    entry.watch = watch
+                    self._watched[watch] = entry
+                self._check(entry, size, now, scope)
+            self._early.clear()
         for entry in self._logs.values():
             if entry.tidy_at is not None and now >= entry.tidy_at and not entry.is_tidying:
                 entry.is_tidying, entry.tidy_at = True, None
                 scope.start(self._tidy(entry), name="log-tidying")
+
+    def _is_idle(self, entry: _Log, now: float) -> bool:
+        """Return whether the log is to be watched, because it has not grown for an interval."""
+        return (
+            self._changes is not None
+            and entry.watch is None
+            and entry.checked_at > 0
+            and now - entry.changed_at >= self._interval
+        )
+
+    def _measure(self, checked: list[_Log], idle: list[_Log]) -> list[tuple[int, int | None]]:
+        """Return the sizes of logs, and the watch descriptors of those that are idle. Blocks."""
+        watches: dict[str, int] = {}
+        for entry in idle:
+            # Before its size is read, so that no change is missed; without watches left, it is just checked.
+            with suppress(OSError):
+                assert self._changes is not None
+                watches[entry.container_id] = self._changes.watch(entry.path_text, _CHANGES)
+        return [(_size(entry.path_text), watches.get(entry.container_id)) for entry in checked]
+
+    async def _handle_changes(self, changes: Inotify) -> None:
+        """Check logs again once a second that were idle and have changed."""
+        async for event in changes:
+            if event.overflowed:
+                for entry in self._watched.values():
+                    entry.watch = None
+                self._watched.clear()
+            elif (found := self._watched.pop(event.watch, None)) is not None:
+                found.watch, found.changed_at = None, asyncio.get_running_loop().time()
+            elif Mask.IGNORED not in event.mask:
+                self._early.add(event.watch)
 
     def _update_logs(self) -> None:
         """Update the logs of pods that have changed since the last call."""
@@ -205,6 +268,10 @@ class ContainerLogManager:
         for container_id in container_ids:
             entry = self._logs.pop(container_id)
             entry.is_running = False
+            if entry.watch is not None and self._watched.pop(entry.watch, None) is not None:
+                with suppress(OSError):
+                    assert self._changes is not None
+                    self._changes.unwatch(entry.watch)
             self._readers.set_held(entry.path_text, 0)
 
     def _check(self, entry: _Log, size: int, now: float, scope: TaskScope) -> None:
