@@ -24,7 +24,7 @@ from aiohttp import web
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.kuberuntime.log_rotation.readers import LogReaders
+from pykubelet.kuberuntime.log_rotation.readers import LogReader, LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
 from pykubelet.server.log_chain import open_newest_rotated
@@ -278,20 +278,30 @@ class ContainerLogs:
         self, file: LogFile, options: PodLogOptions, may_grow: MayGrow
     ) -> AsyncGenerator[bytes, None]:
         """Yield the selected lines of all files of the log."""
-        with self._readers.reading(str(file.path)) as reader, ExitStack() as stack:
+        with ExitStack() as stack:
+            # The files of other requests are all open before the first is read.
+            reader = stack.enter_context(self._readers.reading(str(file.path))) if options.follow else None
             for older in await _select_older(file, options, stack):
                 async with aclosing(present_blocks(older)) as blocks:
                     async for block in blocks:
                         yield block
 
-            def on_file(stem: str | None) -> None:
-                reader.stem = stem
-
-            on_file(file.stem)
-            rest = follow_blocks(file, may_grow, on_file) if options.follow else present_blocks(file)
-            async with aclosing(rest) as blocks:
+            async with aclosing(_newest_blocks(file, may_grow, reader)) as blocks:
                 async for block in blocks:
                     yield block
+
+
+def _newest_blocks(file: LogFile, may_grow: MayGrow, reader: LogReader | None) -> AsyncGenerator[bytes, None]:
+    """Follow the file for a reader, or return its present content."""
+    if reader is None:
+        return present_blocks(file)
+
+    def on_file(stem: str | None) -> None:
+        reader.stem = stem
+
+    if file.stem is not None:
+        on_file(file.stem)
+    return follow_blocks(file, may_grow, on_file)
 
 
 async def _select_older(file: LogFile, options: PodLogOptions, stack: ExitStack) -> Sequence[LogFile]:

@@ -418,7 +418,8 @@ class ContainerLogManager:
         """Remove remnants and what exceeds the limits, compress rotated files, trim the log if it is over."""
         loop = asyncio.get_running_loop()
         is_over = not entry.is_running
-        known = [other.path.name for other in self._logs.values() if other.path.parent == entry.path.parent]
+        directory = f"{entry.path.parent}/"
+        known = [other.path.name for other in self._logs.values() if other.path_text.startswith(directory)]
         again = False
         try:
             async with self._compressions:
