@@ -9,6 +9,7 @@ import sys
 
 from bench.cluster import cluster
 from bench.floor import measure_floor
+from bench.logs import logs
 from bench.node import bare_runtime, data_dir, running_node
 from bench.pods import measure_pods
 from bench.probes import probes
@@ -74,7 +75,18 @@ def pods(count: int, hold_seconds: float) -> list[Result]:
 
 
 _TERMINATED = 143
-_KINDS = ("idle", "pods", "probes", "stats", "cluster", "scale", "volumes", "streams", "proxied-streams")
+_KINDS = (
+    "idle",
+    "pods",
+    "probes",
+    "stats",
+    "logs",
+    "cluster",
+    "scale",
+    "volumes",
+    "streams",
+    "proxied-streams",
+)
 
 
 def main() -> int:
@@ -103,6 +115,8 @@ def main() -> int:
         results += probes(options.pods, options.seconds)
     if options.only in (None, "stats") and options.pods:
         results += stats(options.pods, options.seconds)
+    if options.only in (None, "logs"):
+        results += logs(options.seconds)
     if options.only in (None, "cluster") and options.pods:
         results += cluster(options.pods, options.seconds, reference=options.reference)
     if options.only in (None, "scale") and options.pods and options.many:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -56,6 +56,7 @@ from pykubelet.agent.volumes import (
     start_volumes,
     volume_plugins,
 )
+from pykubelet.api.quantity import Quantity
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.load import LoadedConfig
@@ -67,6 +68,10 @@ from pykubelet.eviction.manager import EvictionManager, NodeReclaim
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
+from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
+from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
@@ -154,6 +159,8 @@ class _Node:
     start_statistics: Callable[[], None]
     start_oom_watcher: Callable[[], None]
     eviction: EvictionManager
+    log_manager: ContainerLogManager
+    log_readers: LogReaders
 
 
 class Kubelet:
@@ -432,6 +439,7 @@ class Kubelet:
         )
         image_gc = build_image_gc(settings, cri, images, statistics.host_filesystems, record, self.registry)
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
+        log_readers = LogReaders()
         return _Node(
             host=host,
             cluster=cluster,
@@ -459,6 +467,8 @@ class Kubelet:
             start_oom_watcher=build_oom_watcher(
                 cri, pod_cgroups, engine, statistics.collector, record, tasks
             ),
+            log_manager=self._log_manager(cri, engine, log_readers),
+            log_readers=log_readers,
         )
 
     def _build_reporter(
@@ -503,6 +513,7 @@ class Kubelet:
         start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
         await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
         node.start_engine()
+        tasks.start(node.log_manager.run(), name="container-logs")
         host.runtime_state.add_listener(engine.workers.wake_all)
         host.identity.addresses.add_listener(engine.workers.wake_all)
         host.health.add_check("PLEG", engine.pleg.health)
@@ -542,6 +553,7 @@ class Kubelet:
             checks=checks,
             statistics=node.statistics,
             eviction=node.eviction,
+            log_readers=node.log_readers,
         )
         return serving(parts)
 
@@ -553,6 +565,29 @@ class Kubelet:
             max_containers=flags.maximum_dead_containers,
         )
         return GarbageCollector(cri, self.config.pod_logs_dir, self._legacy_logs(), policy)
+
+    def _log_manager(
+        self, cri: RuntimeConnection, engine: PodEngine, readers: LogReaders
+    ) -> ContainerLogManager:
+        config = self.config
+
+        def observed() -> Iterator[ObservedPod]:
+            for worker in engine.workers.all():
+                if (found := engine.syncer.observed(worker.uid)) is not None:
+                    yield found
+
+        policy = RotationPolicy(
+            int(Quantity.parse(config.container_log_max_size)), config.container_log_max_files
+        )
+        return ContainerLogManager(
+            cri.runtime.reopen_container_log,
+            observed,
+            config.pod_logs_dir,
+            policy,
+            readers,
+            workers=config.container_log_max_workers,
+            interval=config.container_log_monitor_interval.seconds,
+        )
 
     def _legacy_logs(self) -> Path | None:
         """Directory of links to container logs; None when the pod logs are not in the host's directory."""

@@ -24,6 +24,7 @@ from pykubelet.apiserver.certificates.serving import (
 from pykubelet.apiserver.certificates.store import StoreError
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.eviction.manager import EvictionManager
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
@@ -71,6 +72,7 @@ class ServerDependencies:
     checks: Mapping[str, Check]
     statistics: NodeStatistics
     eviction: EvictionManager
+    log_readers: LogReaders
 
 
 @contextlib.asynccontextmanager
@@ -181,6 +183,7 @@ async def _api_parts(
             runtime=parts.cri.runtime,
             root_dir=Path(settings.flags.root_dir),
             now=lambda: datetime.now(UTC),
+            log_readers=parts.log_readers,
         ),
         debug=DebugDependencies(
             configz=configz_document(settings.config),

@@ -2,7 +2,8 @@
 
 Lines of the container's standard output are written to standard output, lines of its standard error to
 standard error. Following continues over container restarts and log rotation, and ends when no more lines
-can come. Runs of a container are counted from 0, as its log files are.
+can come. With `--since` or `--tail`, lines of rotated and compressed files are printed as well. Runs of a
+container are counted from 0, as its log files are.
 
 Logs can also be read while no node runs: the pods and containers are then those of the log directories.
 """
@@ -14,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,7 @@ from pykubelet.cli.printers import is_finished, is_terminating
 from pykubelet.kuberuntime.decide import restarts_after_exit
 from pykubelet.kuberuntime.paths import attempts_in_logs, container_log_path, pod_log_dir
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
+from pykubelet.server.log_chain import open_newest_rotated
 from pykubelet.server.log_files import LineWriter, LogEntry, LogFile, Stream, follow
 from pykubelet.server.pods import NodePods
 from pykubelet.standalone.instance import Instance
@@ -183,7 +185,8 @@ def run_logs(data_dir: Path, options: LogOptions) -> int:
     def work() -> int:
         instance = Instance.at(data_dir)
         since = time.time_ns() - options.since if options.since is not None else None
-        reader = _Reader(instance, options, Printer(LineWriter(timestamps=options.timestamps, since=since)))
+        printer = Printer(LineWriter(timestamps=options.timestamps, since=since))
+        reader = _Reader(instance, options, since, printer)
         reader.select()
         if options.follow and not options.previous:
             asyncio.run(reader.follow())
@@ -215,7 +218,9 @@ class Printer:
 
 
 class _Reader:
-    def __init__(self, instance: Instance, options: LogOptions, printer: Printer) -> None:
+    def __init__(self, instance: Instance, options: LogOptions, since: int | None, printer: Printer) -> None:
+        """Initialize; `since` is the time of the oldest line, in nanoseconds since the Unix epoch."""
+        self._since = since
         self._instance = instance
         self._client = NodeClient(instance)
         self._options = options
@@ -242,8 +247,9 @@ class _Reader:
         attempt = find_attempt(
             self._pod, self._container.name, self._options.previous, known_runs(self._file(0))
         )
+        path = self._file(attempt)
         try:
-            log = LogFile(self._file(attempt))
+            log = LogFile(path) if path.exists() else LogFile(path, open_newest_rotated(path))
         except FileNotFoundError:
             name = self._container.name
             raise LogNotFound(f"the log of run {attempt} of container {name} was removed") from None
@@ -283,8 +289,17 @@ class _Reader:
                 self._printer.flush()
 
     def _print_present(self, log: LogFile, tail: int | None) -> None:
-        if tail is not None:
-            self._printer.print(log.skip_to_last(tail))
+        """Print the log; `--tail` and `--since` reach back through its rotated files."""
+        with ExitStack() as stack:
+            older = log.older(self._since) if tail is not None or self._since is not None else []
+            for file in older:
+                stack.enter_context(closing(file))
+            if tail is not None:
+                self._printer.print(log.skip_to_last(tail, older))
+            else:
+                for file in older:
+                    self._printer.print(file.entries())
+                    self._printer.print(file.rest())
         self._printer.print(log.entries())
 
     def _file(self, attempt: int) -> Path:

@@ -17,15 +17,10 @@ from pykubelet.config.feature_gates import FeatureGates, known_gates
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path
 
-_NO_LOG_ROTATION = "container log rotation is not implemented yet"
 _NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"
 FIELDS: Mapping[str, str] = {
-    "container_log_max_files": _NO_LOG_ROTATION,
-    "container_log_max_size": _NO_LOG_ROTATION,
-    "container_log_max_workers": _NO_LOG_ROTATION,
-    "container_log_monitor_interval": _NO_LOG_ROTATION,
     "content_type": "requests to the API server are always encoded as JSON",
     "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",

@@ -389,13 +389,15 @@ def _rmdir(parent: int, name: str) -> Literal["removed", "not empty", "replaced"
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def open_regular(path: str | Path, *, follow_symlink: bool = False) -> int:
+def open_regular(path: str | Path, *, follow_symlink: bool = False, dir_fd: int | None = None) -> int:
     """Open a regular file for reading and return its descriptor.
 
-    `follow_symlink`: whether the last component of the path may be a symbolic link. Raises OSError, with
-    EINVAL if the path is anything else than a regular file.
+    `follow_symlink`: whether the last component of the path may be a symbolic link. `dir_fd`: the open
+    directory that a relative path starts at. Raises OSError, with EINVAL if the path is anything else than a
+    regular file.
     """
-    named = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow_symlink else os.O_NOFOLLOW))
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follow_symlink else os.O_NOFOLLOW)
+    named = os.open(path, flags, dir_fd=dir_fd)
     try:
         mode = os.fstat(named).st_mode
         if stat.S_ISLNK(mode):

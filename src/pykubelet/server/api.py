@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.client import RuntimeClient
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.auth import (
@@ -110,6 +111,7 @@ class PodDependencies:
     root_dir: Path
     """Root directory of the kubelet, in which checkpoints are written."""
     now: Callable[[], datetime]
+    log_readers: LogReaders = field(default_factory=LogReaders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,9 @@ def _debugging_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]
     split_streams = deps.gates.enabled("PodLogsQuerySplitStreams")
     routes: list[web.AbstractRouteDef] = [
         *StreamingEndpoints(lookup, limits, deps.metrics, idle_seconds=idle_seconds).routes(),
-        *ContainerLogs(lookup, limits, split_streams=split_streams, idle_seconds=idle_seconds).routes(),
+        *ContainerLogs(
+            lookup, limits, deps.pods.log_readers, split_streams=split_streams, idle_seconds=idle_seconds
+        ).routes(),
         *actions.run_routes(),
         *running_pods_routes(deps.pods.runtime),
         web.get("/configz", _configz(deps.debug.configz)),

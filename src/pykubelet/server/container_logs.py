@@ -3,6 +3,9 @@
 The log is read from the runtime's file in blocks, no faster than the client reads. Following ends when the
 container has terminated and everything is sent; log rotation does not end it.
 
+Without `sinceSeconds`, `sinceTime` and `tailLines`, only the file being written is read, as upstream. With
+one of them, the response reaches back through the rotated and compressed files of the container.
+
 Error messages are upstream's, byte for byte, because clients and the API server pass them on.
 """
 
@@ -11,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,20 +24,25 @@ from aiohttp import web
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
+from pykubelet.kuberuntime.log_rotation.readers import LogReader, LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.server.identity import HttpError
+from pykubelet.server.log_chain import open_newest_rotated
 from pykubelet.server.log_files import (
     LineWriter,
     LogFile,
+    MayGrow,
     Stream,
     follow_blocks,
     present_blocks,
     seek_last_lines,
+    seek_last_of,
 )
 from pykubelet.server.lookup import PodLookup, find_container
 from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
 from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -43,6 +51,8 @@ _TIME = re.compile(
     re.ASCII,
 )
 _NANOS = 1_000_000_000
+_REOPEN_TRIES, _REOPEN_SECONDS = 10, 0.05
+"""Number of attempts to open a log that is being rotated, and the seconds between them."""
 _STREAMS: dict[str, tuple[Stream, ...]] = {
     "All": ("stdout", "stderr"),
     "Stdout": ("stdout",),
@@ -181,10 +191,17 @@ class ContainerLogs:
     """Endpoint `/containerLogs`."""
 
     def __init__(
-        self, lookup: PodLookup, limits: StreamLimits, *, split_streams: bool, idle_seconds: float
+        self,
+        lookup: PodLookup,
+        limits: StreamLimits,
+        readers: LogReaders,
+        *,
+        split_streams: bool,
+        idle_seconds: float,
     ) -> None:
         self._lookup = lookup
         self._limits = limits
+        self._readers = readers
         self._split_streams = split_streams
         self._idle_seconds = idle_seconds
 
@@ -240,10 +257,8 @@ class ContainerLogs:
         async def may_grow() -> bool:
             return is_running(self._lookup.recent_pod(pod.uid), container, container_id)
 
-        if options.tail is not None:
-            await seek_last_lines(file, options.tail)
         writer = LineWriter(timestamps=options.timestamps, since=options.since)
-        blocks = follow_blocks(file, may_grow) if options.follow else present_blocks(file)
+        blocks = self._blocks(file, options, may_grow)
         remaining = options.limit
         # The response status is already sent: an error can only end the response.
         with suppress(OSError, TimeoutError):
@@ -259,12 +274,75 @@ class ContainerLogs:
                         # Writing to a fast client never blocks; yield to other tasks.
                         await asyncio.sleep(0)
 
+    async def _blocks(
+        self, file: LogFile, options: PodLogOptions, may_grow: MayGrow
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the selected lines of all files of the log."""
+        with ExitStack() as stack:
+            # The files of other requests are all open before the first is read.
+            reader = stack.enter_context(self._readers.reading(str(file.path))) if options.follow else None
+            for older in await _select_older(file, options, stack):
+                async with aclosing(present_blocks(older)) as blocks:
+                    async for block in blocks:
+                        yield block
+
+            async with aclosing(_newest_blocks(file, may_grow, reader)) as blocks:
+                async for block in blocks:
+                    yield block
+
+
+def _newest_blocks(file: LogFile, may_grow: MayGrow, reader: LogReader | None) -> AsyncGenerator[bytes, None]:
+    """Follow the file for a reader, or return its present content."""
+    if reader is None:
+        return present_blocks(file)
+
+    def on_file(stem: str | None) -> None:
+        reader.stem = stem
+
+    if file.stem is not None:
+        on_file(file.stem)
+    return follow_blocks(file, may_grow, on_file)
+
+
+async def _select_older(file: LogFile, options: PodLogOptions, stack: ExitStack) -> Sequence[LogFile]:
+    """Seek to the first selected line, and return the rotated files to read before, oldest first."""
+    missing = 0
+    if options.tail is not None:
+        await seek_last_lines(file, options.tail)
+        missing = file.missing_lines
+    if not missing and (options.tail is not None or options.since is None):
+        return ()
+    try:
+        older = await finish_in_thread(lambda: file.older(options.since))
+    except OSError as err:
+        log.v(2).info("Failed to open rotated logs", path=str(file.path), err=err)
+        return ()
+    for opened in older:
+        stack.callback(opened.close)
+    return older[await seek_last_of(older, missing) :] if missing else older
+
 
 @asynccontextmanager
 async def _open_log(path: Path) -> AsyncIterator[LogFile]:
     try:
-        file = await asyncio.to_thread(LogFile, path)
+        file = await _open_existing(path)
     except OSError as err:
         raise HttpError(400, f'failed to open log file "{path}": {err.strerror or err}') from err
     with closing(file):
         yield file
+
+
+async def _open_existing(path: Path) -> LogFile:
+    """Open a log, or its newest rotated file while it is being rotated. Raises OSError."""
+    for _ in range(_REOPEN_TRIES):
+        try:
+            return await asyncio.to_thread(LogFile, path)
+        except FileNotFoundError:
+            # Between its renaming and its reopening a log does not exist.
+            rotated = await asyncio.to_thread(open_newest_rotated, path)
+            if rotated is None:
+                raise
+            rotated.file.close()
+            await asyncio.sleep(_REOPEN_SECONDS)
+    rotated = await asyncio.to_thread(open_newest_rotated, path)
+    return LogFile(path, rotated)

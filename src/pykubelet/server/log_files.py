@@ -10,9 +10,9 @@ The parser is pure: bytes in, entries out. A damaged entry (full disk, killed ru
 full, the runtime's columns are removed from many lines at a time with a regular expression; otherwise each
 entry is parsed, which is ten times slower and is therefore done in small pieces.
 
-A followed log may be rotated: the file is renamed and a new one is created with its name. The rest of the old
-file is read first, so that no line is lost or duplicated. A file truncated in place is read again from its
-start.
+A followed log may be rotated, also several times between two reads: the file is renamed and a new one is
+created with its name. The old file is read until the runtime has closed it, then each following one
+(`log_chain`), so that no line is lost or duplicated. A file truncated in place is read again from its start.
 
 Only regular files are opened: a container that mounts the log directory could create a FIFO or a device
 there. `LogFile` blocks on disk I/O, so the server calls it in threads (`follow_blocks`, `present_blocks`,
@@ -25,15 +25,27 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, Literal, TypeVar, cast
 
+from pykubelet.kuberuntime.log_rotation.directory import is_written
 from pykubelet.linux.inotify import Inotify, Mask
-from pykubelet.linux.untrusted_files import open_regular
+from pykubelet.server.log_chain import GzipLog, OpenedLog, open_active, open_older, open_successor
 from pykubelet.util.tasks import finish_in_thread, wait_seconds
 
 Stream = Literal["stdout", "stderr"]
@@ -202,6 +214,8 @@ def _full_entry_texts(lines: bytes) -> bytes | None:
 
 
 _BLOCK = 256 * 1024
+_SPOOLED_BYTES = 32 * 1024 * 1024
+"""Bytes of a decompressed file that are kept in memory instead of a temporary file."""
 
 # A runtime writes entries of at most 16 KiB; more bytes without a line break are damage.
 _LONGEST_LINE = 1024 * 1024
@@ -211,6 +225,9 @@ _CHANGES = Mask.MODIFY | Mask.CREATE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DE
 # inotify reports each write; this delay batches the writes of a busy container.
 _BATCH_DELAY_SECONDS = 0.02
 _ROTATION_GRACE_SECONDS = 0.1
+"""Seconds for the runtime to close a rotated file where the kernel does not tell."""
+_DRAIN_SECONDS = 5.0
+"""Maximum seconds to wait until a rotated file is not open for writing."""
 _Item = TypeVar("_Item")
 MayGrow = Callable[[], Awaitable[bool]]
 """Returns whether a log may still grow; called about once a second while nothing is written."""
@@ -219,24 +236,56 @@ MayGrow = Callable[[], Awaitable[bool]]
 class LogFile:
     """An open log file and its read position."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file. Raises OSError, also if it is not a regular file."""
+    def __init__(self, path: Path, opened: OpenedLog | None = None) -> None:
+        """Open the file being written, or own a rotated file of the log.
+
+        Raises OSError, also if it is not a regular file.
+        """
         self.path = path
-        self._file: BinaryIO = _open(path)
+        self._opened = opened or open_active(path)
         self._rest = b""
+        self.missing_lines = 0
+        """Number of lines that `seek_last` did not find in this file."""
+
+    @property
+    def _file(self) -> BinaryIO:
+        return self._opened.file
+
+    @property
+    def stem(self) -> str | None:
+        """Identification of a file that was rotated when it was opened, None for the file being written."""
+        return self._opened.stem
+
+    def older(self, since: int | None = None) -> list[LogFile]:
+        """Open the rotated files before this one, oldest first, as `open_older`. Raises OSError."""
+        return [LogFile(self.path, opened) for opened in open_older(self.path, self._opened, since)]
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def skip_to_last(self, count: int) -> list[LogEntry]:
-        """Return the last `count` lines and set the read position after them."""
+    def skip_to_last(self, count: int, older: Sequence[LogFile] = ()) -> list[LogEntry]:
+        """Return the last `count` lines and set the read position after them.
+
+        If this file has fewer lines, the others are those of `older` files, oldest first.
+        """
         size = self._file.seek(0, os.SEEK_END)
         lines = _backwards(self._file, size)
         unfinished = next(lines, b"")
-        entries = last_lines(lines, count)
+        earlier = chain.from_iterable(file.backwards() for file in reversed(older))
+        entries = last_lines(chain(lines, earlier), count)
         self._file.seek(size - len(unfinished))
         return entries
+
+    def backwards(self) -> Iterator[bytes]:
+        """Yield the lines of a file that is not written any more, last one first."""
+        if not isinstance(self._file, GzipLog):
+            yield from _backwards(self._file, self._file.seek(0, os.SEEK_END))
+            return
+        with SpooledTemporaryFile(_SPOOLED_BYTES) as content:
+            while block := self._file.read(_BLOCK):
+                content.write(block)
+            yield from _backwards(cast(BinaryIO, content), content.tell())
 
     def seek_last(self, count: int) -> None:
         """Seek to the start of the last `count` entries; an unfinished one counts.
@@ -248,7 +297,11 @@ class LogFile:
 
     def iter_seek_last(self, count: int) -> Iterator[None]:
         """Perform `seek_last` as an iterator, one block of the file per step."""
+        if isinstance(self._file, GzipLog):
+            yield from self._seek_last_compressed(self._file, count)
+            return
         end = self._file.seek(0, os.SEEK_END)
+        self.missing_lines = max(count, 0)
         if count <= 0 or end == 0:
             return
         # The final byte is skipped: the line break of the last line does not separate two lines.
@@ -266,13 +319,37 @@ class LogFile:
             for _ in range(remaining):
                 position = block.rindex(b"\n", 0, position)
             self._file.seek(start + position + 1)
+            self.missing_lines = 0
             return
         self._file.seek(0)
+        self.missing_lines = remaining - 1
+
+    def _seek_last_compressed(self, file: GzipLog, count: int) -> Iterator[None]:
+        """Count the lines, then skip those before the last `count`: only forward reading is possible."""
+        total, last = 0, b"\n"
+        while block := file.read(_BLOCK):
+            total, last = total + block.count(b"\n"), block[-1:]
+            yield
+        total += last != b"\n"
+        self.missing_lines = max(count - total, 0)
+        skip = max(total - max(count, 0), 0)
+        file.rewind()
+        while skip > 0 and (block := file.read(_BLOCK)):
+            breaks = block.count(b"\n")
+            if breaks < skip:
+                skip -= breaks
+                yield
+                continue
+            position = -1
+            for _ in range(skip):
+                position = block.index(b"\n", position + 1)
+            self._rest = block[position + 1 :]
+            return
 
     @property
-    def size(self) -> int:
-        """Current size of the file in bytes."""
-        return os.fstat(self._file.fileno()).st_size
+    def size(self) -> int | None:
+        """Current size of the file in bytes; None if it is not known, of a compressed file."""
+        return None if isinstance(self._file, GzipLog) else os.fstat(self._file.fileno()).st_size
 
     def blocks(self, up_to: int | None = None) -> Iterator[bytes]:
         """Yield batches of complete lines from the read position to the current end of the file.
@@ -306,7 +383,9 @@ class LogFile:
         yield from parse_entries(self.take_rest())
 
     def is_replaced(self) -> bool:
-        """Return whether the path names another file now, or this file was truncated."""
+        """Return whether another file of the log may follow: this one was rotated, removed or truncated."""
+        if self.stem is not None:
+            return True
         opened = os.fstat(self._file.fileno())
         try:
             current = self.path.stat()
@@ -314,12 +393,31 @@ class LogFile:
             return False
         return not os.path.samestat(opened, current) or opened.st_size < self._file.tell()
 
-    def renew(self) -> None:
-        """Reopen the path and read from its start; unread bytes of the old file are dropped."""
+    def is_written(self) -> bool | None:
+        """Return whether another process has the file open for writing; None if that is not known."""
+        return is_written(self._file.fileno())
+
+    def advance(self) -> bytes | None:
+        """Continue with the following file of the log, or at the start of this one if it was truncated.
+
+        Return the bytes after the last line break of the old file; None if no other file can be opened.
+        """
+        rest = self._rest
         with suppress(OSError):
-            successor = _open(self.path)
-            self._file.close()
-            self._file, self._rest = successor, b""
+            if self._is_truncated():
+                self._file.seek(0)
+            else:
+                successor = open_successor(self.path, self._opened)
+                if successor is None:
+                    return None
+                self._file.close()
+                self._opened = successor
+            self._rest = b""
+            return rest
+        return None
+
+    def _is_truncated(self) -> bool:
+        return self.stem is None and os.fstat(self._file.fileno()).st_size < self._file.tell()
 
 
 async def follow(log: LogFile, may_grow: MayGrow) -> AsyncIterator[list[LogEntry]]:
@@ -329,34 +427,44 @@ async def follow(log: LogFile, may_grow: MayGrow) -> AsyncIterator[list[LogEntry
             yield list(parse_entries(block))
 
 
-async def follow_blocks(log: LogFile, may_grow: MayGrow) -> AsyncGenerator[bytes, None]:
+async def follow_blocks(
+    log: LogFile, may_grow: MayGrow, on_file: Callable[[str | None], None] = lambda stem: None
+) -> AsyncGenerator[bytes, None]:
     """Yield batches of complete lines as they are written, until `may_grow` returns False.
 
-    The last line of a completed log may lack its line break. Raises OSError if the directory cannot be
-    watched, and whatever `may_grow` raises.
+    The last line of a completed log may lack its line break. `on_file` is called with `LogFile.stem` when
+    another file of the log is read. Raises OSError if the directory cannot be watched, and whatever
+    `may_grow` raises.
     """
     clock = asyncio.get_running_loop().time
     with Inotify() as changes:
         changes.watch(log.path.parent, _CHANGES)
-        quiet_since, last = clock(), False
+        quiet_since, last, drain_until = clock(), False, None
         while True:
             async for block in _in_thread(log.blocks()):
                 quiet_since = clock()
                 yield block
             if await finish_in_thread(log.is_replaced):
-                # The runtime opens the new file before it closes the old one.
-                await asyncio.sleep(_ROTATION_GRACE_SECONDS)
+                # The runtime opens the new file before it has written its buffers to the old one.
+                now, is_written = clock(), await finish_in_thread(log.is_written)
+                if drain_until is None:
+                    drain_until = now + (_ROTATION_GRACE_SECONDS if is_written is None else _DRAIN_SECONDS)
+                if is_written is not False and now < drain_until:
+                    await asyncio.sleep(_BATCH_DELAY_SECONDS)
+                    continue
                 async for block in _in_thread(log.blocks()):
                     yield block
-                yield log.take_rest()
-                await finish_in_thread(log.renew)
-            elif last:
+                if (rest := await finish_in_thread(log.advance)) is not None:
+                    yield rest
+                    on_file(log.stem)
+                    drain_until = None
+                    continue
+            if last:
                 yield log.take_rest()
                 return
-            else:
-                await _wait_for_change(changes)
-                if clock() - quiet_since >= _TICK_SECONDS / 2:
-                    quiet_since, last = clock(), not await may_grow()
+            await _wait_for_change(changes)
+            if clock() - quiet_since >= _TICK_SECONDS / 2:
+                quiet_since, last = clock(), not await may_grow()
 
 
 async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
@@ -364,6 +472,19 @@ async def present_blocks(log: LogFile) -> AsyncGenerator[bytes, None]:
     async for block in _in_thread(log.blocks(up_to=log.size)):
         yield block
     yield log.take_rest()
+
+
+async def seek_last_of(logs: Sequence[LogFile], count: int) -> int:
+    """Seek to the last `count` lines of several files, oldest first; return the index of the first to read.
+
+    Earlier files contain none of these lines.
+    """
+    for index in reversed(range(len(logs))):
+        await seek_last_lines(logs[index], count)
+        count = logs[index].missing_lines
+        if not count:
+            return index
+    return 0
 
 
 async def seek_last_lines(log: LogFile, count: int) -> None:
@@ -391,11 +512,6 @@ async def _wait_for_change(changes: Inotify) -> None:
         async with asyncio.timeout(wait_seconds(next_tick - now)):
             await anext(changes)
         await asyncio.sleep(_BATCH_DELAY_SECONDS)
-
-
-def _open(path: Path) -> BinaryIO:
-    # Some runtimes store logs elsewhere and create a symbolic link here.
-    return os.fdopen(open_regular(path, follow_symlink=True), "rb", buffering=0)
 
 
 def _backwards(file: BinaryIO, end: int) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.cli.exec import PROTOCOL, Data, FrameReader, FrameWriter, RemoteCommand
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.server.api import https_server
 from pykubelet.server.auth import AlwaysAllow, Authenticator
 from pykubelet.server.container_actions import ContainerActions
@@ -86,7 +87,7 @@ async def node(private_runtime: RunningRuntime, tmp_path: Path) -> AsyncIterator
         lookup = PodLookup(ScriptedView([pod]), cri.runtime, str)
         routes = [
             *StreamingEndpoints(lookup, limits, metrics, idle_seconds=60).routes(),
-            *ContainerLogs(lookup, limits, split_streams=False, idle_seconds=60).routes(),
+            *ContainerLogs(lookup, limits, LogReaders(), split_streams=False, idle_seconds=60).routes(),
             *ContainerActions(lookup, tmp_path / "checkpoints", lambda: START).run_routes(),
         ]
         port = await stack.enter_async_context(

@@ -1,6 +1,7 @@
 """`pykubelet logs`: which run is meant and whether more is to come, as tables; the command on real files."""
 
 import asyncio
+import gzip
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -148,6 +149,25 @@ async def test_pykubelet_logs_since_prints_newer_lines_only(instance: Instance) 
         ran = await pykubelet(instance, "logs", "p", "--since", "5")
         assert ran.code == 2
         assert "has no unit" in ran.err
+
+
+async def test_pykubelet_logs_rotated_files_read_with_since_and_tail(instance: Instance) -> None:
+    pod = made(RUN)
+    path = log_file(instance, pod, "main", 0)
+    for number, text in enumerate(("first", "second")):
+        write(instance, pod, 0, text, age=600)
+        path.rename(path.with_name(f"0.log.2026010{number + 1}-000000"))
+    oldest = path.with_name("0.log.20260101-000000")
+    path.with_name(f"{oldest.name}.gz").write_bytes(gzip.compress(oldest.read_bytes()))
+    oldest.unlink()
+    write(instance, pod, 0, "third")
+    async with answering(instance, ScriptedView([pod])):
+        assert (await pykubelet(instance, "logs", "p")).out == "third\n"
+        assert (await pykubelet(instance, "logs", "p", "--since", "1h")).out == "first\nsecond\nthird\n"
+        assert (await pykubelet(instance, "logs", "p", "--tail", "2")).out == "second\nthird\n"
+        assert (await pykubelet(instance, "logs", "p", "--tail", "9")).out == "first\nsecond\nthird\n"
+        path.unlink()
+        assert (await pykubelet(instance, "logs", "p")).out == "second\n"
 
 
 async def test_pykubelet_logs_previous_prints_previous_attempt(instance: Instance) -> None:

@@ -167,9 +167,6 @@ def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
 
 
 SAMPLE_VALUES: dict[str, Any] = {
-    "container_log_max_files": 4,
-    "container_log_max_size": "10Mi",  # also a value that equals the default was set by the operator
-    "container_log_max_workers": 2,
     "content_type": "application/json",
     "enable_contention_profiling": True,
     "eviction_max_pod_grace_period": 30,
@@ -178,7 +175,7 @@ SAMPLE_VALUES: dict[str, Any] = {
     "eviction_soft_grace_period": {"memory.available": "1m"},
     "hairpin_mode": "none",
     "iptables_drop_bit": 13,
-    "iptables_masquerade_bit": 12,
+    "iptables_masquerade_bit": 14,  # also a value that equals the default was set by the operator
     "kernel_memcg_notification": True,
     "logging.options.json.info_buffer_size": "1Mi",
     "logging.options.text.info_buffer_size": "1Mi",

@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pykubelet.server import log_files
+from pykubelet.server.log_chain import OpenedLog
 from pykubelet.server.log_files import (
     LineWriter,
     LogEntry,
@@ -403,18 +404,18 @@ async def test_log_file_fifo_in_place_of_log_refused(tmp_path: Path) -> None:
 async def test_follow_fifo_takes_place_of_log_keeps_loop_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, renewals, real = tmp_path / "0.log", list[float](), LogFile.renew
+    path, renewals, real = tmp_path / "0.log", list[float](), LogFile.advance
 
-    def renew(log: LogFile) -> None:
+    def advance(log: LogFile) -> bytes | None:
         renewals.append(time.monotonic())
-        real(log)
+        return real(log)
 
     def release() -> None:
         # A follower that blocks in open() goes on, so that this test fails instead of hanging.
         with suppress(OSError):
             os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
 
-    monkeypatch.setattr(LogFile, "renew", renew)
+    monkeypatch.setattr(LogFile, "advance", advance)
     write(path, "one")
     async with followed(path) as following:
         await following.until("one")
@@ -444,7 +445,7 @@ async def test_present_blocks_read_off_event_loop(tmp_path: Path, monkeypatch: p
                     threads.add(threading.get_ident())
                 return getattr(real, name)
 
-        monkeypatch.setattr(log, "_file", Watched())
+        monkeypatch.setattr(log, "_opened", OpenedLog(cast(BinaryIO, Watched()), None))
         await seek_last_lines(log, 8000)
         text = b"".join([block async for block in present_blocks(log)])
     assert text.count(b"\n") == 8000

@@ -19,6 +19,7 @@ from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.stats.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
@@ -89,6 +90,7 @@ async def read_only_port(
             ),
         ),
         eviction=cast(Any, SimpleNamespace(report=None)),
+        log_readers=LogReaders(),
     )
     async with tasks, serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session
