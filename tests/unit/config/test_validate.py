@@ -224,6 +224,6 @@ def test_validate_any_configuration_one_line_problems_and_no_mutation(
 
 
 def test_validate_tables_have_all_signals_enforcements_and_cipher_suites() -> None:
-    assert len(validate_eviction.SIGNALS) == 9
+    assert len(validate_eviction.SIGNALS) == 9 + len(validate_eviction.WITH_CACHE_SIGNALS)
     assert len(validate_reserved.ENFORCEMENTS) == 6
     assert len(validate_tls.STRONG_CIPHER_SUITES + validate_tls.WEAK_CIPHER_SUITES) == 27
