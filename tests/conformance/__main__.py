@@ -106,6 +106,8 @@ class Options:
     results: Path
     complete: bool
     """Whether the run covers all specs of the table."""
+    selected: bool
+    """Whether FOCUS or SKIP choose the specs."""
 
 
 def read_options(environ: Mapping[str, str]) -> Options:
@@ -132,6 +134,7 @@ def read_options(environ: Mapping[str, str]) -> Options:
         passes=tuple(passes),
         results=Path(environ.get("RESULTS") or RESULTS / agent),
         complete=not (where or selected),
+        selected=selected,
     )
 
 
@@ -183,7 +186,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_TERMINATED)
     complete = options.complete and not stalled
-    table = merge(load_table(TABLE), options.agent, outcomes, complete=complete)
+    table = merge(load_table(TABLE), options.agent, outcomes, complete=complete, selected=options.selected)
     TABLE.write_text(format_table(table))
     for line in failure_lines(table, options.agent, outcomes):
         print(line)

@@ -1,6 +1,7 @@
 """The pass in the virtual machine, as far as it can be tested without booting it."""
 
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def test_qemu_command_equipment_has_disk_and_writable_share() -> None:
     assert "readonly" not in share
 
 
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="mkfs.ext4 is not installed")
 def test_make_disk_has_file_system(tmp_path: Path) -> None:
     make_disk(tmp_path / "disk", 16)
     found = subprocess.run(
