@@ -118,7 +118,7 @@ IN_GUEST = RigOptions(
     kubelet_cgroup="/kubelet.slice",
     runtime_unit="containerd",
     repositories=("e2e-test-images/agnhost", "e2e-test-images/busybox"),
-    slowness=4.0,
+    slowness=6.0,
 )
 """As the suite configures the kubelets that it starts itself on hosts with systemd."""
 
