@@ -56,7 +56,7 @@ vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
 
-conformance: ## run the upstream node suite (20 minutes); AGENT=reference FOCUS= SKIP= PROCS= choose
+conformance: ## run the upstream node suite (40 minutes); PASS=host or vm, AGENT=reference FOCUS= SKIP= PROCS= choose
 	@scripts/setup --conformance
 	$(PY)/python -m tests.conformance
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pykubelet.devcluster.binaries import Binaries, find_programs
-from pykubelet.devcluster.cluster import DevCluster, new_settings
+from pykubelet.devcluster.cluster import START_TIMEOUT, DevCluster, new_settings
 from pykubelet.devcluster.layout import DevClusterError, Layout, NotAvailable
 from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
 from tests.support.data_dir import short_dir
@@ -39,8 +39,13 @@ def programs(pytestconfig: pytest.Config) -> Binaries:
 
 
 @contextmanager
-def running_plane(programs: Binaries, **changes: object) -> Iterator[Plane]:
-    """A control plane of one's own, for tests that must change its settings (see `Settings`)."""
+def running_plane(
+    programs: Binaries, *, timeout: float = START_TIMEOUT, **changes: object
+) -> Iterator[Plane]:
+    """A control plane of one's own, for tests that must change its settings (see `Settings`).
+
+    `timeout` is the time limit of its start in seconds.
+    """
     try:
         settings = new_settings()
     except DevClusterError as err:
@@ -50,7 +55,7 @@ def running_plane(programs: Binaries, **changes: object) -> Iterator[Plane]:
         cluster = DevCluster(Layout.at(Path(folder)), settings, programs, owned=True)
         cluster.prepare()
         try:
-            cluster.start()
+            cluster.start(timeout)
             plane = Plane(cluster)
             yield plane
             plane.check()

@@ -2,9 +2,10 @@
 
 Environment: `AGENT` is `ours` (the default) or `reference`, the upstream kubelet. `FOCUS` and `SKIP` are
 regular expressions on the names of specs, `PROCS` is the number of parallel processes, `RESULTS` the
-directory for logs and the report. Without FOCUS and SKIP, a run is complete: every `[NodeConformance]` spec
-that is not Serial, Slow, Flaky, Disruptive or Alpha, and then, in one process, the specs of statistics that
-are Serial or no `[NodeConformance]` specs.
+directory for logs and the report. `PASS` is `host` for the pass on this host, or `vm` for the pass in the
+virtual machine (`guest.py`). Without FOCUS, SKIP and PASS, a run is complete: on this host every
+`[NodeConformance]` spec that is not Serial, Slow, Flaky, Disruptive or Alpha, and then in the virtual
+machine, in one process, all specs of statistics.
 
 Outcomes go into the agent's column of `tests/data/conformance.tsv`. Exits with 1 when our agent fails a spec
 that the upstream kubelet passes, with 2 when the suite did not run to its end, with 3 when the rig cannot be
@@ -28,11 +29,15 @@ import pytest
 
 from pykubelet.devcluster.layout import DevClusterError, NotAvailable
 from pykubelet.standalone.instance import EmbeddedError
+from tests.conformance.guest import in_guest, run_in_guest
 from tests.conformance.report import FAILED, Outcome, SuiteError, read_report, summary
 from tests.conformance.rig import (
     GINKGO,
+    IN_GUEST,
     IN_NAMESPACE,
+    ON_HOST,
     SUITE,
+    Binaries,
     Rig,
     RigError,
     check_host,
@@ -51,13 +56,15 @@ from tests.conformance.table import (
     merge,
     regressions,
 )
+from tests.vm.machine import why_not
 
 TABLE = Path(__file__).parents[1] / "data" / "conformance.tsv"
 FOCUS = r"\[NodeConformance\]"
-SKIP = r"\[(Serial|Slow|Flaky|Disruptive|Alpha)\]"
-STATISTICS = r"ResourceMetricsAPI|(Summary API|ContainerMetrics) .*\[Serial\]"
-"""Specs of statistics that the expressions above leave out; Go's have no look-ahead for an exception."""
+STATISTICS = r"\b(Summary API|ContainerMetrics|ResourceMetricsAPI)\b"
+"""Specs of statistics, which the pass in the virtual machine runs, also those that are Serial."""
 STATISTICS_SKIP = r"\[(Slow|Flaky|Disruptive|Alpha)\]"
+SKIP = rf"\[(Serial|Slow|Flaky|Disruptive|Alpha)\]|{STATISTICS}"
+ON_THIS_HOST, IN_VM = "host", "vm"
 PROCS = 10
 RESULTS = Path("/tmp/pykubelet-conformance")
 _TIMEOUT = "3h"
@@ -65,6 +72,8 @@ _SAY_EVERY = 60.0
 _POLL_SECONDS = 1.0
 _STALL_SECONDS = 480.0
 """Longer than any spec takes: the longest wait five minutes and clean up."""
+_STALLED = ".stalled"
+"""Suffix of the file that marks an interrupted pass in the results."""
 _END_SECONDS = 150.0
 """Ginkgo waits 30 s for an interrupted spec and for each of its clean-ups."""
 _NO_RIG = (
@@ -84,6 +93,8 @@ class Pass:
     focus: str
     skip: str
     procs: int
+    in_vm: bool = False
+    """Whether it runs in the virtual machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class Options:
     results: Path
     complete: bool
     """Whether the run covers all specs of the table."""
+    selected: bool
+    """Whether FOCUS or SKIP choose the specs."""
 
 
 def read_options(environ: Mapping[str, str]) -> Options:
@@ -105,13 +118,23 @@ def read_options(environ: Mapping[str, str]) -> Options:
     procs = environ.get("PROCS") or str(PROCS)
     if not procs.isdecimal() or int(procs) < 1:
         raise ValueError(f"PROCS={procs} is invalid: use a number from 1 on")
-    complete = not environ.get("FOCUS") and "SKIP" not in environ
-    first = Pass("suite", environ.get("FOCUS") or FOCUS, environ.get("SKIP", SKIP), int(procs))
+    where = environ.get("PASS", "")
+    if where not in ("", ON_THIS_HOST, IN_VM):
+        raise ValueError(f"PASS={where} is invalid: use {ON_THIS_HOST} or {IN_VM}")
+    selected = bool(environ.get("FOCUS")) or "SKIP" in environ
+    focus, skip = environ.get("FOCUS"), environ.get("SKIP")
+    passes = []
+    if where != IN_VM:
+        passes.append(Pass("suite", focus or FOCUS, SKIP if skip is None else skip, int(procs)))
+    if where == IN_VM or not (where or selected):
+        vm_skip = STATISTICS_SKIP if skip is None else skip
+        passes.append(Pass("statistics", focus or STATISTICS, vm_skip, 1, in_vm=True))
     return Options(
         agent=agent,
-        passes=(first, Pass("statistics", STATISTICS, STATISTICS_SKIP, 1)) if complete else (first,),
+        passes=tuple(passes),
         results=Path(environ.get("RESULTS") or RESULTS / agent),
-        complete=complete,
+        complete=not (where or selected),
+        selected=selected,
     )
 
 
@@ -127,37 +150,43 @@ def main() -> int:
     try:
         if sys.argv[1:]:
             raise ValueError(
-                f"unexpected argument {sys.argv[1]}: use the variables AGENT, FOCUS, SKIP, PROCS, RESULTS"
+                f"unexpected argument {sys.argv[1]}: "
+                "use the variables AGENT, FOCUS, SKIP, PASS, PROCS, RESULTS"
             )
         options = read_options(os.environ)
         load_table(TABLE)  # an invalid one is reported before the run
-        check_host()
+        here = [one for one in options.passes if in_guest() or not one.in_vm]
+        there = [one for one in options.passes if one not in here]
+        if there and (reason := why_not()):
+            raise RigError(reason)
+        if here:
+            check_host()
         binaries = find_binaries(_say)
-        if os.environ.get(IN_NAMESPACE) != "1":
+        if here and os.environ.get(IN_NAMESPACE) != "1":
             command = namespace_command(["-m", "tests.conformance"])
             os.execvpe(command[0], command, {**os.environ, IN_NAMESPACE: "1"})
-        shutil.rmtree(options.results, ignore_errors=True)
-        options.results.mkdir(parents=True)
+        _make_empty(options.results)
         began = time.monotonic()
-        with running_rig(binaries, options.agent, _say) as rig:
-            try:
-                stalled = {one.name: _run_suite(rig, one, options.results) for one in options.passes}
-            finally:
-                shutil.copy(rig.node.log, options.results / "kubelet.log")
-                shutil.copy(rig.node.instance.containerd_log, options.results / "containerd.log")
-        outcomes = [
-            outcome
-            for name, interrupted in stalled.items()
-            for outcome in read_report(options.results / f"{name}.json", interrupted=interrupted)
-        ]
+        if here:
+            _run_here(binaries, options, here)
+        if there:
+            _say("Booting the virtual machine")
+            run_in_guest(_results_of(there[0], options.results))
+        stalled = False
+        outcomes: list[Outcome] = []
+        for one in options.passes:
+            directory = _results_of(one, options.results)
+            interrupted = (directory / f"{one.name}{_STALLED}").exists()
+            stalled |= interrupted
+            outcomes += read_report(directory / f"{one.name}.json", interrupted=interrupted)
     except _NO_RIG as err:
         return _fail(str(err), EXIT_RIG)
     except SuiteError as err:
         return _fail(str(err), EXIT_SUITE)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_TERMINATED)
-    complete = options.complete and not any(stalled.values())
-    table = merge(load_table(TABLE), options.agent, outcomes, complete=complete)
+    complete = options.complete and not stalled
+    table = merge(load_table(TABLE), options.agent, outcomes, complete=complete, selected=options.selected)
     TABLE.write_text(format_table(table))
     for line in failure_lines(table, options.agent, outcomes):
         print(line)
@@ -168,11 +197,37 @@ def main() -> int:
     return exit_code(options.agent, table, outcomes)
 
 
-def _run_suite(rig: Rig, specs: Pass, results: Path) -> bool:
+def _results_of(one: Pass, results: Path) -> Path:
+    """Return the directory with the report of a pass; the guest has one of its own."""
+    return results / IN_VM if one.in_vm and not in_guest() else results
+
+
+def _run_here(binaries: Binaries, options: Options, passes: list[Pass]) -> None:
+    """Run passes in one rig on this host; their reports and logs are in the results."""
+    with running_rig(binaries, options.agent, _say, IN_GUEST if in_guest() else ON_HOST) as rig:
+        try:
+            for one in passes:
+                _run_suite(rig, one, options.results)
+        finally:
+            shutil.copy(rig.node.log, options.results / "kubelet.log")
+            shutil.copy(rig.node.instance.containerd_log, options.results / "containerd.log")
+
+
+def _make_empty(directory: Path) -> None:
+    """Create a directory, or remove what is in it: in the guest it is a mount point."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _run_suite(rig: Rig, specs: Pass, results: Path) -> None:
     """Run specs of the suite to their end; the report and the log are in the results.
 
-    Returns whether it stalled and was interrupted: a helper of the suite loops for ever on a page of metrics
-    that is not one, and ginkgo has no limit for a single spec.
+    A suite that stalls is interrupted, which a file in the results records: a helper of the suite loops for
+    ever on a page of metrics that is not one, and ginkgo has no limit for a single spec.
     """
     work, log = results / "work", results / f"{specs.name}.log"
     work.mkdir(exist_ok=True)
@@ -194,7 +249,7 @@ def _run_suite(rig: Rig, specs: Pass, results: Path) -> bool:
             command, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     began = said = changed = time.monotonic()
-    size, stalled = 0, False
+    size, limit = 0, _STALL_SECONDS * rig.options.slowness
     try:
         while process.poll() is None:
             if rig.node.process is not None and (code := rig.node.process.poll()) is not None:
@@ -204,14 +259,13 @@ def _run_suite(rig: Rig, specs: Pass, results: Path) -> bool:
                 _say(f"  {_finished(log)} after {now - began:.0f} s")
             if (written := log.stat().st_size) != size:
                 size, changed = written, now
-            elif now - changed > _STALL_SECONDS:
-                _say(f"No spec finished within {_STALL_SECONDS:.0f} s: interrupting those that run")
-                stalled = True
+            elif now - changed > limit:
+                _say(f"No spec finished within {limit:.0f} s: interrupting those that run")
+                (results / f"{specs.name}{_STALLED}").touch()
                 break
             time.sleep(_POLL_SECONDS)
     finally:
         _end_group(process)
-    return stalled
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -5,6 +5,9 @@ The suite has fixed paths and ports of a kubelet in it, so the rig gives the kub
 (`namespace_command`), `/kubepods` as cgroup, and its default ports. All processes end with the run, in
 whatever way it ends; the directories, mounts and cgroups are removed by `running_rig`, after SIGINT and
 SIGTERM, too.
+
+In the virtual machine (`guest.py`) the rig is configured as upstream's own: with systemd as cgroup driver,
+and with cgroups for the kubelet and the runtime (`IN_GUEST`). On this host nothing may be moved to others.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +35,7 @@ import yaml
 
 from pykubelet.devcluster.binaries import Binaries as PlanePrograms
 from pykubelet.devcluster.binaries import GoBuild, GoModule, ensure_built, find_programs
+from pykubelet.devcluster.cluster import START_TIMEOUT
 from pykubelet.devcluster.identities import Authority
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
@@ -39,7 +43,15 @@ from pykubelet.linux import cgroupfs as cgroup_tree
 from pykubelet.standalone.daemon import find_daemons
 from pykubelet.standalone.requirements import inspect_host
 from tests.cluster.conftest import running_plane
-from tests.conformance.images import MIRRORED, SHELL, mirror_hosts, push_images, read_programs
+from tests.conformance.images import (
+    BUILDERS,
+    MIRRORED,
+    SHELL,
+    mirror_hosts,
+    push_images,
+    read_programs,
+    split_name,
+)
 from tests.conformance.table import REFERENCE
 from tests.support.cluster_node import ClusterNode
 from tests.support.data_dir import short_dir
@@ -67,7 +79,48 @@ _LENIENT = {"os": "Linux", "kernelSpec": {"versions": [".*"]}}
 _TOKEN_SECONDS = 24 * 3600
 _HANDLER = "test-handler"
 """The handler that specs of RuntimeClass expect: another name of runc."""
-_HANDLER_SECONDS, _POLL_SECONDS = 60.0, 0.05
+_HANDLER_SECONDS, _READY_SECONDS, _POLL_SECONDS = 60.0, 90.0, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RigOptions:
+    """Differences between the rig on this host and in the virtual machine."""
+
+    cgroup_driver: str = "cgroupfs"
+    kubelet_cgroup: str = ""
+    """Cgroup that the kubelet moves itself to; empty: it stays where it is."""
+    runtime_unit: str = ""
+    """Name of the systemd scope of the runtime; empty: it is in the cgroup of the run."""
+    repositories: Collection[str] = tuple(BUILDERS)
+    """Repositories of the images that the specs pull."""
+    slowness: float = 1.0
+    """Factor of all time limits."""
+
+    def runtime_prefix(self) -> list[str]:
+        """Return the prefix of the runtime's command that starts it in its scope."""
+        if not self.runtime_unit:
+            return []
+        return ["systemd-run", "--scope", "--quiet", "--property=Delegate=yes", f"--unit={self.runtime_unit}"]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields of the KubeletConfiguration that depend on the host."""
+        own = {"kubeletCgroups": self.kubelet_cgroup} if self.kubelet_cgroup else {}
+        return {"cgroupDriver": self.cgroup_driver, **own}
+
+    def flags(self) -> list[str]:
+        """Return the flags of the kubelet that depend on the host."""
+        return [f"--runtime-cgroups=/system.slice/{self.runtime_unit}.scope"] if self.runtime_unit else []
+
+
+ON_HOST = RigOptions()
+IN_GUEST = RigOptions(
+    cgroup_driver="systemd",
+    kubelet_cgroup="/kubelet.slice",
+    runtime_unit="containerd",
+    repositories=("e2e-test-images/agnhost", "e2e-test-images/busybox"),
+    slowness=6.0,
+)
+"""As the suite configures the kubelets that it starts itself on hosts with systemd."""
 
 
 class RigError(Exception):
@@ -93,6 +146,7 @@ class Rig:
     token: str
     """Bearer token of a cluster administrator."""
     scratch: Path
+    options: RigOptions
 
     def suite_arguments(self) -> list[str]:
         """Return the suite's arguments that make it use this rig instead of starting services."""
@@ -161,7 +215,9 @@ def namespace_command(arguments: list[str]) -> list[str]:
 
 
 @contextmanager
-def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> Iterator[Rig]:
+def running_rig(
+    binaries: Binaries, agent: str, say: Callable[[str], None], options: RigOptions = ON_HOST
+) -> Iterator[Rig]:
     """Run a rig with the kubelet `agent` (`ours` or `reference`); it is gone when the block is left.
 
     Raises RigError, AssertionError with the kubelet's log when the node does not become Ready.
@@ -176,32 +232,37 @@ def running_rig(binaries: Binaries, agent: str, say: Callable[[str], None]) -> I
         stack.enter_context(undo_host_changes())
         for path in (_ROOT, *_LOGS):
             stack.enter_context(_bound(scratch / path.name, path))
+        # The runtime first: its own time limits are for a host that is not busy starting other processes.
+        runtime = stack.enter_context(_runtime(options))
         say("Starting the control plane")
-        plane = stack.enter_context(running_plane(binaries.plane, api_flags=_API_FLAGS))
-        runtime = stack.enter_context(_runtime())
+        limit = START_TIMEOUT * options.slowness
+        plane = stack.enter_context(running_plane(binaries.plane, timeout=limit, api_flags=_API_FLAGS))
         say("Building images and pushing them to the local registry")
         registry = stack.enter_context(running_registry(scratch / "registry"))
         layout = plane.cluster.layout
         authority = Authority(layout.certificate("ca"), layout.key("ca"))
         programs = read_programs(inspect_host(), binaries.suite, authority)
-        push_images(registry, programs, _listed_images(binaries))
+        push_images(registry, programs, _listed_images(binaries, options.repositories))
         for host in MIRRORED:
             directory = runtime.instance.registry_hosts / host
             directory.mkdir(parents=True)
             (directory / "hosts.toml").write_text(mirror_hosts(registry.host))
-        _add_handler(runtime)
+        _add_handler(runtime, _HANDLER_SECONDS * options.slowness)
         say(f"Starting the node with the kubelet: {agent}")
-        node = _node(plane, runtime, agent)
+        node = _node(plane, runtime, agent, options)
         stack.callback(node.truth.close)
         stack.callback(node.kill)
-        node.start()
-        node.wait_registered()
-        yield Rig(binaries, plane, node, _admin_token(plane), scratch)
+        node.start(wait=False)
+        node.wait_registered(_READY_SECONDS * options.slowness)
+        yield Rig(binaries, plane, node, _admin_token(plane), scratch, options)
 
 
 @contextmanager
-def _runtime() -> Iterator[RunningRuntime]:
-    with short_dir() as path, runtime_process(path) as runtime:
+def _runtime(options: RigOptions) -> Iterator[RunningRuntime]:
+    with (
+        short_dir() as path,
+        runtime_process(path, options.cgroup_driver, inside=options.runtime_prefix()) as runtime,
+    ):
         try:
             yield runtime
         finally:
@@ -209,7 +270,7 @@ def _runtime() -> Iterator[RunningRuntime]:
             _unmount_below(_ROOT)
 
 
-def _add_handler(runtime: RunningRuntime) -> None:
+def _add_handler(runtime: RunningRuntime, seconds: float) -> None:
     """Configure the runtime handler of the suite's RuntimeClass, and wait until containerd has it."""
     instance = runtime.instance
     section = f'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{_HANDLER}'
@@ -220,7 +281,7 @@ def _add_handler(runtime: RunningRuntime) -> None:
         config.writelines(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
     [daemon] = find_daemons(instance)
     os.kill(daemon.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _HANDLER_SECONDS
+    deadline = time.monotonic() + seconds
     while all(process.pid == daemon.pid for process in find_daemons(instance)):
         if time.monotonic() > deadline:
             raise RigError(f"containerd did not restart, see {instance.containerd_log}")
@@ -236,10 +297,11 @@ def _add_handler(runtime: RunningRuntime) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:
+def _node(plane: Plane, runtime: RunningRuntime, agent: str, options: RigOptions) -> ClusterNode:
     instance = runtime.instance
     path = instance.data_dir / "kubelet.yaml"
-    path.write_text(yaml.safe_dump(kubelet_config(instance.manifests, runtime.endpoint)))
+    config = kubelet_config(instance.manifests, runtime.endpoint) | options.settings()
+    path.write_text(yaml.safe_dump(config))
     reference = plane.cluster.programs.kubelet if agent == REFERENCE else None
     if agent == REFERENCE and reference is None:
         raise RigError("KUBEBUILDER_ASSETS has no kubelet: unset it, and the upstream kubelet is built")
@@ -252,6 +314,7 @@ def _node(plane: Plane, runtime: RunningRuntime, agent: str) -> ClusterNode:
         f"--node-ip={plane.cluster.settings.address}",
         f"--kubeconfig={plane.node_kubeconfig(NODE_NAME)}",
         "-v=4",
+        *options.flags(),
     ]
     if reference is not None:
         # Its cadvisor reads the containers' names from containerd, at a fixed path otherwise.
@@ -268,7 +331,6 @@ def kubelet_config(static_pods: Path, endpoint: str) -> dict[str, Any]:
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "containerRuntimeEndpoint": endpoint,
-        "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
         "clusterDomain": CLUSTER_DOMAIN,
         "evictionHard": {"memory.available": "250Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
@@ -308,10 +370,10 @@ def _admin_token(plane: Plane) -> str:
     return str(answer["status"]["token"])
 
 
-def _listed_images(binaries: Binaries) -> list[str]:
+def _listed_images(binaries: Binaries, repositories: Collection[str]) -> list[str]:
     command = [str(binaries.suite / SUITE), "--list-images"]
     listed = subprocess.run(command, capture_output=True, text=True, cwd="/tmp", check=True)
-    return listed.stdout.split()
+    return [name for name in listed.stdout.split() if split_name(name)[0] in repositories]
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The table of conformance results: per spec our agent's state and the upstream kubelet's, side by side.
 
 The file is `tests/data/conformance.tsv`. A complete run replaces its agent's column, and specs that no
-longer exist are dropped; a run of selected specs changes only rows that the table has. The reason of a
-failure of the upstream kubelet is written by hand and kept while it fails; until then it is the
-failure's message.
+longer exist are dropped; a run of one pass changes and adds rows; a run of selected specs changes only rows
+that the table has. The reason of a failure of the upstream kubelet is written by hand and kept while it
+fails; until then it is the failure's message.
 """
 
 from __future__ import annotations
@@ -71,11 +71,16 @@ def format_table(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def merge(table: Table, agent: str, outcomes: Iterable[Outcome], *, complete: bool) -> Table:
-    """Return the table with the outcomes of a run in the column of `agent` (`ours` or `reference`)."""
+def merge(
+    table: Table, agent: str, outcomes: Iterable[Outcome], *, complete: bool, selected: bool = False
+) -> Table:
+    """Return the table with the outcomes of a run in the column of `agent` (`ours` or `reference`).
+
+    A complete run removes states of specs that it did not run; a run of selected specs adds no rows.
+    """
     found = {outcome.spec: outcome for outcome in outcomes}
     merged = {}
-    for spec in (table.keys() | found.keys()) if complete else table.keys():
+    for spec in table.keys() if selected else (table.keys() | found.keys()):
         row, outcome = table.get(spec, Row(spec)), found.get(spec)
         if outcome is not None:
             row = _with_outcome(row, agent, outcome)

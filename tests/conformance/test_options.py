@@ -7,19 +7,22 @@ import pytest
 from tests.conformance.__main__ import read_options
 from tests.conformance.table import OURS, REFERENCE
 
-PARALLEL = (
+STATISTICS = (
     "[sig-node] Summary API [NodeConformance] when querying /stats/summary should report resource usage",
     "[sig-node] ContainerMetrics [LinuxOnly] [NodeConformance] when querying /metrics/cadvisor should report",
-)
-SERIAL = (
     "[sig-node] Summary API [NodeConformance] when querying /stats/summary under pressure [Serial] "
     "[NodeConformance] [FeatureGate:KubeletPSI] [Beta] should report CPU pressure in PSI metrics",
     "[sig-node] ResourceMetricsAPI [Feature:ResourceMetrics] when querying /resource/metrics should report",
+)
+OTHERS = (
+    "[sig-node] Pods [NodeConformance] should be submitted and removed",
+    "[sig-node] Probing container [NodeConformance] should be restarted",
 )
 NEITHER = (
     "[sig-node] MemoryAllocatableEviction [Slow] [Serial] [Disruptive] when we run containers",
     "[sig-node] Restart [Serial] [Slow] [Disruptive] Container Runtime Network should recover",
     "[sig-node] Device Plugin [NodeFeature:DevicePlugin] [Serial] gets restarted",
+    "[sig-node] CPU Manager Metrics [Serial] [Feature:CPUManager] when querying /metrics should report",
 )
 
 
@@ -33,16 +36,36 @@ def selected(environ: dict[str, str], spec: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("specs", "passes"), [(PARALLEL, ["suite"]), (SERIAL, ["statistics"]), (NEITHER, [])]
+    ("specs", "passes"), [(OTHERS, ["suite"]), (STATISTICS, ["statistics"]), (NEITHER, [])]
 )
 def test_read_options_complete_run_selects_specs_once(specs: tuple[str, ...], passes: list[str]) -> None:
     for spec in specs:
         assert selected({}, spec) == passes
 
 
-def test_read_options_complete_run_serial_specs_in_one_process() -> None:
+def test_read_options_complete_run_statistics_in_virtual_machine_in_one_process() -> None:
     first, second = read_options({"PROCS": "7"}).passes
     assert (first.procs, second.procs) == (7, 1)
+    assert (first.in_vm, second.in_vm) == (False, True)
+
+
+def test_read_options_pass_vm_selects_statistics_only() -> None:
+    options = read_options({"PASS": "vm"})
+    assert [(one.name, one.in_vm) for one in options.passes] == [("statistics", True)]
+    assert not options.complete
+    for spec in STATISTICS:
+        assert selected({"PASS": "vm"}, spec) == ["statistics"]
+
+
+def test_read_options_pass_vm_with_selection_runs_it_in_virtual_machine() -> None:
+    (one,) = read_options({"PASS": "vm", "FOCUS": "Pods", "SKIP": ""}).passes
+    assert (one.focus, one.skip, one.in_vm) == ("Pods", "", True)
+
+
+def test_read_options_pass_host_leaves_statistics_out() -> None:
+    options = read_options({"PASS": "host"})
+    assert [(one.name, one.in_vm) for one in options.passes] == [("suite", False)]
+    assert not options.complete
 
 
 def test_read_options_defaults_are_complete_run_of_ours() -> None:
@@ -53,13 +76,15 @@ def test_read_options_defaults_are_complete_run_of_ours() -> None:
 def test_read_options_selection_is_not_complete_and_has_one_pass() -> None:
     chosen = read_options({"AGENT": "reference", "FOCUS": "Pods", "PROCS": "2"})
     assert (chosen.agent, chosen.complete) == (REFERENCE, False)
-    assert [(one.focus, one.procs) for one in chosen.passes] == [("Pods", 2)]
+    assert [(one.focus, one.procs, one.in_vm) for one in chosen.passes] == [("Pods", 2, False)]
     everything = read_options({"SKIP": ""})
     assert [one.skip for one in everything.passes] == [""]
     assert not everything.complete
 
 
-@pytest.mark.parametrize("environ", [{"AGENT": "theirs"}, {"PROCS": "0"}, {"PROCS": "many"}])
+@pytest.mark.parametrize(
+    "environ", [{"AGENT": "theirs"}, {"PROCS": "0"}, {"PROCS": "many"}, {"PASS": "guest"}]
+)
 def test_read_options_invalid_value_raises(environ: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="is invalid: use"):
         read_options(environ)

@@ -68,7 +68,15 @@ def test_merge_complete_runs_drop_spec_that_no_longer_exists() -> None:
 
 def test_merge_selected_run_changes_only_known_rows() -> None:
     outcomes = [Outcome("a", FAILED, "why"), Outcome("serial", PASSED)]
-    assert merge(TABLED, OURS, outcomes, complete=False) == {**TABLED, "a": Row("a", FAILED, PASSED)}
+    assert merge(TABLED, OURS, outcomes, complete=False, selected=True) == {
+        **TABLED,
+        "a": Row("a", FAILED, PASSED),
+    }
+
+
+def test_merge_one_pass_adds_rows_and_keeps_others() -> None:
+    table = merge(TABLED, OURS, [Outcome("serial", PASSED)], complete=False)
+    assert table == {**TABLED, "serial": Row("serial", PASSED)}
 
 
 def test_merge_reference_failure_keeps_written_reason() -> None:

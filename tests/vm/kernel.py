@@ -21,6 +21,8 @@ MODULES = (
     "crc32c_generic",
     # The machine's root, and what is laid over it.
     *("virtio_pci", "9pnet_virtio", "9p", "overlay"),
+    # A disk with I/O statistics.
+    *("virtio_blk", "ext4"),
     # Something to swap to.
     "brd",
     # What container networks and iptables ask for.

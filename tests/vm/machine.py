@@ -1,4 +1,4 @@
-"""One run of the virtual machine: boot, run pytest in the guest, pass on what it says, and its exit code.
+"""One run of the virtual machine: boot, run a command in the guest, pass on its output and its exit code.
 
 The processor is emulated in software (TCG), so it runs anywhere, also inside of virtual machines,
 and slowly. The guest has no network. The machine ends with this process, whatever happens to it.
@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -30,8 +31,8 @@ HIERARCHIES = {
     "v1": "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=0",
 }
 """How the kernel is told which cgroups systemd shall mount; v1 has systemd's own beside them, of v2."""
-FIRST_WORD = "--- the guest runs pytest"
-LAST_WORD = "--- the guest's pytest ended with "
+FIRST_WORD = "--- the guest runs its command"
+LAST_WORD = "--- the guest's command ended with "
 OWN_FOLDERS = ("/tmp", "/run", "/dev")
 """What the guest has for itself: of the host's it sees nothing there."""
 
@@ -61,6 +62,7 @@ WorkingDirectory={checkout}
 Environment={marker}={version} PYTHONDONTWRITEBYTECODE=1 HOME=/root
 Environment=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 Environment=PYTHONPATH={modules}
+{environment}
 ExecStart=/bin/sh /etc/vmtest
 """
 
@@ -73,10 +75,13 @@ ip address add 10.99.0.2/24 dev net0
 ip link set net0 up
 ip link set net1 up
 ip route add default via 10.99.0.1
+{mounts}
 echo "{first}"
-"{python}" -m pytest -p no:cacheprovider {arguments}
+{command}
 echo "{last}$?"
 """
+_MOUNT_DISK = "mount /dev/vda /tmp && chmod 1777 /tmp"
+_MOUNT_SHARE = "mkdir {point} && mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288 share {point}"
 
 # Units of the host that a guest without its disks and network has no use for.
 _MASKED = (
@@ -113,32 +118,71 @@ def why_not(checkout: Path = CHECKOUT) -> str:
     return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """Equipment of the virtual machine beyond the host's files."""
+
+    memory_mb: int = MEMORY_MB
+    disk_mb: int = 0
+    """Size of an ext4 disk with I/O statistics at the guest's /tmp; without one /tmp is in memory."""
+    share: Path | None = None
+    """Directory of the host that the guest can write to, at `SHARED`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the command."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Texts of files that differ from the host's, by path."""
+
+
+SHARED = Path("/run/host-share")
+"""Mount point of `Equipment.share` in the guest."""
+
+
 def run(
     arguments: Sequence[str], version: str = "v2", seconds: float = SECONDS, out: IO[str] = sys.stdout
 ) -> int:
-    """Boot with these cgroups, run pytest with these arguments in the guest, and give its exit code.
+    """Boot with these cgroups, run pytest with these arguments in the guest, and return its exit code.
 
     Raises RuntimeError when it does not get as far, with the end of the console.
     """
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return run_command(command, version, seconds, out)
+
+
+def run_command(
+    command: Sequence[str],
+    version: str = "v2",
+    seconds: float = SECONDS,
+    out: IO[str] = sys.stdout,
+    equipment: Equipment | None = None,
+) -> int:
+    """Boot with these cgroups, run a command in the guest, and return its exit code.
+
+    Raises RuntimeError when it does not get as far, with the end of the console.
+    """
+    equipment = equipment or Equipment()
     kernel = find_kernel()
-    script = _SCRIPT.format(
-        first=FIRST_WORD, last=LAST_WORD, python=sys.executable, arguments=shlex.join(arguments)
-    )
     overlay = {
         "/etc/systemd/system/vmtest.target": _TARGET,
         "/etc/systemd/system/vmtest.service": _SERVICE.format(
-            checkout=CHECKOUT, modules=CHECKOUT / "src", marker=MARKER, version=version
+            checkout=CHECKOUT,
+            modules=CHECKOUT / "src",
+            marker=MARKER,
+            version=version,
+            environment="\n".join(unit_environment(equipment.environment)),
         ),
-        "/etc/vmtest": script,
+        "/etc/vmtest": guest_script(command, equipment),
         "/etc/fstab": "",
+        **equipment.files,
     }
     with tempfile.TemporaryDirectory(prefix="pyk-vm-") as folder:
         first_files = Path(folder) / "initramfs"
         first_files.write_bytes(make_initramfs(kernel, overlay))
-        console = Path(folder) / "console.log"
-        command = qemu_command(kernel.image, first_files, console, version)
+        console, disk = Path(folder) / "console.log", Path(folder) / "disk"
+        if equipment.disk_mb:
+            make_disk(disk, equipment.disk_mb)
+        qemu = qemu_command(kernel.image, first_files, console, version, equipment, disk)
         with subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            ["setpriv", "--pdeathsig", "KILL", "--", *qemu],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -160,13 +204,52 @@ def run(
                 process.kill()
         if code is None:
             tail = "\n".join(console.read_text(errors="replace").splitlines()[-40:])
-            what = f"did not finish within {seconds:g}s" if late.is_set() else "ended before its tests did"
+            what = f"did not finish within {seconds:g}s" if late.is_set() else "ended before its command did"
             raise RuntimeError(f"the guest {what}; its console ends with\n{tail}")
     return code
 
 
-def qemu_command(image: Path, first_files: Path, console: Path, version: str = "v2") -> list[str]:
-    """Give the command that is the machine: its second serial port is the command's output."""
+def guest_script(command: Sequence[str], equipment: Equipment) -> str:
+    """Return the shell script that the guest runs: network, mounts and the command."""
+    mounts = [_MOUNT_DISK] if equipment.disk_mb else []
+    if equipment.share is not None:
+        mounts.append(_MOUNT_SHARE.format(point=SHARED))
+    return _SCRIPT.format(
+        first=FIRST_WORD, last=LAST_WORD, mounts="\n".join(mounts), command=shlex.join(command)
+    )
+
+
+def make_disk(path: Path, size_mb: int) -> None:
+    """Create a sparse file with an empty ext4 file system. Raises RuntimeError with the remedy."""
+    with path.open("wb") as file:
+        file.truncate(size_mb << 20)
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(path)], check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise RuntimeError("mkfs.ext4 is needed (Debian package e2fsprogs)") from None
+    except subprocess.CalledProcessError as err:
+        raise RuntimeError(f"mkfs.ext4 failed: {err.stderr.strip()}") from err
+
+
+def unit_environment(variables: Mapping[str, str]) -> list[str]:
+    """Return lines of a unit that set variables; systemd expands % and unquotes backslashes."""
+    quoted = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%"})
+    return [f'Environment="{name}={value.translate(quoted)}"' for name, value in variables.items()]
+
+
+def qemu_command(
+    image: Path,
+    first_files: Path,
+    console: Path,
+    version: str = "v2",
+    equipment: Equipment | None = None,
+    disk: Path | None = None,
+) -> list[str]:
+    """Return the command that is the machine: its second serial port is the command's output."""
+    equipment = equipment or Equipment()
+    # Options are separated by commas: a comma in a path is doubled.
+    drive = f"file={str(disk).replace(',', ',,')},format=raw,if=virtio,cache=unsafe"
+    share = f"local,id=share,path={str(equipment.share).replace(',', ',,')},security_model=passthrough"
     masked = [f"systemd.mask={unit}" for unit in _MASKED]
     kernel_line = [
         f"console=ttyS0 panic=-1 loglevel=5 {HIERARCHIES[version]} hugepages=16 psi=1",
@@ -178,12 +261,27 @@ def qemu_command(image: Path, first_files: Path, console: Path, version: str = "
     ]
     return [
         *(QEMU, "-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-machine", "q35"),
-        *("-smp", str(CPUS), "-m", str(MEMORY_MB), "-nodefaults", "-no-user-config", "-display", "none"),
+        *(
+            "-smp",
+            str(CPUS),
+            "-m",
+            str(equipment.memory_mb),
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+        ),
         *("-no-reboot", "-kernel", str(image), "-initrd", str(first_files)),
         *("-append", " ".join(kernel_line)),
         *("-serial", f"file:{console}", "-serial", "stdio"),
         *("-fsdev", "local,id=host,path=/,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
+        *(("-drive", drive) if equipment.disk_mb else ()),
+        *(
+            ("-fsdev", share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share")
+            if equipment.share is not None
+            else ()
+        ),
     ]
 
 

@@ -302,7 +302,9 @@ _USABLE = (
 )
 _DEPENDENT_COMPONENTS = (Component.CONTROLLER_MANAGER, Component.SCHEDULER)
 _MAX_RESTARTS = 5
-"""Maximum number of restarts: on a slow host these components exit before the API server is ready."""
+"""Maximum number of restarts: on a slow host these components exit before the API server is ready.
+
+They are restarted once it is ready."""
 
 
 def new_settings(port: int = 0, *, address: str = "") -> Settings:
@@ -467,10 +469,15 @@ class DevCluster:
 
     def _wait(self, what: str, is_done: Callable[[], bool], deadline: float) -> None:
         restarts_left = _MAX_RESTARTS
-        while not is_done():
+        while True:
+            checked_at = time.monotonic()
+            if is_done():
+                return
             for component, child in list(self._started.items()):
                 if find_process(child.pid) is not None:
                     continue
+                if component in _DEPENDENT_COMPONENTS and not self.is_ready():
+                    continue  # it would exit again, and its start delays the API server
                 if component not in _DEPENDENT_COMPONENTS or not restarts_left:
                     log_error = last_log_error(self.layout.log(component))
                     raise DevClusterError(f"{component} ended while waiting for {what}: {log_error}")
@@ -482,7 +489,8 @@ class DevCluster:
                     f"waited too long for {what}; kube-apiserver said last: {log_error}; "
                     f"the logs are in {self.layout.directory}"
                 )
-            time.sleep(_POLL_SECONDS)
+            # On a slow host a check takes long: half of the time is left to the components.
+            time.sleep(max(_POLL_SECONDS, time.monotonic() - checked_at))
 
 
 def _can_skip_fsync(programs: Binaries) -> bool:
