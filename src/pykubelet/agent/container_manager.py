@@ -104,9 +104,8 @@ def start_resource_allocator(
         return worker.state is not PodWorkerState.SYNCING
 
     def running() -> Iterator[RunningContainer]:
-        for worker in engine.workers.all():
-            observed = engine.syncer.observed(worker.uid)
-            for container in observed.running if observed is not None else ():
+        for worker, observed in engine.observed_pods():
+            for container in observed.running:
                 yield RunningContainer(worker.uid, container.name, container.id)
 
     allocator.start(is_terminating)

@@ -86,7 +86,7 @@ class NodeFacts:
         """Measure memory, file systems and tasks now."""
         statistics, now = self._statistics, time.time()
         statistics.collector.sample_now([ROOT_CGROUP, self._pods_cgroup])
-        await asyncio.gather(statistics.host_filesystems.refresh(0), self._find_paths())
+        await self._find_paths()
         paths = {str(self._root_dir), self._image_path, self._container_path} - {""}
         measured = dict(zip(paths, await asyncio.gather(*map(self._filesystem, paths)), strict=True))
         imagefs = measured.get(self._image_path)
@@ -101,8 +101,7 @@ class NodeFacts:
         )
 
     async def _filesystem(self, path: str) -> FilesystemUsage | None:
-        # Measured right before.
-        return await self._statistics.host_filesystems.of_directory(Path(path), MAX_AGE_SECONDS)
+        return await self._statistics.host_filesystems.of_directory(Path(path), max_age=0)
 
     async def _find_paths(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -127,10 +126,6 @@ class NodeFacts:
             if number % _PODS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return found
-
-
-MAX_AGE_SECONDS = 5.0
-"""Age up to which the measurement of a file system in the same round is reused."""
 
 
 class WorkerKiller:

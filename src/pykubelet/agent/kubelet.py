@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -71,7 +71,6 @@ from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
-from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
@@ -571,22 +570,18 @@ class Kubelet:
     ) -> ContainerLogManager:
         config = self.config
 
-        def observed() -> Iterator[ObservedPod]:
-            for worker in engine.workers.all():
-                if (found := engine.syncer.observed(worker.uid)) is not None:
-                    yield found
-
         policy = RotationPolicy(
             int(Quantity.parse(config.container_log_max_size)), config.container_log_max_files
         )
         return ContainerLogManager(
             cri.runtime.reopen_container_log,
-            observed,
+            lambda: (observed for _, observed in engine.observed_pods()),
             config.pod_logs_dir,
             policy,
             readers,
             workers=config.container_log_max_workers,
             interval=config.container_log_monitor_interval.seconds,
+            version=lambda: engine.observed_version,
         )
 
     def _legacy_logs(self) -> Path | None:

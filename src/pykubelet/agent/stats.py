@@ -118,9 +118,11 @@ class NodeTargets:
         cgroup_of: Callable[[Pod], str],
         path_of: Callable[[str, str], str],
         on_change: Callable[[], None] = lambda: None,
+        version: Callable[[], object] = object,
     ) -> None:
         """Initialize; `observed` returns the pods of all workers with their last observed states.
 
+        `version` returns a value that is equal to the last one while `observed` returns the same.
         `cgroup_of` returns the cgroup of a pod, `path_of` that of a container in it, by its runtime id.
         `on_change` is called when containers were started or have ended.
         """
@@ -129,6 +131,8 @@ class NodeTargets:
         self._cgroup_of = cgroup_of
         self._path_of = path_of
         self._on_change = on_change
+        self._version = version
+        self._last_version: object = None
         self._seen: dict[str, ObservedPod] = {}
         self._sandboxes: dict[str, frozenset[str]] = {}
         """Ready sandboxes by pod uid."""
@@ -158,9 +162,14 @@ class NodeTargets:
                 if (uid := self._without_image.pop(sandbox, None)) is not None:
                     self._images[sandbox] = image
                     self._seen.pop(uid, None)
+                    self._last_version = None
 
     def update(self) -> None:
         """Apply the changes of pods since the last update."""
+        version = self._version()
+        if version == self._last_version:
+            return
+        self._last_version = version
         alive, changed = set(), False
         for pod, observed in self._observed():
             uid = pod.uid
@@ -318,9 +327,8 @@ def build_statistics(
     runtime_name = cri.version.runtime_name
 
     def observed() -> Iterator[tuple[Pod, ObservedPod]]:
-        for worker in engine.workers.all():
-            found = engine.syncer.observed(worker.uid)
-            if found is not None and worker.pod is not None:
+        for worker, found in engine.observed_pods():
+            if worker.pod is not None:
                 yield worker.pod, found
 
     runtime = RuntimeStatistics(
@@ -335,6 +343,7 @@ def build_statistics(
         pod_cgroups.path,
         lambda parent, runtime_id: container_cgroup(parent, runtime_id, config.cgroup_driver, runtime_name),
         runtime.invalidate,
+        lambda: engine.observed_version,
     )
     system = system_containers(settings, pod_cgroups, cgroups)
     paths = dict.fromkeys([*pod_cgroups.tree_paths(), *system.values()])

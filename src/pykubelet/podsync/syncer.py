@@ -126,6 +126,12 @@ class NodePodSyncer:
         self._sources = sources
         self._states: dict[str, PodSyncState] = {}
         self._arrivals = 0
+        self._observations = 0
+
+    @property
+    def observations(self) -> int:
+        """Number of observations so far: while it is the same, `observed` returns the same."""
+        return self._observations
 
     def observed(self, uid: str) -> ObservedPod | None:
         """Return the last observed state of a pod."""
@@ -268,6 +274,7 @@ class NodePodSyncer:
             if fate != "desired" or self._sources.fate_of(uid) == "desired":
                 break
         state = self._states.pop(uid, None)
+        self._observations += 1
         if fate != "desired":
             self._reporter.forget(uid)
             self._history.forget(uid)
@@ -286,6 +293,7 @@ class NodePodSyncer:
         self._history.note(uid, "clean-up", "volumes and cgroup are removed")
         if state is not None and state.observed is not None:
             self._states[uid] = state
+            self._observations += 1
         return None
 
     async def _release(self, uid: str, pod: Pod | None, fate: Fate) -> None:
@@ -339,6 +347,7 @@ class NodePodSyncer:
                 self._history.event(pod, "Warning", "FailedSync", f"error determining status: {err.rpc_text}")
             raise SyncError(str(err)) from err
         state.observed, state.current = observed, True
+        self._observations += 1
         running = {c.id for c in observed.running}
         state.restart_requested &= running
         state.ended &= running | {sandbox.id for sandbox in observed.sandboxes if sandbox.ready}

@@ -9,11 +9,12 @@ statuses are sent to it (`api_server_sync.py`). `agent/pod_engine.py` builds the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.decide import always_restarts
+from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
@@ -27,7 +28,7 @@ from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_admission import PodAdmission
 from pykubelet.podworkers.pod_metrics import EngineMetrics
 from pykubelet.podworkers.pod_records import PodRecords
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.worker import PodWorker, PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import TERMINAL, has_external_change
 
@@ -148,6 +149,17 @@ class PodEngine:
             status = self.statuses.get(pod.uid)
             found.append(pod if status is None else Pod(metadata=pod.metadata, spec=pod.spec, status=status))
         return found
+
+    def observed_pods(self) -> Iterator[tuple[PodWorker, ObservedPod]]:
+        """Yield the workers with the last observed states of their pods, as far as there is one."""
+        for worker in self.workers.all():
+            if (found := self.syncer.observed(worker.uid)) is not None:
+                yield worker, found
+
+    @property
+    def observed_version(self) -> tuple[int, int]:
+        """Version of `observed_pods`: a consumer that polls compares it first."""
+        return self.workers.changes, self.syncer.observations
 
     def running_pods(self) -> list[Pod]:
         """Return the pods that are synced or terminating, with the resources allocated to them."""

@@ -90,6 +90,7 @@ class PodWorkers:
         self._clock = clock
         self._scope = scope
         self._resync = resync_seconds
+        self._changes = 0
         self._workers: dict[str, PodWorker] = {}
         self._successors: dict[str, Pod] = {}
         """By full name: the pod that waits until its predecessor is gone."""
@@ -116,6 +117,11 @@ class PodWorkers:
         """Return the pod with this uid from its worker, also a terminating one."""
         worker = self._workers.get(uid)
         return worker.pod if worker is not None and worker.state not in _FINISHED else None
+
+    @property
+    def changes(self) -> int:
+        """Number of workers started and removed so far: while it is the same, `all` returns the same."""
+        return self._changes
 
     def all(self) -> list[PodWorker]:
         """Return every worker."""
@@ -244,6 +250,7 @@ class PodWorkers:
             is_superseded=self.is_reborn,
         )
         self._workers[uid] = worker
+        self._changes += 1
         self._named.setdefault(worker.name, {})[uid] = worker
         self._state_changed(worker)
         if pod is not None and ending is None:
@@ -254,6 +261,7 @@ class PodWorkers:
 
     def _remove(self, worker: PodWorker) -> None:
         del self._workers[worker.uid]
+        self._changes += 1
         if self._churn is not None:
             self._churn.finished(worker.uid)
         namesakes = self._named[worker.name]

@@ -44,6 +44,7 @@ MAX_HANGING = 32
 """NFS mounts with hanging calls, each of which occupies a thread, above which no others are measured."""
 DEVICE_NAMES_SECONDS = 300.0
 """Seconds for which device names are cached; cAdvisor reads them as often."""
+_MAX_DIRECTORIES = 100
 _MAX_DEVICE_NAMES = 4096
 _IGNORED_DISKS = ("loop", "ram", "sr")
 _COUNTERS = 11
@@ -79,6 +80,8 @@ class Filesystems:
         """Mount points for which a thread waits for statvfs."""
         self._lookups: dict[Path, tuple[asyncio.Task[FilesystemUsage | None], float]] = {}
         """Searches for the file systems of directories, with their start times."""
+        self._directories: dict[Path, tuple[int, MountedFilesystem]] = {}
+        """File systems of directories that were measured alone, with the device number of the directory."""
         self._names: dict[tuple[int, int], str] = {}
         self._names_read_at = float("-inf")
 
@@ -99,14 +102,17 @@ class Filesystems:
     async def of_directory(self, path: Path, max_age: float = 10.0) -> FilesystemUsage | None:
         """Return the file system that contains a directory, not older than `max_age` seconds.
 
-        A file system of a type that cAdvisor does not know is measured, too. Returns None if the directory
-        does not exist or its file system does not respond.
+        With 0, only this file system is measured, otherwise all of them if necessary. A file system of a type
+        that cAdvisor does not know is measured, too. Returns None if the directory does not exist or its file
+        system does not respond.
         """
-        await self.refresh(max_age)
+        is_fresh = max_age <= 0
+        if not is_fresh:
+            await self.refresh(max_age)
         task, started_at = self._lookups.get(path, (None, 0.0))
         if task is None or task.done():
             task, started_at = (
-                self._tasks.start(self._look_up(path), name="filesystem-of"),
+                self._tasks.start(self._look_up(path, is_fresh=is_fresh), name="filesystem-of"),
                 time.monotonic(),
             )
             self._lookups[path] = task, started_at
@@ -118,9 +124,10 @@ class Filesystems:
         self._lookups.pop(path, None)
         return None if task.cancelled() else task.result()
 
-    async def _look_up(self, path: Path) -> FilesystemUsage | None:
+    async def _look_up(self, path: Path, *, is_fresh: bool) -> FilesystemUsage | None:
+        find = self._measure_directory if is_fresh else self._find
         try:
-            return await in_own_thread(lambda: self._find(path), name="filesystem-of", cancel_timeout=0)
+            return await in_own_thread(lambda: find(path), name="filesystem-of", cancel_timeout=0)
         except (OSError, ValueError) as err:
             log.v(4).info("Failed to find file system", path=path, err=err)
             return None
@@ -224,9 +231,24 @@ class Filesystems:
             io=counters.find(fs),
         )
 
-    def _find(self, path: Path) -> FilesystemUsage:
-        """Return the file system of a directory. Blocks. Raises OSError, and ValueError without a mount."""
+    def _measure_directory(self, path: Path) -> FilesystemUsage:
+        """Measure the file system of a directory. Blocks. Raises as `_filesystem_of`."""
         device = path.stat().st_dev
+        known = self._directories.get(path)
+        if known is None or known[0] != device:
+            if len(self._directories) >= _MAX_DIRECTORIES:
+                self._directories.clear()
+            known = self._directories[path] = device, self._filesystem_of(path, device)
+        return self._usage(known[1], _read_counters(self._diskstats))
+
+    def _find(self, path: Path) -> FilesystemUsage:
+        """Return the file system of a directory as last measured. Blocks. Raises as `_filesystem_of`."""
+        known = self._filesystem_of(path, path.stat().st_dev)
+        measured = next((usage for usage in self._usages if usage.device == known.device), None)
+        return measured or self._usage(known, _read_counters(self._diskstats))
+
+    def _filesystem_of(self, path: Path, device: int) -> MountedFilesystem:
+        """Return the file system of a directory. Blocks. Raises OSError, and ValueError without a mount."""
         major, minor = os.major(device), os.minor(device)
         known = self._table.for_device(major, minor)
         if known is None:
@@ -237,8 +259,7 @@ class Filesystems:
             known = mount
             if mount.source.startswith("/dev/"):
                 known = next((fs for fs in self._table.filesystems if fs.source == mount.source), mount)
-        measured = next((usage for usage in self._usages if usage.device == known.device), None)
-        return measured or self._usage(known, _read_counters(self._diskstats))
+        return known
 
     def _is_table_stale(self) -> bool:
         """Return whether the mount table must be read. Raises OSError."""

@@ -132,6 +132,29 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
     assert set(collector.owners()) == {NODE, "u1"}
 
 
+async def test_node_targets_same_version_pods_not_listed(tasks: TaskScope) -> None:
+    version, listed = 1, 0
+
+    def pods() -> list[tuple[Pod, ObservedPod]]:
+        nonlocal listed
+        listed += 1
+        return []
+
+    targets = NodeTargets(
+        Collector(gone, tasks),  # type: ignore[arg-type]
+        pods,
+        lambda pod: "/",
+        lambda parent, id: f"{parent}/{id}",
+        version=lambda: version,
+    )
+    for _ in range(3):
+        targets.update()
+    assert listed == 1
+    version = 2
+    targets.update()
+    assert listed == 2
+
+
 class SandboxImages:
     """Pods with one sandbox each, and a runtime that reports the images of some."""
 
@@ -145,6 +168,7 @@ class SandboxImages:
             lambda: [(Pod(metadata=ObjectMeta(uid=uid)), pod) for uid, pod in self.pods.items()],
             lambda pod: f"/{pod.uid}",
             lambda parent, id: f"{parent}/{id}",
+            version=lambda: tuple(self.pods.items()),
         )
         tasks.start(self.targets.find_sandbox_images(self._image), name="images")
 

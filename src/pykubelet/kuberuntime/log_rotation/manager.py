@@ -130,10 +130,12 @@ class ContainerLogManager:
         *,
         workers: int,
         interval: float,
+        version: Callable[[], object] = object,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Initialize; `reopen` calls ReopenContainerLog, `pods` returns the last observed state of all pods.
 
+        `version` returns a value that is equal to the last one while `pods` returns the same.
         `workers` is the maximum of concurrent compressions, `interval` the monitoring interval in seconds.
         """
         self._reopen = reopen
@@ -142,6 +144,8 @@ class ContainerLogManager:
         self._policy = policy
         self._readers = readers
         self._interval = interval
+        self._version = version
+        self._last_version: object = None
         self._clock = clock
         self._rotations = asyncio.Semaphore(_MAX_ROTATIONS)
         self._compressions = asyncio.Semaphore(workers)
@@ -235,6 +239,10 @@ class ContainerLogManager:
 
     def _update_logs(self) -> None:
         """Update the logs of pods that have changed since the last call."""
+        version = self._version()
+        if version == self._last_version:
+            return
+        self._last_version = version
         present = set()
         for observed in self._pods():
             present.add(observed.uid)
