@@ -75,6 +75,13 @@ class BaseCgroupReader(ABC):
         """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""
         return self._close_if_gone(self._read)
 
+    def refresh(self, details: Details) -> Details:
+        """Return the details of a cgroup in which no process has run since `details` were read.
+
+        Raises CgroupGone and CgroupError.
+        """
+        return self._close_if_gone(lambda: self._refresh(details))
+
     def read_limits(self) -> Limits:
         """Return the limits. Raises CgroupGone and CgroupError."""
         return self._close_if_gone(self._read_limits)
@@ -92,6 +99,9 @@ class BaseCgroupReader(ABC):
 
     @abstractmethod
     def _read_limits(self) -> Limits: ...
+
+    def _refresh(self, details: Details) -> Details:
+        return details
 
     def _creation_time(self, directories: list[str], marker: str) -> float:
         """Return the creation time as `ReaderHost.creation_time`, which is called once."""

@@ -33,6 +33,9 @@ class CgroupReader(Protocol):
     def read(self) -> tuple[Usage, Details]:
         """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""
 
+    def refresh(self, details: Details) -> Details:
+        """Return the details of a cgroup in which no process has run since `details` were read."""
+
     def read_limits(self) -> Limits:
         """Return the limits. Raises CgroupGone."""
 

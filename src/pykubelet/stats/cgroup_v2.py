@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from pykubelet.stats.cgroup_files import (
     NO_LIMIT,
     SMALL,
@@ -156,6 +158,10 @@ class CgroupV2Reader(BaseCgroupReader):
             io=self._io(),
             huge_pages=self._huge_pages(),
         )
+
+    def _refresh(self, details: Details) -> Details:
+        # The kernel writes dirty pages to the disk without a process of the cgroup.
+        return msgspec.structs.replace(details, io=self._io())
 
     def _read_limits(self) -> Limits:
         quota, _, period = (self._cpu_max.read() or b"").decode(errors="replace").strip().partition(" ")

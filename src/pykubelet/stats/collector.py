@@ -75,9 +75,25 @@ class _Sampler:
         """Whether a thread reads details; the event loop must neither read nor close then."""
         self._pid = HOST_PID if target.kind == "root" else 0
         self._network: NetworkReader | None = None
+        self._last: _Reading | None = None
 
-    def read_details(self, scan: ProcessScan) -> _Reading:
-        """Read everything. Raises CgroupGone and CgroupError. Blocks."""
+    def read_details(self, scan: ProcessScan, sampled: Usage | None) -> _Reading:
+        """Read everything; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
+
+        If processor time and memory are still the same, no process of the cgroup has run: then only what
+        changes without one is read.
+        """
+        last = self._last
+        if last is not None and sampled is not None and _is_idle(last.usage, sampled):
+            usage = self.reader.read_usage()
+            if _is_idle(last.usage, usage):
+                details = self.reader.refresh(last.details)
+                self._last = _Reading(usage, details, None, self._read_network())
+                return self._last
+        self._last = self._read_all(scan)
+        return self._last
+
+    def _read_all(self, scan: ProcessScan) -> _Reading:
         usage, details = self.reader.read()
         if self.reader.procs_file is not None:
             details = scan.count(self.reader.procs_file).add_to(details)
@@ -118,8 +134,14 @@ class _Reading(NamedTuple):
 
     usage: Usage
     details: Details
-    limits: Limits
+    limits: Limits | None
+    """None if they were not read; the next samples read them."""
     network: tuple[NetworkInterface, ...] | None
+
+
+def _is_idle(before: Usage, now: Usage) -> bool:
+    """Return whether two samples differ in their time only."""
+    return before.cpu == now.cpu and before == msgspec.structs.replace(now, time=before.time)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,12 +171,14 @@ def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
     return round((usage.cpu - previous.cpu) / (usage.time - previous.time))
 
 
-def _read_batch(batch: Sequence[_Sampler], scan: ProcessScan) -> list[_Reading | CgroupError]:
-    """Read the details of some cgroups. Blocks."""
+def _read_batch(
+    batch: Sequence[tuple[_Sampler, Usage | None]], scan: ProcessScan
+) -> list[_Reading | CgroupError]:
+    """Read the details of some cgroups, whose last samples are given. Blocks."""
     readings: list[_Reading | CgroupError] = []
-    for sampler in batch:
+    for sampler, sampled in batch:
         try:
-            readings.append(sampler.read_details(scan))
+            readings.append(sampler.read_details(scan, sampled))
         except CgroupError as err:
             readings.append(err)
     return readings
@@ -432,7 +456,10 @@ class Collector:
                 sampler.in_thread = True
             readings: list[_Reading | CgroupError] = []
             try:
-                samplers = [sampler for _, sampler in batch]
+                samplers = [
+                    (sampler, entry.record.usage if entry.record is not None else None)
+                    for entry, sampler in batch
+                ]
                 readings = await finish_in_thread(partial(_read_batch, samplers, scan))
             finally:
                 for entry, sampler in batch:

@@ -24,6 +24,7 @@ class Cgroups:
         self.speeds: dict[str, int | None] = {f"/{name}": speed for name, speed in speeds.items()}
         self.reads: Counter[str] = Counter()
         self.details: Counter[str] = Counter()
+        self.refreshes: Counter[str] = Counter()
         self.open: set[Cgroup] = set()
         self.failing: set[str] = set()
         self._loop = asyncio.get_running_loop()
@@ -53,6 +54,10 @@ class Cgroup:
     def read(self) -> tuple[Usage, Details]:
         self._cgroups.details[self._path] += 1
         return self._usage(), Details(processes=1)
+
+    def refresh(self, details: Details) -> Details:
+        self._cgroups.refreshes[self._path] += 1
+        return details
 
     def read_limits(self) -> Limits:
         return Limits(created=1.0)
@@ -194,6 +199,25 @@ async def test_refresh_details_concurrent_and_repeated_reads_each_cgroup_once_pe
     await asyncio.sleep(10.1)
     await collector.refresh_details()
     assert set(cgroups.details.values()) == {2}
+
+
+async def test_refresh_details_idle_cgroup_only_refreshed_until_it_runs(tasks: TaskScope) -> None:
+    cgroups = Cgroups(idle=0, busy=1)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, ("idle", "busy")))
+    await collector.sample_due()
+    await collector.refresh_details()
+    await asyncio.sleep(10.1)
+    await collector.refresh_details()
+    assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (1, 1)
+    assert (cgroups.details["/busy"], cgroups.refreshes["/busy"]) == (2, 0)
+    record = collector.record("/idle")
+    assert record is not None
+    assert (record.details_time, record.details) == (cgroups.clock(), Details(processes=1))
+    cgroups.speeds["/idle"] = 5
+    await asyncio.sleep(10.1)
+    await collector.refresh_details()
+    assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (2, 1)
 
 
 async def test_refresh_details_caller_cancelled_serves_other_callers(tasks: TaskScope) -> None:
