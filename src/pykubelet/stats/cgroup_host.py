@@ -57,6 +57,10 @@ class ReaderHost(msgspec.Struct, frozen=True, kw_only=True):
         return max(min(found), self.boot_time)
 
 
+REUSE_SECONDS = 60.0
+"""Seconds for which the memory statistics of an idle cgroup are reused."""
+
+
 class BaseCgroupReader(ABC):
     """A reader of one cgroup; its files are opened by the first read and closed by `close`."""
 
@@ -66,6 +70,8 @@ class BaseCgroupReader(ABC):
         self._host = host
         self._files: dict[str, CgroupFile] = {}
         self._created = 0.0
+        self._kept: Usage | None = None
+        self._kept_until = 0.0
 
     def read_usage(self) -> Usage:
         """Return processor time and memory. Raises CgroupGone and CgroupError."""
@@ -102,6 +108,29 @@ class BaseCgroupReader(ABC):
 
     def _refresh(self, details: Details) -> Details:
         return details
+
+    def _keep(self, usage: Usage) -> Usage:
+        """Keep a usage that was read completely, and return it."""
+        self._kept, self._kept_until = usage, usage.time + REUSE_SECONDS
+        return usage
+
+    def _idle_usage(self, now: float, cpu: int, memory: int) -> Usage | None:
+        """Return the usage at `now` if no process has run since it was read; None if it must be read.
+
+        The memory statistics have by far the largest file. If processor time and charged memory are the same,
+        they have not changed, except that the kernel may have aged page cache: they are reused for a bounded
+        time.
+        """
+        kept = self._kept
+        if (
+            kept is None
+            or kept.cpu != cpu
+            or kept.memory != memory
+            or self._is_root
+            or not kept.time <= now < self._kept_until
+        ):
+            return None
+        return msgspec.structs.replace(kept, time=now)
 
     def _creation_time(self, directories: list[str], marker: str) -> float:
         """Return the creation time as `ReaderHost.creation_time`, which is called once."""

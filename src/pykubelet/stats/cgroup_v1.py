@@ -154,6 +154,8 @@ class CgroupV1Reader(BaseCgroupReader):
         if cpu is None and memory is None and not any(map(self._exists, self._directories)):
             raise CgroupGone(f"cgroup {next(iter(self._directories.values()), '')} was removed")
         cpu, memory = cpu or 0, memory or 0
+        if (same := self._idle_usage(now, cpu, memory)) is not None:
+            return same
         file = self._memory_stat
         if file is None or (data := file.read()) is None:
             return Usage(time=now, cpu=cpu, memory=memory, working_set=memory)
@@ -162,19 +164,21 @@ class CgroupV1Reader(BaseCgroupReader):
             self._use_hierarchy = self._limit("memory.use_hierarchy") == 1
         if not self._use_hierarchy:
             cache, rss, swap, mapped = _FLAT_MEMORY.parse(file, data)
-        return Usage(
-            time=now,
-            cpu=cpu,
-            memory=memory,
-            working_set=memory - inactive if memory > inactive else 0,
-            rss=rss,
-            cache=cache,
-            mapped_file=mapped,
-            active_file=active,
-            inactive_file=inactive,
-            swap=swap,
-            page_faults=faults,
-            major_page_faults=major,
+        return self._keep(
+            Usage(
+                time=now,
+                cpu=cpu,
+                memory=memory,
+                working_set=memory - inactive if memory > inactive else 0,
+                rss=rss,
+                cache=cache,
+                mapped_file=mapped,
+                active_file=active,
+                inactive_file=inactive,
+                swap=swap,
+                page_faults=faults,
+                major_page_faults=major,
+            )
         )
 
     def _read(self) -> tuple[Usage, Details]:

@@ -107,7 +107,12 @@ class CgroupV2Reader(BaseCgroupReader):
         return self._usage(cpu), self._details(cpu)
 
     def _usage(self, cpu: list[int]) -> Usage:
-        now = time.time()
+        now, memory = time.time(), 0
+        pressure = [file.read() for file in self._pressure]
+        if not self._is_root:
+            memory = self._memory_current.number() or 0
+            if (same := self._idle_usage(now, cpu[0] * 1000, memory)) is not None:
+                return with_pressure(same, *pressure)
         data = self._memory_stat.read()
         values = _MEMORY.zeros() if data is None else _MEMORY.parse(self._memory_stat, data)
         cache, rss, mapped, faults, major, active, inactive = values
@@ -115,26 +120,24 @@ class CgroupV2Reader(BaseCgroupReader):
             memory = rss + cache
             _, _, swap = self._host.memory_and_swap()
         else:
-            memory = self._memory_current.number() or 0
             swap = self._swap_current.number() or 0
-        cpu_psi, memory_psi, io_psi = [pressure.read() for pressure in self._pressure]
-        return Usage(
-            time=now,
-            cpu=cpu[0] * 1000,
-            memory=memory,
-            working_set=memory - inactive if memory > inactive else 0,
-            rss=rss,
-            cache=cache,
-            mapped_file=mapped,
-            active_file=active,
-            inactive_file=inactive,
-            swap=swap,
-            page_faults=faults,
-            major_page_faults=major,
-            cpu_psi=cpu_psi,
-            memory_psi=memory_psi,
-            io_psi=io_psi,
+        usage = self._keep(
+            Usage(
+                time=now,
+                cpu=cpu[0] * 1000,
+                memory=memory,
+                working_set=memory - inactive if memory > inactive else 0,
+                rss=rss,
+                cache=cache,
+                mapped_file=mapped,
+                active_file=active,
+                inactive_file=inactive,
+                swap=swap,
+                page_faults=faults,
+                major_page_faults=major,
+            )
         )
+        return with_pressure(usage, *pressure)
 
     def _details(self, cpu: list[int]) -> Details:
         _, user, system, periods, throttled_periods, throttled, burst_periods, burst = cpu
@@ -243,6 +246,13 @@ class PressureFile:
                 raise self._file.invalid(data) from None
             self._data = data
         return self._psi
+
+
+def with_pressure(usage: Usage, cpu: Psi, memory: Psi, io: Psi) -> Usage:
+    """Return the usage with pressure stall information; the same one if there is none."""
+    if cpu is NO_PSI and memory is NO_PSI and io is NO_PSI:
+        return usage
+    return msgspec.structs.replace(usage, cpu_psi=cpu, memory_psi=memory, io_psi=io)
 
 
 def parse_psi(data: bytes) -> Psi:

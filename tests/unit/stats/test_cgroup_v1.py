@@ -2,11 +2,14 @@
 
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from pykubelet.stats.cgroup_host import REUSE_SECONDS
 from pykubelet.stats.cgroup_readers import CgroupReader, cgroup_reader_factory
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details, DeviceIo, HugePages, Limits
 from tests.support.cgroup_trees import BOOT, V1_MEMORY_STAT, open_descriptors, reader_host, v1_tree
@@ -46,6 +49,25 @@ def test_read_usage_more_inactive_than_charged_has_empty_working_set(tmp_path: P
 def test_read_usage_negative_counter_is_zero(tmp_path: Path) -> None:
     stat = V1_MEMORY_STAT.replace("total_rss 81920", "total_rss -4096")
     assert reader(tmp_path, {"memory/memory.stat": stat}).read_usage().rss == 0
+
+
+def test_read_usage_idle_cgroup_memory_statistics_reused_for_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    tested = reader(tmp_path)
+    first = tested.read_usage()
+    changed = V1_MEMORY_STAT.replace("total_inactive_file 30000", "total_inactive_file 20000")
+    assert changed != V1_MEMORY_STAT
+    (directory(tmp_path, "memory") / "memory.stat").write_text(changed)
+    now[0] += REUSE_SECONDS - 1
+    assert tested.read_usage() == msgspec.structs.replace(first, time=now[0])
+    now[0] += 1
+    assert tested.read_usage().inactive_file == 20000
+    (directory(tmp_path, "memory") / "memory.stat").write_text(V1_MEMORY_STAT)
+    (directory(tmp_path, "memory") / "memory.usage_in_bytes").write_text("131073\n")
+    assert tested.read_usage().inactive_file == 30000
 
 
 @pytest.mark.parametrize("descriptors", [0, 2, 100])

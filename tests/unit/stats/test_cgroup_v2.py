@@ -50,6 +50,21 @@ def test_read_usage_unchanged_pressure_is_parsed_once(tmp_path: Path) -> None:
     assert tested.read_usage().cpu_psi == Psi(some=PsiLine(avg10=2.0, total=1))
 
 
+def test_refresh_idle_cgroup_has_new_pressure_and_io(tmp_path: Path) -> None:
+    tested = reader(tmp_path)
+    first, details = tested.read()
+    files = tmp_path / "v2" / PATH.strip("/")
+    (files / "memory.stat").unlink()
+    (files / "cpu.pressure").write_text("some avg10=2.00 total=1\n")
+    (files / "io.stat").write_text("254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n")
+    idle = tested.read_usage()
+    assert (idle.memory, idle.inactive_file) == (first.memory, first.inactive_file)
+    assert idle.cpu_psi == Psi(some=PsiLine(avg10=2.0, total=1))
+    refreshed = tested.refresh(details)
+    assert [(io.major, io.bytes["Write"]) for io in refreshed.io] == [(254, 2)]
+    assert (refreshed.threads, refreshed.max_memory) == (details.threads, details.max_memory)
+
+
 @pytest.mark.parametrize("data", [b"some avg10\n", b"some avg10=x\n", b"some total=1.5\n", b"\n\n"])
 def test_parse_psi_malformed_line_raises_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
