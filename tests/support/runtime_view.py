@@ -33,6 +33,15 @@ class Truth:
         )
         return call(request, timeout=timeout, wait_for_ready=True)
 
+    def images(self) -> list[pb.Image]:
+        """All images."""
+        call = self._channel.unary_unary(
+            "/runtime.v1.ImageService/ListImages",
+            request_serializer=pb.ListImagesRequest.SerializeToString,
+            response_deserializer=pb.ListImagesResponse.FromString,
+        )
+        return list(call(pb.ListImagesRequest(), timeout=30, wait_for_ready=True).images)
+
     def _insist(self, method: str, request: Message, answer: type[Message]) -> None:
         """Call again what fails while an agent, which has noticed, does the same: the network goes once."""
         for pause in (0.2, 0.5, 1.0, 2.0, 4.0, 8.0):

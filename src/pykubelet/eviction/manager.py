@@ -48,6 +48,12 @@ CLEANUP_TIMEOUT_SECONDS = 30.0
 """Seconds for which a round waits until evicted pods have left the node."""
 RECLAIM_TIMEOUT_SECONDS = 300.0
 """Seconds for the removal of dead containers, and of images."""
+RELEASE_TIMEOUT_SECONDS = 10.0
+"""Seconds for which the next eviction waits until the files of an evicted pod are deleted.
+
+containerd deletes the writable layer of a removed container later, by its own garbage collection.
+"""
+RELEASE_POLL_SECONDS = 0.25
 IMMEDIATE_GRACE_SECONDS = 1
 """Grace period of pods that are evicted for a hard threshold or a limit of their own."""
 StatusFunction = Callable[[PodStatus], PodStatus]
@@ -111,6 +117,17 @@ class NodeReclaim:
     """Removes all images that no container uses."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Release:
+    """Expected effect of the last eviction on a disk."""
+
+    signal: str
+    available: int
+    """Amount of the signal when the pod's files are deleted."""
+    deadline: float
+    """Time of the event loop's clock until which that is waited for."""
+
+
 class EvictionMetrics:
     """Metrics of evictions, with upstream's names; without a registry they are not exposed."""
 
@@ -162,6 +179,7 @@ class EvictionManager:
         self._state = EvictionState()
         self._disks: Disks | None = None
         self._unmeasured: frozenset[str] = frozenset()
+        self._release: _Release | None = None
         self._stuck: set[str] = set()
         """Uids of evicted pods that did not terminate in time."""
         self._warned: set[str] = set()
@@ -311,12 +329,16 @@ class EvictionManager:
                 message = f"Attempting to reclaim {threshold.resource}"
                 self._events.node_event("Warning", "EvictionThresholdMet", message)
             steps = [step for step in self._reclaim_steps(threshold) if step not in done]
-            if not steps:
+            if steps:
+                for step in steps:
+                    await self._run_reclaim(step, threshold.resource)
+                done.update(steps)
+                _, observations = await self._observe()
+            elif self._release is not None and self._release.signal == threshold.signal:
+                observations = await self._wait_released(self._release, threshold)
+                self._release = None
+            else:
                 return await self._evict_one(threshold, remaining, observations, pods)
-            for step in steps:
-                await self._run_reclaim(step, threshold.resource)
-            done.update(steps)
-            _, observations = await self._observe()
             self._state = EvictionState(
                 first_met=self._state.first_met,
                 acting=self._state.acting,
@@ -326,6 +348,21 @@ class EvictionManager:
             remaining = thresholds_met(remaining, observations, with_reclaim=True)
         log.info("Reduced resource pressure without evicting pods")
         return ()
+
+    async def _wait_released(self, release: _Release, threshold: Threshold) -> Observations:
+        """Measure until the node is not short any more or the last evicted pod's files are deleted."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            _, observations = await self._observe()
+            observed = observations.get(threshold.signal)
+            if (
+                observed is None
+                or observed.available >= release.available
+                or not thresholds_met([threshold], observations, with_reclaim=True)
+                or clock() >= release.deadline
+            ):
+                return observations
+            await asyncio.sleep(RELEASE_POLL_SECONDS)
 
     def _reclaim_steps(self, threshold: Threshold) -> list[Callable[[], Awaitable[None]]]:
         plan = reclaim_plan(threshold, self._disks or Disks())
@@ -374,9 +411,22 @@ class EvictionManager:
                 pod_level=self._settings.pod_level,
             )
             if await self._evict(pod, threshold.signal, grace, message, annotations, disrupted=True):
+                self._release = self._expected_release(found, threshold, observations)
                 return [pod]
         log.warning("Unable to evict any pods from the node", signal=threshold.signal)
         return ()
+
+    @staticmethod
+    def _expected_release(
+        victim: RankedPod, threshold: Threshold, observations: Observations
+    ) -> _Release | None:
+        observed = observations.get(threshold.signal)
+        if observed is None or not victim.usage or not is_disk_signal(threshold.signal):
+            return None
+        # Not all of it: other pods continue to write.
+        expected = observed.available + victim.usage * 9 // 10
+        deadline = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_SECONDS
+        return _Release(threshold.signal, expected, deadline)
 
     async def _rank(
         self, signal: str, pods: Sequence[Pod], usages: Mapping[str, PodUsage]

@@ -1,0 +1,503 @@
+"""Disk pressure on a real node, by our kubelet and by the upstream one: both must act alike.
+
+The kubelet's root directory and containerd's are on one small file system, or on one each. The kubelets have
+fixed thresholds, and a filler outside of every pod sets what is available (`leave_available`). Pods write
+before that, and their usage has been measured when the threshold is met, so that the ranking does not depend
+on when a round of the eviction manager runs. What differs from upstream on purpose is in `docs/eviction.md`,
+and is asserted with `node.reference`.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pykubelet.api.quantity import Quantity
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
+from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.plane import Document, Plane, unique
+from tests.support.small_disk import (
+    MIB,
+    available_bytes,
+    free_disk,
+    import_image,
+    leave_available,
+    leave_inodes,
+    runtime_on_small_disk,
+    small_disk,
+)
+
+pytestmark = pytest.mark.machine
+
+ONE_DISK, EACH_OF_TWO = 400 * MIB, 300 * MIB
+INODES, INODES_FREE = 40_000, 20_000
+THRESHOLD, MINIMUM_RECLAIM, SHORT_BY = 100 * MIB, 50 * MIB, 10 * MIB
+TRANSITION_SECONDS = 8
+ROUND = 30.0
+"""Seconds in which a round of the eviction manager runs and acts, on a busy machine."""
+PRIORITIES = {"higher": 100, "highest": 200}
+UNUSED = ("example.org/unused1:1", "example.org/unused2:1")
+UNUSED_SIZE = 20 * MIB
+"""Bytes of an unused image; it needs twice as many on the disk: packed and unpacked."""
+PRESSURE = ("KubeletHasDiskPressure", "kubelet has disk pressure")
+NO_PRESSURE = ("KubeletHasNoDiskPressure", "kubelet has no disk pressure")
+STORAGE = "ephemeral-storage"
+CONSUMPTION = rf"Container main was using (\S+), request is 0, has larger consumption of {STORAGE}\. "
+
+
+@dataclass(frozen=True)
+class PressedNode:
+    """A node on small disks."""
+
+    node: ClusterNode
+    nodefs: Path
+    """Mount point of the kubelet's disk."""
+    imagefs: Path
+    """Mount point of containerd's disk; the same with one disk."""
+    prefix: str
+    """Prefix of the names of its priority classes."""
+
+    def free(self) -> None:
+        """Delete all fillers."""
+        for point in {self.nodefs, self.imagefs}:
+            free_disk(point)
+
+    def create(
+        self, name: str, namespace: str, script: str = "", request: str = "", priority: str = "", **spec: Any
+    ) -> Document:
+        """Create a pod with an emptyDir volume at /v, and return it when it is ready."""
+        spec.setdefault("volumes", [{"name": "v", "emptyDir": {}}])
+        if priority:
+            own = priority.startswith("system-")
+            spec["priorityClassName"] = priority if own else f"{self.prefix}-{priority}"
+        document = self.node.pod_document(name, namespace, script, automountServiceAccountToken=False, **spec)
+        (container,) = document["spec"]["containers"]
+        container["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
+        if request:
+            container["resources"] = {"requests": {STORAGE: request}}
+        return self.node.plane.create(document)
+
+    def usage(self, pod: Document) -> dict[str, int] | None:
+        """Return the measured usage of a pod: bytes of layer, logs and volume, and the volume's inodes."""
+        for found in self.node.get("/stats/summary").get("pods") or ():
+            if found["podRef"]["uid"] != pod["metadata"]["uid"]:
+                continue
+            containers: list[Document] = found.get("containers") or [{}]
+            volumes: list[Document] = found.get("volume") or [{}]
+            container, volume = containers[0], volumes[0]
+            return {
+                "layer": container.get("rootfs", {}).get("usedBytes", -1),
+                "logs": container.get("logs", {}).get("usedBytes", -1),
+                "volume": volume.get("usedBytes", -1),
+                "inodes": volume.get("inodesUsed", -1),
+            }
+        return None
+
+    def wait_usage(self, pod: Document, **least: int) -> dict[str, int]:
+        """Wait until a pod is measured completely, with at least these amounts."""
+
+        def look() -> dict[str, int] | None:
+            found = self.usage(pod)
+            fits = found is not None and all(found[key] >= least.get(key, 0) for key in found)
+            return found if fits else None
+
+        return self.node.wait(f"usage of {pod['metadata']['name']}", look)
+
+    def wait_available(self, point: Path, amount: int) -> None:
+        """Wait until so many bytes of a disk are available."""
+        self.node.wait("space to be released", lambda: available_bytes(point) >= amount, ROUND)
+
+    def condition(self) -> Document:
+        """Return the node's DiskPressure condition."""
+        found = self.node.node_object()
+        assert found is not None
+        return next(one for one in found["status"]["conditions"] if one["type"] == "DiskPressure")
+
+    def wait_pressure(self, status: str) -> Document:
+        """Wait until the DiskPressure condition has this status, and return it."""
+
+        def look() -> Document | None:
+            found = self.condition()
+            return found if found["status"] == status else None
+
+        found = self.node.wait(f"DiskPressure to be {status}", look, ROUND + TRANSITION_SECONDS)
+        assert (found["reason"], found["message"]) == (PRESSURE if status == "True" else NO_PRESSURE)
+        return found
+
+    def wait_evicted(self, pods: Sequence[Document], count: int) -> list[Document]:
+        """Wait until `count` of the pods are Failed, and return these in the order of their eviction."""
+        order: list[str] = []
+        latest: dict[str, Document] = {}
+
+        def look() -> list[Document] | None:
+            for pod in pods:
+                found = self.node.api_pod(pod)
+                assert found is not None
+                name = pod["metadata"]["name"]
+                if found["status"].get("phase") == "Failed" and name not in order:
+                    order.append(name)
+                    latest[name] = found
+            return [latest[name] for name in order] if len(order) >= count else None
+
+        return self.node.wait(f"{count} evicted pods", look, ROUND * count)
+
+    def assert_kept(self, *pods: Document) -> None:
+        """Assert that pods still run and were never restarted."""
+        for pod in pods:
+            found = self.node.api_pod(pod)
+            assert found is not None
+            name, status = pod["metadata"]["name"], found["status"]
+            assert (name, status["phase"]) == (name, "Running")
+            assert (name, status["containerStatuses"][0]["restartCount"]) == (name, 0)
+
+    def attempts(self) -> set[str]:
+        """Return the messages of the node's EvictionThresholdMet events."""
+        events = self.node.plane.events("default", self.node.name)
+        return {event["message"] for event in events if event["reason"] == "EvictionThresholdMet"}
+
+    def image_names(self) -> set[str]:
+        """Return the names of the images that the runtime has."""
+        found = self.node.truth.images()
+        return {tag for image in found for tag in image.repo_tags}
+
+
+@contextmanager
+def priority_classes(plane: Plane) -> Iterator[str]:
+    """Create the priority classes, and yield the prefix of their names."""
+    prefix = unique("pressed")
+    for name, value in PRIORITIES.items():
+        document = {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": f"{prefix}-{name}"},
+            "value": value,
+        }
+        plane.create(document)
+    try:
+        yield prefix
+    finally:
+        for name in PRIORITIES:
+            plane.delete("priorityclass", f"{prefix}-{name}")
+
+
+@pytest.fixture(scope="module")
+def pressed_node(
+    request: pytest.FixtureRequest, plane: Plane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PressedNode]:
+    """A node with our kubelet or the upstream one, on one small disk or on two, with two unused images."""
+    kubelet, disks = request.param
+    if kubelet == "upstream" and plane.reference_kubelet is None:
+        pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+    with ExitStack() as stack:
+        stack.enter_context(undo_host_changes())
+        settings: dict[str, Any] = {
+            "evictionPressureTransitionPeriod": f"{TRANSITION_SECONDS}s",
+            "volumeStatsAggPeriod": "2s",
+            "nodeStatusUpdateFrequency": "1s",
+            "imageMinimumGCAge": "1s",
+            "imageGCHighThresholdPercent": 100,
+            "containerLogMaxSize": "500Mi",
+            "enforceNodeAllocatable": [],
+        }
+        if disks == 1:
+            runtime = stack.enter_context(runtime_on_small_disk(ONE_DISK, inodes=INODES))
+            imagefs = nodefs = runtime.instance.data_dir.parent
+            root = None
+            settings["evictionHard"] = {
+                "nodefs.available": str(THRESHOLD),
+                "nodefs.inodesFree": str(INODES_FREE),
+            }
+            settings["evictionMinimumReclaim"] = {"nodefs.available": str(MINIMUM_RECLAIM)}
+        else:
+            nodefs = stack.enter_context(small_disk(EACH_OF_TWO))
+            runtime = stack.enter_context(runtime_on_small_disk(EACH_OF_TWO))
+            imagefs = runtime.instance.data_dir.parent
+            root = nodefs / "k"
+            root.mkdir()
+            settings["podLogsDir"] = str(nodefs / "logs")
+            settings["evictionHard"] = {
+                "nodefs.available": str(THRESHOLD),
+                "imagefs.available": str(THRESHOLD),
+            }
+        for name in UNUSED:
+            import_image(runtime.instance, name, UNUSED_SIZE)
+        program = plane.reference_kubelet if kubelet == "upstream" else None
+        made = cluster_node(plane, runtime, program=program, root=root, settings=settings)
+        made.log = tmp_path_factory.mktemp("pressed") / "agent.log"
+        prefix = stack.enter_context(priority_classes(plane))
+        node = stack.enter_context(in_cluster(made))
+        yield PressedNode(node, nodefs, imagefs, prefix)
+
+
+@pytest.fixture
+def pressed(pressed_node: PressedNode, namespace: str) -> Iterator[PressedNode]:
+    """The node without pressure; its pods and the fillers are gone at the end."""
+    pressed_node.wait_pressure("False")
+    try:
+        yield pressed_node
+    finally:
+        pressed_node.free()
+        plane, node = pressed_node.node.plane, pressed_node.node
+        for pod in plane.items("pod", namespace):
+            plane.delete("pod", pod["metadata"]["name"], namespace, grace=0)
+        node.wait_none("no container", lambda: [one.id for one in node.truth.running()])
+
+
+def with_disks(count: int) -> pytest.MarkDecorator:
+    """Run a test with both kubelets on nodes with this number of disks."""
+    return pytest.mark.parametrize(
+        "pressed_node",
+        [("ours", count), ("upstream", count)],
+        ids=["ours", "upstream"],
+        indirect=True,
+        scope="module",
+    )
+
+
+def write(size: int, path: str) -> str:
+    """Return the command that writes a file of `size` bytes."""
+    return f"head -c {size} /dev/zero > {path} && sync"
+
+
+def write_log(size: int) -> str:
+    """Return the command that writes `size` bytes in lines of 1,000 to the container's log."""
+    return f"yes $(printf %0999d 0) | head -c {size} > /proc/1/fd/1"
+
+
+def seconds_of(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def assert_evicted(plane: Plane, pod: Document, resource: str, consumption: str = "") -> re.Match[str]:
+    """Assert status, condition and event of an evicted pod, and return the match of its message."""
+    status = pod["status"]
+    assert (status["phase"], status["reason"]) == ("Failed", "Evicted")
+    message = re.fullmatch(
+        rf"The node was low on resource: {resource}\. Threshold quantity: (\S+), available: (\S+)\. "
+        + consumption,
+        status["message"],
+    )
+    assert message is not None, status["message"]
+    threshold, available = (int(Quantity.parse(text)) for text in message.groups()[:2])
+    assert threshold == (THRESHOLD if resource == STORAGE else INODES_FREE)
+    # Until the minimum reclaim is available, pods are evicted above the threshold as well.
+    assert available < threshold + MINIMUM_RECLAIM
+    (target,) = (one for one in status["conditions"] if one["type"] == "DisruptionTarget")
+    assert (target["status"], target["reason"]) == ("True", "TerminationByKubelet")
+    assert target["message"] == status["message"]
+    meta = pod["metadata"]
+    (event,) = (one for one in plane.events(meta["namespace"], meta["name"]) if one["reason"] == "Evicted")
+    assert (event["type"], event["message"]) == ("Warning", status["message"])
+    assert event["metadata"]["annotations"] == {
+        "offending_containers": "main" if consumption else "",
+        "offending_containers_usage": message[3] if consumption else "",
+        "starved_resource": resource,
+    }
+    return message
+
+
+def evicted_at(pod: Document) -> float:
+    """Return the time of the eviction of a pod in seconds since the epoch, in whole seconds."""
+    (target,) = (one for one in pod["status"]["conditions"] if one["type"] == "DisruptionTarget")
+    return seconds_of(target["lastTransitionTime"])
+
+
+def names(pods: Sequence[Document]) -> list[str]:
+    return [pod["metadata"]["name"] for pod in pods]
+
+
+@with_disks(1)
+def test_disk_pressure_unused_images_removed_before_any_pod(pressed: PressedNode, namespace: str) -> None:
+    node = pressed.node
+    pod = pressed.create("kept", namespace)
+    node.wait_pod_ready(pod)
+    node.shell("kept", write(20 * MIB, "/v/used"))
+    pressed.wait_usage(pod, volume=20 * MIB)
+    assert pressed.image_names() >= set(UNUSED)
+    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
+    began = pressed.wait_pressure("True")
+    node.wait("the images to be gone", lambda: not pressed.image_names() & set(UNUSED), ROUND)
+    ended = pressed.wait_pressure("False")
+    stayed = seconds_of(ended["lastTransitionTime"]) - seconds_of(began["lastTransitionTime"])
+    assert stayed >= TRANSITION_SECONDS - 1
+    assert pressed.attempts() == {"Attempting to reclaim ephemeral-storage"}
+    pressed.assert_kept(pod)
+    assert not [one for one in node.plane.items("event", namespace) if one["reason"] == "Evicted"]
+
+
+@with_disks(1)
+def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
+    pressed: PressedNode, namespace: str
+) -> None:
+    node, plane = pressed.node, pressed.node.plane
+    sparse_volume = [{"name": "v", "emptyDir": {"sizeLimit": "5Mi"}}]
+    pods = {
+        "layer": pressed.create("layer", namespace),
+        "volume": pressed.create("volume", namespace),
+        "logs": pressed.create("logs", namespace, priority="higher"),
+        "within": pressed.create("within", namespace, request="100Mi"),
+        "sparse": pressed.create(
+            "sparse", namespace, request="1Mi", priority="highest", volumes=sparse_volume
+        ),
+        "critical": pressed.create("critical", namespace, priority="system-node-critical"),
+    }
+    for pod in pods.values():
+        node.wait_pod_ready(pod)
+    node.shell("layer", write(40 * MIB, "/used"))
+    node.shell("volume", write(30 * MIB, "/v/used"))
+    node.shell("logs", write_log(35 * MIB))
+    node.shell("within", write(50 * MIB, "/v/used"))
+    node.shell("sparse", "truncate -s 10G /v/used /used")
+    node.shell("critical", write(20 * MIB, "/v/used"))
+    pressed.wait_usage(pods["layer"], layer=40 * MIB)
+    pressed.wait_usage(pods["volume"], volume=30 * MIB)
+    pressed.wait_usage(pods["logs"], logs=35 * MIB)
+    pressed.wait_usage(pods["within"], volume=50 * MIB)
+    pressed.wait_usage(pods["critical"], volume=20 * MIB)
+    sparse = pressed.wait_usage(pods["sparse"])
+    assert max(sparse["volume"], sparse["layer"]) < MIB
+    others = list(pods.values())
+
+    # The layer's 40 MiB are more than what is missing, but less than that with the minimum reclaim.
+    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
+    evicted = pressed.wait_evicted(others, 2)
+    assert names(evicted) == ["layer", "volume"]
+    pressed.wait_pressure("True")
+    rejected = node.wait_pod_phase(pressed.create("late", namespace), "Failed")["status"]
+    assert (rejected["reason"], rejected["message"]) == (
+        "Evicted",
+        "Pod was rejected: The node had condition: [DiskPressure]. ",
+    )
+    layer = assert_evicted(plane, evicted[0], STORAGE, CONSUMPTION)
+    assert 40 * MIB <= int(Quantity.parse(layer[3])) < 41 * MIB
+    # Only layer and logs of a container are in the message; the volume belongs to the pod.
+    volume = assert_evicted(plane, evicted[1], STORAGE, CONSUMPTION)
+    assert int(Quantity.parse(volume[3])) < MIB
+
+    ended = pressed.wait_pressure("False")
+    assert seconds_of(ended["lastTransitionTime"]) - evicted_at(evicted[1]) >= TRANSITION_SECONDS - 1
+    remaining = [pods[name] for name in ("logs", "within", "sparse", "critical")]
+    pressed.assert_kept(*remaining)
+
+    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
+    evicted = pressed.wait_evicted(remaining, 2)
+    assert names(evicted) == ["logs", "within"]
+    logs = assert_evicted(plane, evicted[0], STORAGE, CONSUMPTION)
+    assert 35 * MIB <= int(Quantity.parse(logs[3])) < 38 * MIB
+    assert_evicted(plane, evicted[1], STORAGE)
+    pressed.wait_pressure("False")
+    pressed.assert_kept(pods["sparse"], pods["critical"])
+    assert pressed.attempts() == {"Attempting to reclaim ephemeral-storage"}
+
+
+@with_disks(1)
+def test_disk_pressure_ten_thousand_small_files_their_pod_evicted(
+    pressed: PressedNode, namespace: str
+) -> None:
+    node = pressed.node
+    many, large = pressed.create("many", namespace), pressed.create("large", namespace)
+    for pod in (many, large):
+        node.wait_pod_ready(pod)
+    node.shell("many", "cd /v && seq 10000 | xargs touch")
+    node.shell("large", write(40 * MIB, "/v/used"))
+    pressed.wait_usage(many, inodes=10_000)
+    pressed.wait_usage(large, volume=40 * MIB)
+    leave_inodes(pressed.nodefs, INODES_FREE - 1_000)
+    (evicted,) = pressed.wait_evicted([many, large], 1)
+    assert names([evicted]) == ["many"]
+    pressed.wait_pressure("True")
+    assert_evicted(node.plane, evicted, "inodes")
+    assert "Attempting to reclaim inodes" in pressed.attempts()
+    pressed.wait_pressure("False")
+    pressed.assert_kept(large)
+
+
+@with_disks(1)
+def test_disk_pressure_writer_faster_than_monitor_node_recovers(pressed: PressedNode, namespace: str) -> None:
+    node = pressed.node
+    script = (
+        "while [ ! -e /v/go ]; do sleep 0.1; done; while true; do cat /dev/zero >> /v/used; sleep 0.02; done"
+    )
+    writer = pressed.create("writer", namespace, script)
+    beside = pressed.create("beside", namespace, request="10Mi")
+    for pod in (writer, beside):
+        node.wait_pod_ready(pod)
+        pressed.wait_usage(pod)
+    node.shell("writer", "touch /v/go")
+    (evicted,) = pressed.wait_evicted([writer, beside], 1)
+    assert names([evicted]) == ["writer"]
+    assert evicted["status"]["reason"] == "Evicted"
+    pressed.wait_pressure("True")
+    pressed.wait_pressure("False")
+    pressed.assert_kept(beside)
+    node.wait_pod_ready(pressed.create("after", namespace))
+
+
+@with_disks(2)
+def test_disk_pressure_imagefs_unused_images_then_writer_of_layer(
+    pressed: PressedNode, namespace: str
+) -> None:
+    node = pressed.node
+    layer, volume = pressed.create("layer", namespace), pressed.create("volume", namespace)
+    for pod in (layer, volume):
+        node.wait_pod_ready(pod)
+    node.shell("layer", write(40 * MIB, "/used"))
+    node.shell("volume", write(60 * MIB, "/v/used"))
+    pressed.wait_usage(layer, layer=40 * MIB)
+    pressed.wait_usage(volume, volume=60 * MIB)
+    assert pressed.image_names() >= set(UNUSED)
+    leave_available(pressed.imagefs, THRESHOLD - SHORT_BY)
+    pressed.wait_pressure("True")
+    node.wait("the images to be gone", lambda: not pressed.image_names() & set(UNUSED), ROUND)
+    pressed.wait_available(pressed.imagefs, THRESHOLD)
+    second = time.time()
+    leave_available(pressed.imagefs, THRESHOLD - SHORT_BY)
+    (evicted,) = pressed.wait_evicted([layer, volume], 1)
+    assert names([evicted]) == ["layer"]
+    assert evicted_at(evicted) >= int(second)
+    pressed.wait_pressure("True")
+    assert_evicted(node.plane, evicted, STORAGE, CONSUMPTION)
+    pressed.wait_pressure("False")
+    pressed.assert_kept(volume)
+
+
+@with_disks(2)
+def test_disk_pressure_nodefs_dead_containers_then_writer_of_volume(
+    pressed: PressedNode, namespace: str
+) -> None:
+    """Verify that logs of dead containers are removed first; upstream evicts a pod immediately."""
+    node = pressed.node
+    done = pressed.create(
+        "done", namespace, f"yes $(printf %0999d 0) | head -c {40 * MIB}", restartPolicy="Never"
+    )
+    layer, volume = pressed.create("layer", namespace), pressed.create("volume", namespace)
+    for pod in (layer, volume):
+        node.wait_pod_ready(pod)
+    node.wait_pod_phase(done, "Succeeded")
+    node.shell("layer", write(60 * MIB, "/used"))
+    node.shell("volume", write(40 * MIB, "/v/used"))
+    pressed.wait_usage(layer, layer=60 * MIB)
+    pressed.wait_usage(volume, volume=40 * MIB)
+    assert node.truth.containers("done")
+    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
+    pressed.wait_pressure("True")
+    if not node.reference:
+        node.wait("the dead container to be gone", lambda: not node.truth.containers("done"), ROUND)
+        pressed.wait_available(pressed.nodefs, THRESHOLD)
+        second = time.time()
+        leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
+    (evicted,) = pressed.wait_evicted([layer, volume], 1)
+    assert names([evicted]) == ["volume"]
+    if node.reference:
+        assert node.truth.containers("done")
+    else:
+        assert evicted_at(evicted) >= int(second)
+    assert_evicted(node.plane, evicted, STORAGE, CONSUMPTION)
+    pressed.wait_pressure("False")
+    pressed.assert_kept(layer)
