@@ -24,6 +24,7 @@ from pykubelet.standalone.seed_images import (
     busybox_entries,
     image_archive,
     machine_platform,
+    pause_archive,
     read_static,
 )
 from tests.support.data_dir import take_down
@@ -160,6 +161,16 @@ def import_image(instance: Instance, name: str, size: int = 0, *, with_shell: bo
     archive = image_archive(
         name, entries, ImageConfig(env={"PATH": "/bin"}), machine_platform(os.uname().machine)
     )
+    _import(instance, archive)
+
+
+def import_pause_image(instance: Instance) -> None:
+    """Import the image of sandboxes again, which the upstream kubelet removes when images are unpinned."""
+    program = read_static(inspect_host().programs["catatonit"])
+    _import(instance, pause_archive(program, machine_platform(os.uname().machine)))
+
+
+def _import(instance: Instance, archive: bytes) -> None:
     state = load_state(instance)
     assert state is not None
     command = [

@@ -27,7 +27,15 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.custom_ranking import CustomRanking
-from pykubelet.eviction.decide import EvictionState, decide, reclaim_plan, thresholds_met
+from pykubelet.eviction.decide import (
+    EvictionState,
+    Release,
+    decide,
+    expected_release,
+    is_released,
+    reclaim_plan,
+    thresholds_met,
+)
 from pykubelet.eviction.local_storage import exceeded_limit, has_storage_limits
 from pykubelet.eviction.memory_notifier import MemoryNotifier
 from pykubelet.eviction.messages import EVICTED, evicted_status, eviction_message
@@ -117,17 +125,6 @@ class NodeReclaim:
     """Removes all images that no container uses."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Release:
-    """Expected effect of the last eviction on a disk."""
-
-    signal: str
-    available: int
-    """Amount of the signal when the pod's files are deleted."""
-    deadline: float
-    """Time of the event loop's clock until which that is waited for."""
-
-
 class EvictionMetrics:
     """Metrics of evictions, with upstream's names; without a registry they are not exposed."""
 
@@ -179,7 +176,7 @@ class EvictionManager:
         self._state = EvictionState()
         self._disks: Disks | None = None
         self._unmeasured: frozenset[str] = frozenset()
-        self._release: _Release | None = None
+        self._release: Release | None = None
         self._stuck: set[str] = set()
         """Uids of evicted pods that did not terminate in time."""
         self._warned: set[str] = set()
@@ -349,18 +346,12 @@ class EvictionManager:
         log.info("Reduced resource pressure without evicting pods")
         return ()
 
-    async def _wait_released(self, release: _Release, threshold: Threshold) -> Observations:
+    async def _wait_released(self, release: Release, threshold: Threshold) -> Observations:
         """Measure until the node is not short any more or the last evicted pod's files are deleted."""
         clock = asyncio.get_running_loop().time
         while True:
             _, observations = await self._observe()
-            observed = observations.get(threshold.signal)
-            if (
-                observed is None
-                or observed.available >= release.available
-                or not thresholds_met([threshold], observations, with_reclaim=True)
-                or clock() >= release.deadline
-            ):
+            if clock() >= release.deadline or is_released(release, threshold, observations):
                 return observations
             await asyncio.sleep(RELEASE_POLL_SECONDS)
 
@@ -411,22 +402,11 @@ class EvictionManager:
                 pod_level=self._settings.pod_level,
             )
             if await self._evict(pod, threshold.signal, grace, message, annotations, disrupted=True):
-                self._release = self._expected_release(found, threshold, observations)
+                deadline = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_SECONDS
+                self._release = expected_release(threshold, found.usage, observations, deadline)
                 return [pod]
         log.warning("Unable to evict any pods from the node", signal=threshold.signal)
         return ()
-
-    @staticmethod
-    def _expected_release(
-        victim: RankedPod, threshold: Threshold, observations: Observations
-    ) -> _Release | None:
-        observed = observations.get(threshold.signal)
-        if observed is None or not victim.usage or not is_disk_signal(threshold.signal):
-            return None
-        # Not all of it: other pods continue to write.
-        expected = observed.available + victim.usage * 9 // 10
-        deadline = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_SECONDS
-        return _Release(threshold.signal, expected, deadline)
 
     async def _rank(
         self, signal: str, pods: Sequence[Pod], usages: Mapping[str, PodUsage]
