@@ -163,7 +163,7 @@ def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
     pressed.remove_images(UNUSED)
     sparse_volume = [{"name": "v", "emptyDir": {"sizeLimit": "5Mi"}}]
     pods = {
-        "layer": pressed.create("layer", namespace),
+        "layer": pressed.create("layer", namespace, priority="lower"),
         "volume": pressed.create("volume", namespace),
         "logs": pressed.create("logs", namespace, priority="higher"),
         "within": pressed.create("within", namespace, request="100Mi"),
@@ -174,14 +174,14 @@ def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
     }
     for pod in pods.values():
         node.wait_pod_ready(pod)
-    node.shell("layer", write(40 * MIB, "/used"))
-    node.shell("volume", write(30 * MIB, "/v/used"))
+    node.shell("layer", write(10 * MIB, "/used"))
+    node.shell("volume", write(65 * MIB, "/v/used"))
     node.shell("logs", write_log(35 * MIB))
     node.shell("within", write(50 * MIB, "/v/used"))
     node.shell("sparse", "truncate -s 10G /v/used /used")
     node.shell("critical", write(20 * MIB, "/v/used"))
-    pressed.wait_usage(pods["layer"], layer=40 * MIB)
-    pressed.wait_usage(pods["volume"], volume=30 * MIB)
+    pressed.wait_usage(pods["layer"], layer=10 * MIB)
+    pressed.wait_usage(pods["volume"], volume=65 * MIB)
     pressed.wait_usage(pods["logs"], logs=35 * MIB)
     pressed.wait_usage(pods["within"], volume=50 * MIB)
     pressed.wait_usage(pods["critical"], volume=20 * MIB)
@@ -189,7 +189,7 @@ def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
     assert max(sparse["volume"], sparse["layer"]) < MIB
     others = list(pods.values())
 
-    # The layer's 40 MiB are more than what is missing, but less than that with the minimum reclaim.
+    # The layer's 10 MiB are what is missing, but not the minimum reclaim.
     leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
     evicted = pressed.wait_evicted(others, 2)
     assert names(evicted) == ["layer", "volume"]
@@ -200,7 +200,7 @@ def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
         "Pod was rejected: The node had condition: [DiskPressure]. ",
     )
     layer = assert_evicted(plane, evicted[0], STORAGE, CONSUMPTION)
-    assert 40 * MIB <= int(Quantity.parse(layer[3])) < 41 * MIB
+    assert 10 * MIB <= int(Quantity.parse(layer[3])) < 11 * MIB
     # Only layer and logs of a container are in the message; the volume belongs to the pod.
     volume = assert_evicted(plane, evicted[1], STORAGE, CONSUMPTION)
     assert int(Quantity.parse(volume[3])) < MIB
@@ -283,13 +283,15 @@ def test_disk_pressure_imagefs_unused_images_then_writer_of_layer(
     pressed.wait_available(pressed.imagefs, THRESHOLD)
     second = time.time()
     leave_available(pressed.imagefs, THRESHOLD - SHORT_BY)
-    (evicted,) = pressed.wait_evicted([layer, volume], 1)
+    evicted = pressed.wait_evicted([layer, volume], 1)[0]
     assert names([evicted]) == ["layer"]
     assert evicted_at(evicted) >= int(second)
     pressed.wait_pressure("True")
     assert_evicted(node.plane, evicted, STORAGE, CONSUMPTION)
     pressed.wait_pressure("False")
-    pressed.assert_kept(volume)
+    if not node.reference:
+        # Upstream measures the disk before containerd has deleted the layer, and may evict this pod as well.
+        pressed.assert_kept(volume)
 
 
 @with_disks(2)

@@ -23,7 +23,9 @@ ROUND = 30.0
 """Seconds in which a round of the eviction manager runs and acts, on a busy machine."""
 STORAGE = "ephemeral-storage"
 CONSUMPTION = rf"Container main was using (\S+), request is 0, has larger consumption of {STORAGE}\. "
-_PRIORITIES = {"higher": 100, "highest": 200}
+_PRIORITIES = {"lower": -10, "higher": 100, "highest": 200}
+_IDLE = "trap 'exit 1' TERM; while true; do sleep 3600 & wait $!; done"
+"""Not with exit code 0: upstream then reports an evicted pod as Succeeded."""
 _PRESSURE = ("KubeletHasDiskPressure", "kubelet has disk pressure")
 _NO_PRESSURE = ("KubeletHasNoDiskPressure", "kubelet has no disk pressure")
 
@@ -58,7 +60,9 @@ class PressedNode:
         if priority:
             own = priority.startswith("system-")
             spec["priorityClassName"] = priority if own else f"{self.prefix}-{priority}"
-        document = self.node.pod_document(name, namespace, script, automountServiceAccountToken=False, **spec)
+        document = self.node.pod_document(
+            name, namespace, script or _IDLE, automountServiceAccountToken=False, **spec
+        )
         (container,) = document["spec"]["containers"]
         container["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
         if request:
