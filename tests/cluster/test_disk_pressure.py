@@ -142,7 +142,6 @@ def test_disk_pressure_unused_images_removed_before_any_pod(pressed: PressedNode
     pod = pressed.create("kept", namespace)
     node.wait_pod_ready(pod)
     node.shell("kept", write(20 * MIB, "/v/used"))
-    pressed.wait_usage(pod, volume=20 * MIB)
     assert pressed.image_names() >= set(UNUSED)
     leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
     began = pressed.wait_pressure("True")
@@ -187,37 +186,28 @@ def test_disk_pressure_writers_evicted_in_order_until_minimum_reclaim(
     pressed.wait_usage(pods["critical"], volume=20 * MIB)
     sparse = pressed.wait_usage(pods["sparse"])
     assert max(sparse["volume"], sparse["layer"]) < MIB
-    others = list(pods.values())
 
-    # The layer's 10 MiB are what is missing, but not the minimum reclaim.
-    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
-    evicted = pressed.wait_evicted(others, 2)
-    assert names(evicted) == ["layer", "volume"]
+    # With the minimum reclaim, 95 MiB are missing. Layer and volume are 75 MiB, and volume and logs suffice
+    # even while the layer is not deleted.
+    leave_available(pressed.nodefs, THRESHOLD - 45 * MIB)
+    evicted = pressed.wait_evicted(list(pods.values()), 3)
+    assert names(evicted) == ["layer", "volume", "logs"]
     pressed.wait_pressure("True")
     rejected = node.wait_pod_phase(pressed.create("late", namespace), "Failed")["status"]
     assert (rejected["reason"], rejected["message"]) == (
         "Evicted",
         "Pod was rejected: The node had condition: [DiskPressure]. ",
     )
-    layer = assert_evicted(plane, evicted[0], STORAGE, CONSUMPTION)
-    assert 10 * MIB <= int(Quantity.parse(layer[3])) < 11 * MIB
+    layer, volume, logs = (
+        int(Quantity.parse(assert_evicted(plane, pod, STORAGE, CONSUMPTION)[3])) for pod in evicted
+    )
+    assert 10 * MIB <= layer < 11 * MIB
     # Only layer and logs of a container are in the message; the volume belongs to the pod.
-    volume = assert_evicted(plane, evicted[1], STORAGE, CONSUMPTION)
-    assert int(Quantity.parse(volume[3])) < MIB
-
+    assert volume < MIB
+    assert 35 * MIB <= logs < 38 * MIB
     ended = pressed.wait_pressure("False")
-    assert seconds_of(ended["lastTransitionTime"]) - evicted_at(evicted[1]) >= TRANSITION_SECONDS - 1
-    remaining = [pods[name] for name in ("logs", "within", "sparse", "critical")]
-    pressed.assert_kept(*remaining)
-
-    leave_available(pressed.nodefs, THRESHOLD - SHORT_BY)
-    evicted = pressed.wait_evicted(remaining, 2)
-    assert names(evicted) == ["logs", "within"]
-    logs = assert_evicted(plane, evicted[0], STORAGE, CONSUMPTION)
-    assert 35 * MIB <= int(Quantity.parse(logs[3])) < 38 * MIB
-    assert_evicted(plane, evicted[1], STORAGE)
-    pressed.wait_pressure("False")
-    pressed.assert_kept(pods["sparse"], pods["critical"])
+    assert seconds_of(ended["lastTransitionTime"]) - evicted_at(evicted[-1]) >= TRANSITION_SECONDS - 1
+    pressed.assert_kept(pods["within"], pods["sparse"], pods["critical"])
     assert pressed.attempts() == {"Attempting to reclaim ephemeral-storage"}
 
 

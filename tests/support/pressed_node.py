@@ -1,7 +1,6 @@
 """A node of a cluster on small disks, for tests of disk pressure, and what both kubelets must report."""
 
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pykubelet.api.quantity import Quantity
-from pykubelet.standalone.instance import NAMESPACE
 from pykubelet.standalone.seed_images import PAUSE_IMAGE
 from tests.support.cluster_node import ClusterNode
 from tests.support.plane import Document, Plane, unique
@@ -154,9 +152,8 @@ class PressedNode:
 
     def remove_images(self, names: Sequence[str]) -> None:
         """Remove images, with their files, if they exist."""
-        command = ["ctr", f"--address={self.node.instance.socket}", f"--namespace={NAMESPACE}"]
         for name in self.image_names() & set(names):
-            subprocess.run([*command, "images", "rm", "--sync", name], check=True, capture_output=True)
+            self.node.truth.remove_image(name)
 
 
 @contextmanager
