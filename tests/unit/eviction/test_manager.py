@@ -156,7 +156,11 @@ async def test_synchronize_layer_deleted_late_evicts_no_other() -> None:
     """Verify that the files of the last victim are waited for: runtimes delete them in the background."""
     node = node_with_pods(nodefs="5Gi")
     loop = asyncio.get_running_loop()
-    node.on_kill = lambda victim: loop.call_later(0.6, setattr, node, "nodefs", "25Gi") and None
+
+    def killed(victim: Pod) -> None:
+        loop.call_later(0.6, setattr, node, "nodefs", "25Gi")
+
+    node.on_kill = killed
     manager = node.manager(NODEFS)
     assert names(await manager.synchronize()) == ["hog"]
     assert await manager.synchronize() == ()
