@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from pykubelet.util.files import write_atomically
-from tests.support.loop_disk import fill_disk, free_disk, loop_disk
 from tests.support.manifests import Document, container, pod
 from tests.support.node import Node, kubelet_node, running, status_of
 from tests.support.runtime import RunningRuntime
+from tests.support.small_disk import MIB, fill_disk, free_disk, small_disk
 
 pytestmark = pytest.mark.machine
-DISK_MB = 16
+DISK = 16 * MIB
 _CHECKPOINTS = ("cpu_manager_state", "allocated_pods_state", "actuated_pods_state")
 
 
 @pytest.fixture
-def disk(runtime: RunningRuntime) -> Iterator[Path]:
-    with loop_disk(runtime.instance.data_dir.parent, DISK_MB) as point:
-        shutil.rmtree(point / "lost+found")
+def disk() -> Iterator[Path]:
+    with small_disk(DISK) as point:
         yield point
 
 
@@ -57,24 +55,20 @@ def has_said(node: Node, text: str) -> bool:
     return text in node.log_text()
 
 
-def test_write_atomically_disk_full_old_content_stays(tmp_path: Path) -> None:
-    with loop_disk(tmp_path, DISK_MB) as point:
-        file = point / "state"
-        write_atomically(file, b"old")
-        fill_disk(point)
-        for content in (b"new", b"x" * 100_000):
-            with pytest.raises(OSError, match="No space left"):
-                write_atomically(file, content)
-            with pytest.raises(OSError, match="No space left"):
-                write_atomically(file, content, temporary=point / "state.new")
-        assert file.read_bytes() == b"old"
-        assert sorted(path.name for path in point.iterdir() if path.name != "lost+found") == [
-            "filler",
-            "state",
-        ]
-        free_disk(point)
-        write_atomically(file, b"new")
-        assert file.read_bytes() == b"new"
+def test_write_atomically_disk_full_old_content_stays(disk: Path) -> None:
+    file = disk / "state"
+    write_atomically(file, b"old")
+    fill_disk(disk)
+    for content in (b"new", b"x" * 100_000):
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(file, content)
+        with pytest.raises(OSError, match="No space left"):
+            write_atomically(file, content, temporary=disk / "state.new")
+    assert file.read_bytes() == b"old"
+    assert sorted(path.name for path in disk.iterdir()) == ["filler", "state"]
+    free_disk(disk)
+    write_atomically(file, b"new")
+    assert file.read_bytes() == b"new"
 
 
 def test_kubelet_disk_full_files_stay_whole_and_kubelet_starts(runtime: RunningRuntime, disk: Path) -> None:

@@ -25,9 +25,16 @@ class Truth:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, method: str, request: Message, answer: type[Message], timeout: float = 30) -> Any:
+    def _call(
+        self,
+        method: str,
+        request: Message,
+        answer: type[Message],
+        timeout: float = 30,
+        service: str = "RuntimeService",
+    ) -> Any:
         call = self._channel.unary_unary(
-            f"/runtime.v1.RuntimeService/{method}",
+            f"/runtime.v1.{service}/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=answer.FromString,
         )
@@ -90,6 +97,18 @@ class Truth:
         request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=30)
         answer = self._call("ExecSync", request, pb.ExecSyncResponse, timeout=45)
         return answer.exit_code, (answer.stdout + answer.stderr).decode(errors="replace")
+
+    def images(self) -> list[pb.Image]:
+        """All images."""
+        found = self._call(
+            "ListImages", pb.ListImagesRequest(), pb.ListImagesResponse, service="ImageService"
+        )
+        return list(found.images)
+
+    def remove_image(self, name: str) -> None:
+        """Remove an image with all of its names."""
+        request = pb.RemoveImageRequest(image=pb.ImageSpec(image=name))
+        self._call("RemoveImage", request, pb.RemoveImageResponse, service="ImageService")
 
     def remove_sandbox(self, sandbox_id: str) -> None:
         """Stop and remove a sandbox with everything in it, behind the agent's back."""

@@ -1,14 +1,16 @@
-"""Small file systems in files (ext4 on loop devices), and a private runtime on one of them.
+"""Small file systems in files (ext4 on loop devices), fillers of them, and a private runtime on one of them.
 
-For tests of full disks: what they fill is small, and the host's own disks stay as they are.
+For tests of full disks: what they fill is small, and the host's own disks stay as they are. A filler is a
+file (or many empty ones) outside of every pod: it sets what is available without changing the usage of a pod.
 """
 
 import os
+import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,16 @@ from pykubelet.standalone.seed_images import (
     busybox_entries,
     image_archive,
     machine_platform,
+    pause_archive,
     read_static,
 )
 from tests.support.data_dir import take_down
 from tests.support.runtime import RunningRuntime, runtime_process, why_no_machine
 
 MIB = 1024 * 1024
+FILLER = "filler"
+_EMPTY_FILES = "filler.d"
+_BLOCK = 4096
 _UNMOUNT_SECONDS = 20.0
 
 
@@ -35,8 +41,8 @@ _UNMOUNT_SECONDS = 20.0
 def small_disk(size: int, *, inodes: int | None = None) -> Iterator[Path]:
     """Mount a new ext4 file system of `size` bytes, all of which root and others may use.
 
-    Yields its mount point, whose path is short enough for sockets below it. The loop device is detached with
-    the mount.
+    Yields its mount point, which is empty, and whose path is short enough for sockets below it. The loop
+    device is detached with the mount.
     """
     if reason := why_no_machine():
         pytest.skip(reason)
@@ -45,10 +51,12 @@ def small_disk(size: int, *, inodes: int | None = None) -> Iterator[Path]:
         with image.open("wb") as file:
             file.truncate(size)
         options = ["-N", str(inodes)] if inodes is not None else []
-        subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", *options, str(image)], check=True)
+        command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-b", str(_BLOCK), *options, str(image)]
+        subprocess.run(command, check=True)
         point.mkdir()
         subprocess.run(["mount", "-o", "loop", str(image), str(point)], check=True)
         try:
+            (point / "lost+found").rmdir()
             yield point
         finally:
             _unmount(point)
@@ -58,13 +66,67 @@ def _unmount(point: Path) -> None:
     """Unmount a file system, whose last user may still be about to end."""
     deadline = time.monotonic() + _UNMOUNT_SECONDS
     while True:
-        done = subprocess.run(["umount", str(point)], capture_output=True, text=True, check=False)
+        command = ["umount", "--recursive", str(point)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return
         if time.monotonic() > deadline:
             subprocess.run(["umount", "--lazy", str(point)], check=False)
             pytest.fail(f"{point} is still in use: {done.stderr}")
         time.sleep(0.2)
+
+
+def fill_disk(point: Path) -> None:
+    """Use every block of a file system: large pieces first, then single blocks."""
+    descriptor = os.open(point / FILLER, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        for piece in (MIB, _BLOCK):
+            with suppress(OSError):
+                while True:
+                    os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, piece)
+        with suppress(OSError):
+            while True:
+                os.write(descriptor, b"x" * _BLOCK)
+                os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    assert os.statvfs(point).f_bavail == 0
+
+
+def leave_available(point: Path, amount: int) -> None:
+    """Resize the filler so that `amount` bytes are available, up to a few blocks."""
+    os.sync()  # blocks that are still to be allocated
+    descriptor = os.open(point / FILLER, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        size = os.fstat(descriptor).st_size
+        wanted = size + available_bytes(point) - amount
+        assert wanted >= 0, f"{point} has only {available_bytes(point) + size} bytes for an empty filler"
+        if wanted > size:
+            os.posix_fallocate(descriptor, size, wanted - size)
+        else:
+            os.truncate(descriptor, wanted)
+    finally:
+        os.close(descriptor)
+
+
+def leave_inodes(point: Path, amount: int) -> None:
+    """Create empty files until `amount` inodes are free."""
+    directory = point / _EMPTY_FILES
+    directory.mkdir(exist_ok=True)
+    for _ in range(os.statvfs(point).f_favail - amount):
+        (directory / os.urandom(8).hex()).touch()
+
+
+def free_disk(point: Path) -> None:
+    """Delete the fillers."""
+    (point / FILLER).unlink(missing_ok=True)
+    shutil.rmtree(point / _EMPTY_FILES, ignore_errors=True)
+
+
+def available_bytes(point: Path) -> int:
+    """Return the available bytes of a file system."""
+    sizes = os.statvfs(point)
+    return sizes.f_bavail * sizes.f_frsize
 
 
 @contextmanager
@@ -99,6 +161,16 @@ def import_image(instance: Instance, name: str, size: int = 0, *, with_shell: bo
     archive = image_archive(
         name, entries, ImageConfig(env={"PATH": "/bin"}), machine_platform(os.uname().machine)
     )
+    _import(instance, archive)
+
+
+def import_pause_image(instance: Instance) -> None:
+    """Import the image of sandboxes again, which the upstream kubelet removes when images are unpinned."""
+    program = read_static(inspect_host().programs["catatonit"])
+    _import(instance, pause_archive(program, machine_platform(os.uname().machine)))
+
+
+def _import(instance: Instance, archive: bytes) -> None:
     state = load_state(instance)
     assert state is not None
     command = [

@@ -22,6 +22,7 @@ from pykubelet.eviction.signals import (
     Disks,
     NodeConditionType,
     Threshold,
+    is_disk_signal,
 )
 
 
@@ -135,3 +136,33 @@ def reclaim_plan(threshold: Threshold, disks: Disks) -> ReclaimPlan:
         threshold.signal.startswith("containerfs.") and not disks.split
     )
     return ReclaimPlan(containers=True, images=is_images_disk)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Expected effect of an eviction on a disk."""
+
+    signal: str
+    available: int
+    """Amount of the signal when the files of the pod are deleted."""
+    deadline: float
+    """Time of the caller's monotonic clock until which the next eviction waits for that."""
+
+
+def expected_release(
+    threshold: Threshold, usage: int | None, observations: Observations, deadline: float
+) -> Release | None:
+    """Return what the eviction of a pod with this usage releases; None if nothing is released later."""
+    observed = observations.get(threshold.signal)
+    if observed is None or not usage or not is_disk_signal(threshold.signal):
+        return None
+    # Not all of it: other pods continue to write.
+    return Release(threshold.signal, observed.available + usage * 9 // 10, deadline)
+
+
+def is_released(release: Release, threshold: Threshold, observations: Observations) -> bool:
+    """Return whether the files are deleted, or the threshold is not met without that."""
+    observed = observations.get(threshold.signal)
+    if observed is None or observed.available >= release.available:
+        return True
+    return not thresholds_met([threshold], observations, with_reclaim=True)

@@ -27,7 +27,15 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.custom_ranking import CustomRanking
-from pykubelet.eviction.decide import EvictionState, decide, reclaim_plan, thresholds_met
+from pykubelet.eviction.decide import (
+    EvictionState,
+    Release,
+    decide,
+    expected_release,
+    is_released,
+    reclaim_plan,
+    thresholds_met,
+)
 from pykubelet.eviction.local_storage import exceeded_limit, has_storage_limits
 from pykubelet.eviction.memory_notifier import MemoryNotifier
 from pykubelet.eviction.messages import EVICTED, evicted_status, eviction_message
@@ -48,6 +56,12 @@ CLEANUP_TIMEOUT_SECONDS = 30.0
 """Seconds for which a round waits until evicted pods have left the node."""
 RECLAIM_TIMEOUT_SECONDS = 300.0
 """Seconds for the removal of dead containers, and of images."""
+RELEASE_TIMEOUT_SECONDS = 10.0
+"""Seconds for which the next eviction waits until the files of an evicted pod are deleted.
+
+containerd deletes the writable layer of a removed container later, by its own garbage collection.
+"""
+RELEASE_POLL_SECONDS = 0.25
 IMMEDIATE_GRACE_SECONDS = 1
 """Grace period of pods that are evicted for a hard threshold or a limit of their own."""
 StatusFunction = Callable[[PodStatus], PodStatus]
@@ -162,6 +176,7 @@ class EvictionManager:
         self._state = EvictionState()
         self._disks: Disks | None = None
         self._unmeasured: frozenset[str] = frozenset()
+        self._release: Release | None = None
         self._stuck: set[str] = set()
         """Uids of evicted pods that did not terminate in time."""
         self._warned: set[str] = set()
@@ -311,12 +326,16 @@ class EvictionManager:
                 message = f"Attempting to reclaim {threshold.resource}"
                 self._events.node_event("Warning", "EvictionThresholdMet", message)
             steps = [step for step in self._reclaim_steps(threshold) if step not in done]
-            if not steps:
+            if steps:
+                for step in steps:
+                    await self._run_reclaim(step, threshold.resource)
+                done.update(steps)
+                _, observations = await self._observe()
+            elif self._release is not None and self._release.signal == threshold.signal:
+                observations = await self._wait_released(self._release, threshold)
+                self._release = None
+            else:
                 return await self._evict_one(threshold, remaining, observations, pods)
-            for step in steps:
-                await self._run_reclaim(step, threshold.resource)
-            done.update(steps)
-            _, observations = await self._observe()
             self._state = EvictionState(
                 first_met=self._state.first_met,
                 acting=self._state.acting,
@@ -326,6 +345,15 @@ class EvictionManager:
             remaining = thresholds_met(remaining, observations, with_reclaim=True)
         log.info("Reduced resource pressure without evicting pods")
         return ()
+
+    async def _wait_released(self, release: Release, threshold: Threshold) -> Observations:
+        """Measure until the node is not short any more or the last evicted pod's files are deleted."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            _, observations = await self._observe()
+            if clock() >= release.deadline or is_released(release, threshold, observations):
+                return observations
+            await asyncio.sleep(RELEASE_POLL_SECONDS)
 
     def _reclaim_steps(self, threshold: Threshold) -> list[Callable[[], Awaitable[None]]]:
         plan = reclaim_plan(threshold, self._disks or Disks())
@@ -374,6 +402,8 @@ class EvictionManager:
                 pod_level=self._settings.pod_level,
             )
             if await self._evict(pod, threshold.signal, grace, message, annotations, disrupted=True):
+                deadline = asyncio.get_running_loop().time() + RELEASE_TIMEOUT_SECONDS
+                self._release = expected_release(threshold, found.usage, observations, deadline)
                 return [pod]
         log.warning("Unable to evict any pods from the node", signal=threshold.signal)
         return ()

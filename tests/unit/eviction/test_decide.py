@@ -12,7 +12,10 @@ from pykubelet.eviction.decide import (
     Decision,
     EvictionState,
     ReclaimPlan,
+    Release,
     decide,
+    expected_release,
+    is_released,
     reclaim_plan,
     thresholds_met,
 )
@@ -223,3 +226,29 @@ def test_disks_unmeasured_file_system_is_unknown(missing: str) -> None:
 def test_thresholds_met_boundary_is_below() -> None:
     assert thresholds_met([HARD], {"memory.available": seen("1Gi", "4Gi")}) == []
     assert thresholds_met([HARD], {"memory.available": Observation(GI - 1, 4 * GI, 0)}) == [HARD]
+
+
+@pytest.mark.parametrize(
+    ("signal", "usage", "expected"),
+    [
+        ("nodefs.available", 4 << 30, (5 << 30) + (4 << 30) * 9 // 10),
+        ("nodefs.available", 0, None),
+        ("nodefs.available", None, None),
+        ("imagefs.available", 4 << 30, None),  # not measured
+        ("memory.available", 4 << 30, None),
+    ],
+)
+def test_expected_release_disk_with_usage_only(signal: str, usage: int | None, expected: int | None) -> None:
+    observations = {"nodefs.available": seen("5Gi", "100Gi"), "memory.available": seen("5Gi", "100Gi")}
+    release = expected_release(threshold(signal, "10Gi"), usage, observations, 7.0)
+    assert (release and release.available) == expected
+
+
+@pytest.mark.parametrize(
+    ("available", "released"), [("5Gi", False), ("9Gi", True), ("8Gi", False), ("15Gi", True), (None, True)]
+)
+def test_is_released_files_deleted_or_enough_available(available: str | None, released: bool) -> None:
+    own = threshold("nodefs.available", "6Gi", reclaim="6Gi")
+    observations = {} if available is None else {"nodefs.available": seen(available, "100Gi")}
+    release = Release("nodefs.available", 9 << 30, 7.0)
+    assert is_released(release, own, observations) == released

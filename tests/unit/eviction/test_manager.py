@@ -152,6 +152,35 @@ async def test_synchronize_disk_minimum_reclaim_missing_evicts() -> None:
     assert "available: 14Gi. " in node.statuses["hog"].message
 
 
+async def test_synchronize_layer_deleted_late_evicts_no_other() -> None:
+    """Verify that the files of the last victim are waited for: runtimes delete them in the background."""
+    node = node_with_pods(nodefs="5Gi")
+    loop = asyncio.get_running_loop()
+
+    def killed(victim: Pod) -> None:
+        loop.call_later(0.6, setattr, node, "nodefs", "25Gi")
+
+    node.on_kill = killed
+    manager = node.manager(NODEFS)
+    assert names(await manager.synchronize()) == ["hog"]
+    assert await manager.synchronize() == ()
+    assert node.killed == [("hog", 1)]
+
+
+@pytest.mark.parametrize("released", ["5Gi", "9Gi"], ids=["not-deleted", "not-enough"])
+async def test_synchronize_victim_released_too_little_evicts_next(
+    released: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RELEASE_TIMEOUT_SECONDS", 0.5 if released == "5Gi" else 60.0)
+    node = node_with_pods(nodefs="5Gi")
+    node.usages["hog"] = usage(rootfs="4Gi")
+    node.on_kill = lambda victim: setattr(node, "nodefs", released)
+    manager = node.manager(NODEFS)
+    assert names(await manager.synchronize()) == ["hog"]
+    async with asyncio.timeout(10):
+        assert names(await manager.synchronize()) == ["within"]
+
+
 async def test_synchronize_nodefs_with_dedicated_imagefs_reclaims_containers_first() -> None:
     """Verify that dead containers are removed where upstream evicts at once (kubernetes #129616)."""
     node = node_with_pods(nodefs="5Gi", imagefs="80Gi")
