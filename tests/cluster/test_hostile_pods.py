@@ -46,7 +46,7 @@ DISK_FILLER = (
     "cat /dev/zero > /scratch/large; while true; do head -c 64k /dev/zero >> /scratch/more; sleep 0.05; done"
 )
 CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure")
-EVICTION_SECONDS, REQUEST_TIMEOUT_SECONDS = 120, 20
+EVICTION_SECONDS, REQUEST_TIMEOUT_SECONDS = 180, 20
 WORST_LATENCY_SECONDS = 10.0
 
 
@@ -99,7 +99,7 @@ def guarded_pod(node: ClusterNode, namespace: str) -> Document:
 
 
 def hostile_pods(node: ClusterNode, namespace: str) -> list[Document]:
-    """Create the hostile pods; they begin when `/tmp/go` exists in them."""
+    """Create the hostile pods, the fork bomb last; they begin when `/tmp/go` exists in them."""
     bomb = node.pod_document("pids", namespace, f"{WAIT_FOR_START}{FORK_BOMB}")
     hog = memory_pod(node, "memory", namespace, HOG_MI, WAIT_FOR_START)
     filler = node.pod_document(
@@ -109,7 +109,7 @@ def hostile_pods(node: ClusterNode, namespace: str) -> list[Document]:
         volumes=[{"name": "scratch", "emptyDir": {}}],
     )
     filler["spec"]["containers"][0]["volumeMounts"] = [{"name": "scratch", "mountPath": "/scratch"}]
-    created = [node.plane.create(document) for document in (bomb, hog, filler)]
+    created = [node.plane.create(document) for document in (hog, filler, bomb)]
     for pod in created:
         node.wait_pod_ready(pod)
     return created
@@ -222,7 +222,7 @@ def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers
 
 def run_hostile(node: ClusterNode, runtime: RunningRuntime, pods: list[Document]) -> int:
     """Let the pods begin, wait until each is evicted for what it uses up; return the most processes seen."""
-    tasks = pods_cgroup("pids", runtime) / "besteffort" / f"pod{pods[0]['metadata']['uid']}" / "pids.current"
+    tasks = pods_cgroup("pids", runtime) / "besteffort" / f"pod{pods[-1]['metadata']['uid']}" / "pids.current"
     for container in [one for pod in pods for one in node.truth.running(pod["metadata"]["name"])]:
         assert node.truth.exec(container.id, "touch", "/tmp/go")[0] == 0
     most, conditions = 0, set[str]()
