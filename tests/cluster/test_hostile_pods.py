@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -197,6 +198,7 @@ def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers
             measured = {
                 "requests": len(probe.latencies),
                 "worst-latency-ms": round(worst * 1e3, 1),
+                "99th-percentile-ms": round(quantiles(probe.latencies, n=100)[98] * 1e3, 1),
                 "worst-latency-without-load-ms": round(calm * 1e3, 1),
                 "most-processes-of-fork-bomb": pids_seen,
                 "seconds-until-recovered": round(recovered, 1),
