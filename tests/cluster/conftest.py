@@ -17,6 +17,7 @@ import pytest
 from pykubelet.devcluster.binaries import Binaries, find_programs
 from pykubelet.devcluster.cluster import START_TIMEOUT, DevCluster, new_settings
 from pykubelet.devcluster.layout import DevClusterError, Layout, NotAvailable
+from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
 from tests.support.data_dir import short_dir
 from tests.support.plane import Plane, unique
@@ -114,6 +115,30 @@ def make_node(plane: Plane, runtime: RunningRuntime) -> Iterator[Callable[..., C
             return stack.enter_context(in_cluster(cluster_node(plane, runtime, **arguments), start=False))
 
         yield make
+
+
+@pytest.fixture(params=["ours", "upstream"])
+def kubelet_program(request: pytest.FixtureRequest, plane: Plane) -> Iterator[Path | None]:
+    """Return what `cluster_node` takes as `program`: for our kubelet, then for the upstream one."""
+    if request.param == "upstream" and plane.reference_kubelet is None:
+        pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
+    with undo_host_changes():
+        yield plane.reference_kubelet if request.param == "upstream" else None
+
+
+@pytest.fixture
+def start_node(
+    kubelet_program: Path | None, make_node: Callable[..., ClusterNode]
+) -> Callable[[dict[str, Any]], ClusterNode]:
+    """Start a node of either kubelet with these fields of KubeletConfiguration: both must behave alike."""
+
+    def start(settings: dict[str, Any]) -> ClusterNode:
+        node = make_node(program=kubelet_program, settings=settings)
+        node.start()
+        node.wait_registered()
+        return node
+
+    return start
 
 
 @pytest.fixture(scope="module")

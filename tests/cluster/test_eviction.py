@@ -3,66 +3,21 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
 from tests.support.cli_node import PYKUBELET
 from tests.support.cluster_node import ClusterNode
-from tests.support.plane import Document, Plane
+from tests.support.node_pressure import available_memory, condition, wait_condition
+from tests.support.plane import Document
 
 pytestmark = pytest.mark.machine
 Make = Callable[..., ClusterNode]
 MI = 1 << 20
 HOG_MI, DISTANCE_MI = 1500, 700
-
-
-@pytest.fixture(params=["ours", "upstream"])
-def start_node(
-    request: pytest.FixtureRequest, plane: Plane, make_node: Make
-) -> Iterator[Callable[[dict[str, Any]], ClusterNode]]:
-    """Start a node with our kubelet or the upstream one: both must evict alike."""
-    program = None
-    if request.param == "upstream":
-        if plane.reference_kubelet is None:
-            pytest.skip("there is no reference kubelet in $KUBEBUILDER_ASSETS")
-        program = plane.reference_kubelet
-
-    def start(settings: dict[str, Any]) -> ClusterNode:
-        node = make_node(program=program, settings=settings)
-        node.start()
-        node.wait_registered()
-        return node
-
-    with undo_host_changes():
-        yield start
-
-
-def available_memory() -> int:
-    """Return `memory.available` of this host in bytes, as the kubelet computes it."""
-    total = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) * 1024  # type: ignore[index]
-    memory = detect_cgroups().path("memory")
-    inactive = re.search(r"total_inactive_file (\d+)", (memory / "memory.stat").read_text())
-    assert inactive is not None
-    return total - (int((memory / "memory.usage_in_bytes").read_text()) - int(inactive[1]))
-
-
-def condition(node: ClusterNode, kind: str) -> Document:
-    found = node.node_object()
-    assert found is not None
-    return next(one for one in found["status"]["conditions"] if one["type"] == kind)
-
-
-def wait_condition(node: ClusterNode, kind: str, status: str) -> Document:
-    def look() -> Document | None:
-        found = condition(node, kind)
-        return found if found["status"] == status else None
-
-    return node.wait(f"{kind} to be {status}", look, 60)
 
 
 @pytest.mark.skipif(detect_cgroups().unified, reason="reads the files of cgroup v1")

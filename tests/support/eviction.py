@@ -137,6 +137,8 @@ class ScriptedNode:
     runtime_is_up: bool = True
     tasks: int = 100
     usages: dict[str, PodUsage] = field(default_factory=dict)
+    usages_now: dict[str, PodUsage] = field(default_factory=dict)
+    """Usages that replace others when volumes are measured."""
     pods: list[Pod] = field(default_factory=list)
     unkillable: set[str] = field(default_factory=set)
     on_kill: Callable[[Pod], None] = lambda pod: None
@@ -205,8 +207,12 @@ class _Measurements:
             rlimit_time=now,
         )
 
-    async def pods(self, uids: Collection[str], *, detailed: bool) -> Mapping[str, PodUsage]:
+    async def pods(
+        self, uids: Collection[str], *, detailed: bool, volumes: bool = False
+    ) -> Mapping[str, PodUsage]:
         self.script.measured.append(detailed)
+        if volumes:
+            self.script.usages |= self.script.usages_now
         return {uid: found for uid, found in self.script.usages.items() if uid in uids}
 
 

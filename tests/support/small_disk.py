@@ -4,6 +4,7 @@ For tests of full disks: what they fill is small, and the host's own disks stay 
 file (or many empty ones) outside of every pod: it sets what is available without changing the usage of a pod.
 """
 
+import glob
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.linux.mounts import read_mounts
 from pykubelet.standalone.data_dir import load_state
 from pykubelet.standalone.instance import NAMESPACE, Instance
 from pykubelet.standalone.requirements import inspect_host
@@ -71,8 +73,9 @@ def _unmount(point: Path) -> None:
         if done.returncode == 0:
             return
         if time.monotonic() > deadline:
+            users = _users(point)
             subprocess.run(["umount", "--lazy", str(point)], check=False)
-            pytest.fail(f"{point} is still in use: {done.stderr}")
+            pytest.fail(f"{point} is still in use by {users}: {done.stderr}")
         time.sleep(0.2)
 
 
@@ -127,6 +130,17 @@ def available_bytes(point: Path) -> int:
     """Return the available bytes of a file system."""
     sizes = os.statvfs(point)
     return sizes.f_bavail * sizes.f_frsize
+
+
+def _users(point: Path) -> list[str]:
+    """Return the open files of processes on a file system, and the mounts on it."""
+    found = [f"mount {mount.point}" for mount in read_mounts(point)]
+    for path in glob.glob("/proc/[0-9]*/fd/*") + glob.glob("/proc/[0-9]*/cwd"):  # noqa: PTH207
+        with suppress(OSError):
+            if (target := Path(path).readlink()).is_relative_to(point):
+                name = Path(path.split("/fd/")[0].removesuffix("/cwd"), "comm").read_text().strip()
+                found.append(f"{name} {path} {target}")
+    return found
 
 
 @contextmanager

@@ -113,8 +113,12 @@ class NodeFacts:
             self._container_path = found.containers.mount_point if found.containers is not None else ""
             self._paths_at = now
 
-    async def pods(self, uids: Collection[str], *, detailed: bool) -> Mapping[str, PodUsage]:
-        """Return the usage of pods by uid, as the Summary API reports it."""
+    async def pods(
+        self, uids: Collection[str], *, detailed: bool, volumes: bool = False
+    ) -> Mapping[str, PodUsage]:
+        """Return the usage of pods by uid, as the Summary API reports it; `volumes` measures those before."""
+        if volumes:
+            await self._statistics.refresh_volumes(uids)
         inputs = await self._statistics.summary_inputs(False, detailed=detailed)
         records = [record for record in inputs.records if record.target.pod_uid in uids]
         found = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,8 @@ log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
 """Prefix of the names of containers' cgroups by runtime, with the systemd driver."""
 _IMAGE_RETRY_SECONDS = 5.0
+VOLUME_REFRESH_SECONDS = 5.0
+"""Seconds for which an eviction waits until the volumes of pods are measured."""
 """Seconds after which a runtime that failed to report the image of a sandbox is called again."""
 
 
@@ -302,6 +304,10 @@ class NodeStatistics:
             volumes=self._volume_usage,
             rlimit=read_rlimit(time.time()),
         )
+
+    async def refresh_volumes(self, uids: Collection[str]) -> None:
+        """Measure the volumes of pods now instead of when they are due, for a bounded time."""
+        await self._volumes.refresh(uids, VOLUME_REFRESH_SECONDS)
 
     def _volume_usage(self, uid: str) -> Sequence[VolumeUsage]:
         pod = self._engine.store.get(uid) or self._engine.workers.pod(uid)

@@ -88,8 +88,14 @@ class Measurements(Protocol):
     async def node(self) -> NodeMeasurements:
         """Measure the node now."""
 
-    async def pods(self, uids: Collection[str], *, detailed: bool) -> Mapping[str, PodUsage]:
-        """Return the usage of pods by uid; `detailed` includes the number of processes."""
+    async def pods(
+        self, uids: Collection[str], *, detailed: bool, volumes: bool = False
+    ) -> Mapping[str, PodUsage]:
+        """Return the usage of pods by uid; `detailed` includes the number of processes.
+
+        `volumes` measures their volumes now: the last measurement may be two minutes old, and a pod can fill
+        a disk in seconds.
+        """
 
 
 class PodKiller(Protocol):
@@ -377,7 +383,9 @@ class EvictionManager:
     ) -> Sequence[Pod]:
         """Evict the first pod that may be evicted."""
         log.info("Must evict a pod to reclaim", resourceName=threshold.resource, signal=threshold.signal)
-        usages = await self._measurements.pods({pod.uid for pod in pods}, detailed=True)
+        usages = await self._measurements.pods(
+            {pod.uid for pod in pods}, detailed=True, volumes=is_disk_signal(threshold.signal)
+        )
         ranked = await self._rank(threshold.signal, pods, usages)
         log.info("Pods ranked for eviction", pods=[found.pod.full_name for found in ranked[:_LOGGED_PODS]])
         for met in acting:

@@ -2,7 +2,8 @@
 
 Each pod is measured between one and two `volumeStatsAggPeriod` after the last time, at random, as upstream
 does. One pod at a time is measured, in a thread; a measurement that hangs is abandoned, because a container
-may have mounted a share inside its volume whose server is down. Readers get the last result and never wait.
+may have mounted a share inside its volume whose server is down. Readers get the last result and never wait;
+only `refresh` measures pods immediately, for an eviction that must not be based on a usage of minutes ago.
 
 - emptyDir, configMap, secret, downwardAPI and projected volumes are on the node. Those on tmpfs are file
   systems that know their usage (each hard link takes an inode there); no file in them is opened, which could
@@ -31,7 +32,8 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -276,11 +278,35 @@ class VolumeStatCalculator:
         self._walking: set[str] = set()
         self._measurable: dict[str, tuple[PodSpec, bool]] = {}
         """Whether a pod has volumes to measure, by uid, and the spec for which this was computed."""
+        self._requested: set[str] = set()
+        """Uids of pods to measure before they are due."""
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        """Set after the measurement of each pod."""
 
     def for_pod(self, uid: str) -> Mapping[str, VolumeStats]:
         """Return the latest stats of a pod's volumes, by name; empty before the first measurement."""
         local, from_plugins = self._local_stats.get(uid, _NO_STATS), self._plugin_stats.get(uid)
         return {**local, **from_plugins} if from_plugins else local
+
+    async def refresh(self, uids: Collection[str], timeout: float) -> None:
+        """Measure pods now, and wait until that is done, at most for `timeout` seconds.
+
+        Pods that are not reached in time are measured later. With a period that is not positive, nothing is
+        measured.
+        """
+        if self._period <= 0:
+            return
+        remaining = set(uids)
+        self._requested |= remaining
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout):
+                while remaining & self._requested:
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            log.info("Volumes were not measured in time", pods=len(remaining & self._requested))
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -291,13 +317,27 @@ class VolumeStatCalculator:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 pods = self._pods_to_measure(loop.time())
-                for uid in [uid for uid, due in self._due.items() if due <= loop.time()]:
+                self._requested &= pods.keys()
+                self._progress.set()
+                requested = [uid for uid in self._due if uid in self._requested]
+                due = [uid for uid, at in self._due.items() if at <= loop.time() and uid not in requested]
+                for uid in [*requested, *due]:
                     await self._measure(pods[uid], tasks)
                     self._due[uid] = loop.time() + self._period * (1 + self._rng())
+                    if uid in requested:
+                        self._requested.discard(uid)
+                        self._progress.set()
                 wake = min(self._due.values(), default=loop.time() + self._period)
                 # Pods that are due within a few seconds are measured together: each round looks at all pods.
                 shortest = min(BATCH_SECONDS, self._period / 4)
-                await asyncio.sleep(wait_seconds(max(shortest, min(wake - loop.time(), self._period))))
+                await self._sleep(max(shortest, min(wake - loop.time(), self._period)))
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait until the next round is due, or requested."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds(seconds)):
+                await self._wake.wait()
+        self._wake.clear()
 
     def _pods_to_measure(self, now: float) -> dict[str, Pod]:
         """Return the pods to measure; new pods are due at random within one period, to spread the load."""

@@ -104,7 +104,12 @@ async def test_node_facts_pods_only_requested_ones() -> None:
         asked.append(detailed)
         return inputs
 
-    facts = NodeFacts(cast(Any, SimpleNamespace(summary_inputs=summary_inputs)), Path("/"), "")
+    async def refresh_volumes(uids: Any) -> None:
+        refreshed.append(uids)
+
+    refreshed: list[Any] = []
+    statistics = SimpleNamespace(summary_inputs=summary_inputs, refresh_volumes=refresh_volumes)
+    facts = NodeFacts(cast(Any, statistics), Path("/"), "")
     uids = {record.target.pod_uid for record in inputs.records if record.target.kind == "container"}
     found = await facts.pods(uids, detailed=True)
     assert found.keys() == uids
@@ -112,8 +117,9 @@ async def test_node_facts_pods_only_requested_ones() -> None:
     one = next(iter(found.values()))
     assert one.containers
     assert all(isinstance(part.logs, DiskUsage | None) for part in one.containers)
-    assert await facts.pods({"other"}, detailed=False) == {}
-    assert asked == [True, False]
+    assert not refreshed
+    assert await facts.pods({"other"}, detailed=False, volumes=True) == {}
+    assert (asked, refreshed) == ([True, False], [{"other"}])
 
 
 class Worker:

@@ -181,6 +181,22 @@ async def test_synchronize_victim_released_too_little_evicts_next(
         assert names(await manager.synchronize()) == ["within"]
 
 
+async def test_synchronize_disk_filled_since_last_measurement_evicts_its_writer() -> None:
+    scratch = {"name": "scratch", "emptyDir": {}}
+    node = ScriptedNode(
+        nodefs="5Gi",
+        pods=[pod("writer", volumes=[scratch]), pod("other", volumes=[scratch])],
+        usages={"writer": usage("1Mi"), "other": usage("1Mi", volumes={"scratch": ("1Gi", 1)})},
+        usages_now={"writer": usage("1Mi", volumes={"scratch": ("40Gi", 1)})},
+    )
+    assert names(await node.manager(NODEFS).synchronize()) == ["writer"]
+
+
+async def test_synchronize_memory_short_volumes_not_measured() -> None:
+    node = node_with_pods(memory="900Mi", usages_now={"within": usage("4Gi")})
+    assert names(await node.manager(HARD).synchronize()) == ["hog"]
+
+
 async def test_synchronize_nodefs_with_dedicated_imagefs_reclaims_containers_first() -> None:
     """Verify that dead containers are removed where upstream evicts at once (kubernetes #129616)."""
     node = node_with_pods(nodefs="5Gi", imagefs="80Gi")

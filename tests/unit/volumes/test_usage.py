@@ -202,6 +202,51 @@ async def test_volume_stat_calculator_period_zero_is_disabled(
 
 
 @pytest.mark.looptime
+async def test_volume_stat_calculator_refresh_measures_requested_pods_now(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Measured(monkeypatch)
+    loop = asyncio.get_running_loop()
+    usage = VolumeStatCalculator(root, lambda: [pod("a"), pod("b")], PERIOD, rng=lambda: 0.9)
+    async with running(usage):
+        await asyncio.sleep(1)
+        started = loop.time()
+        await usage.refresh({"a", "gone"}, 5)
+        await usage.refresh({"a"}, 5)
+        assert loop.time() - started < 0.1
+        assert (usage.for_pod("a")["disk"].used, usage.for_pod("b")) == (2, {})
+        await asyncio.sleep(PERIOD)
+        assert usage.for_pod("b")["disk"].used == 1
+        # It is due again one to two periods after the requested measurement.
+        assert usage.for_pod("a")["disk"].used == 2
+
+
+@pytest.mark.looptime
+async def test_volume_stat_calculator_refresh_volume_hangs_wait_is_bounded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, loop = Measured(monkeypatch), asyncio.get_running_loop()
+    measured.hung = {"hung"}
+    usage = VolumeStatCalculator(root, lambda: [pod("good"), pod("hung"), pod("late")], PERIOD)
+    async with running(usage):
+        started = loop.time()
+        await usage.refresh({"good", "hung", "late"}, 5)
+        assert loop.time() - started == pytest.approx(5, abs=0.1)
+        assert usage.for_pod("good").keys() == {"disk"}
+        assert usage.for_pod("hung") == {}
+        # The walk counts as hanging, and the others follow.
+        await asyncio.sleep(usage_module.STUCK_SECONDS)
+        assert usage.for_pod("late").keys() == {"disk"}
+        started = loop.time()
+        await usage.refresh({"good", "hung", "late"}, 5)
+        assert loop.time() - started < 0.1
+
+
+async def test_volume_stat_calculator_refresh_disabled_returns(root: Path) -> None:
+    await VolumeStatCalculator(root, lambda: [pod("a")], 0).refresh({"a"}, 5)
+
+
+@pytest.mark.looptime
 async def test_volume_stat_calculator_plugin_hangs_other_pods_measured(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
