@@ -19,7 +19,7 @@ SAMPLE ?= 150
 # Without compiled modules each worker and each process of the tests compiles hundreds of files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
+.PHONY: help setup run test pressure unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ run: setup ## start a node: the agent with its own container runtime
 test: ## run the whole test suite, or ONE= of it (as root: it runs real containers)
 	@scripts/setup --test
 	@$(PYTEST) $(ONE) $(ARGS)
+
+pressure: ## put the node under pressure, with the upstream kubelet as well (15 minutes; alone on the machine)
+	@scripts/setup --test
+	@PYKUBELET_PRESSURE=1 $(PYTEST) --maxprocesses=1 -m pressure tests/cluster $(ARGS)
 
 unit: WORKERS = 4
 unit: setup ## run the tests that need neither root, containers nor a control plane, with fewer random examples

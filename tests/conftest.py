@@ -106,6 +106,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     random.seed(f"{item.config.option.seed} {item.nodeid}")
 
 
+PRESSURE_VARIABLE = "PYKUBELET_PRESSURE"
+"""Environment variable with which tests that are marked `pressure` run (`make pressure`)."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Set timeouts, order the files for the workers, and build the control plane where that is needed.
@@ -121,6 +125,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         in_guest = Path(__file__).parent / "vm" in item.path.parents
         return in_guest or item.get_closest_marker("machine") is not None
 
+    if os.environ.get(PRESSURE_VARIABLE) != "1":
+        alone = [item for item in items if item.get_closest_marker("pressure") is not None]
+        if alone:
+            items[:] = [item for item in items if item.get_closest_marker("pressure") is None]
+            config.hook.pytest_deselected(items=alone)
     for item in items:
         if item.get_closest_marker("timeout") is None and needs_plane(item):
             item.add_marker(pytest.mark.timeout(CLUSTER_TIMEOUT_SECONDS))

@@ -117,7 +117,7 @@ def make_node(plane: Plane, runtime: RunningRuntime) -> Iterator[Callable[..., C
         yield make
 
 
-@pytest.fixture(params=["ours", "upstream"])
+@pytest.fixture(params=["ours", pytest.param("upstream", marks=pytest.mark.pressure)])
 def kubelet_program(request: pytest.FixtureRequest, plane: Plane) -> Iterator[Path | None]:
     """Return what `cluster_node` takes as `program`: for our kubelet, then for the upstream one."""
     if request.param == "upstream" and plane.reference_kubelet is None:

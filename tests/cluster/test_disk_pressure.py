@@ -42,7 +42,7 @@ from tests.support.small_disk import (
     small_disk,
 )
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.pressure]
 
 ONE_DISK, EACH_OF_TWO = 400 * MIB, 300 * MIB
 INODES = 40_000

@@ -21,6 +21,7 @@ HOG_MI, DISTANCE_MI = 1500, 700
 
 
 @pytest.mark.skipif(detect_cgroups().unified, reason="reads the files of cgroup v1")
+@pytest.mark.pressure
 @pytest.mark.parametrize("notified", [False, True], ids=["monitoring", "kernel-notification"])
 def test_eviction_memory_hog_evicted_and_node_recovers(
     start_node: Callable[[dict[str, Any]], ClusterNode], namespace: str, notified: bool

@@ -21,7 +21,7 @@ from tests.support.node_pressure import (
 )
 from tests.support.plane import Document
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.pressure]
 StartNode = Callable[..., ClusterNode]
 MANY, FEW, PID_DISTANCE = 3600, 50, 1800
 """Processes of pods, and the distance to the threshold: other tests have many processes, too."""

@@ -31,7 +31,7 @@ from tests.support.plane import Document, Plane
 from tests.support.runtime import RunningRuntime
 from tests.support.small_disk import small_disk
 
-pytestmark = pytest.mark.machine
+pytestmark = [pytest.mark.machine, pytest.mark.pressure]
 DISK_MI = 300
 PODS_MEMORY_MI, MEMORY_THRESHOLD_MI, HOG_MI = 3000, 1200, [1000, 1000]
 """The hog uses more than is above the threshold, and less than the limit of all pods."""
