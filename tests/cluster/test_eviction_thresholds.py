@@ -104,7 +104,7 @@ def test_eviction_process_ids_pod_with_most_evicted_and_node_recovers(
     assert node_events["EvictionThresholdMet"] == "Attempting to reclaim pids"
     wait_condition(node, "PIDPressure", "False")
     if not node.reference:
-        # Upstream was seen to evict this pod as well.
+        # Upstream evicts this pod, too, while the processes of the other one still run.
         check_undisturbed(node, kept)
     node.wait_pod_ready(node.create_pod(namespace, "after"))
 
