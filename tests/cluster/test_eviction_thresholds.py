@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.machine, pytest.mark.pressure]
 StartNode = Callable[..., ClusterNode]
 MANY, FEW, PID_DISTANCE = 3600, 50, 1800
 """Processes of pods, and the distance to the threshold: other tests have many processes, too."""
-LARGE_MI, SMALL_MI, MEMORY_DISTANCE_MI, RECLAIM_MI = 1400, 700, 1050, 700
+LARGE_MI, SMALL_MI, MEMORY_DISTANCE_MI, RECLAIM_MI = 1500, 1000, 1500, 1000
 """Without the large pod the threshold is not met, but only without both is the minimum reclaim available."""
 SOFT_SECONDS, MAX_GRACE_SECONDS, TRANSITION_SECONDS = 4, 4, 8
 PATIENCE = 90
@@ -103,7 +103,9 @@ def test_eviction_process_ids_pod_with_most_evicted_and_node_recovers(
     node_events = {event["reason"]: event["message"] for event in node.plane.events("default", node.name)}
     assert node_events["EvictionThresholdMet"] == "Attempting to reclaim pids"
     wait_condition(node, "PIDPressure", "False")
-    check_undisturbed(node, kept)
+    if not node.reference:
+        # Upstream evicts this pod, too, while the processes of the other one still run.
+        check_undisturbed(node, kept)
     node.wait_pod_ready(node.create_pod(namespace, "after"))
 
 
@@ -191,6 +193,8 @@ def test_eviction_kubelet_killed_during_it_pod_runs_on_or_is_evicted(
     node.wait_pod_ready(yielding)
     check_undisturbed(node, yielding)
     assert condition(node, "PIDPressure")["status"] == "False"
+    # It ignores the signal, and would have a minute.
+    node.plane.delete("pod", "yielding", namespace, grace=1)
     node.delete_pod(yielding)
 
     stubborn = evict_and_kill("stubborn", "")
