@@ -119,7 +119,9 @@ async def test_manager_fast_writer_follower_reads_each_line_once_within_bound(
         # The others are compressed within two intervals, in place, and still readable as one stream.
         def is_compressed() -> bool:
             rotated = sorted(name for name in container.sizes() if name != "0.log")
-            return len(rotated) == 3 and [name.endswith(".gz") for name in rotated] == [True, True, False]
+            # A file that was rotated late is so large that a third one is removed for the limit in bytes.
+            forms = [name.endswith(".gz") for name in rotated]
+            return len(forms) in (2, 3) and all(forms[:-1]) and not forms[-1]
 
         async with asyncio.timeout(60):
             while not is_compressed():
