@@ -51,7 +51,7 @@ PER_SECOND = 10
 MAX_STALL_SECONDS = 5.0
 """Far above the measured stalls: the host may be busy with other tests."""
 MAX_CPU_STALL_SECONDS = 0.1
-"""The same without the time for which others ran; a turn has a step of each request in progress."""
+"""The same without the time for which others ran; a turn renders one part of one page."""
 
 _CLIENT = """\
 import http.client, json, sys, threading, time
