@@ -56,51 +56,51 @@ def test_shortened_long_message_truncated_to_1024_bytes(message: str, length: in
     assert found == message or (found.endswith("...") and message.startswith(found[:-3]))
 
 
-class Book:
-    """A book, its clock, and what it told."""
+class HealthScene:
+    """A health cache, its clock, and what its listeners received."""
 
     def __init__(self, folder: Path, tasks: TaskScope, *, messages: bool = True) -> None:
         self.now = 1_800_000_000.0
         self.told: list[set[Device]] = []
-        self.book = DeviceHealthCache(folder, tasks, messages=messages, clock=self.clock)
-        self.book.add_listener(lambda _, devices: self.told.append(devices))
+        self.cache = DeviceHealthCache(folder, tasks, messages=messages, clock=self.clock)
+        self.cache.add_listener(lambda _, devices: self.told.append(devices))
 
     def clock(self) -> float:
         return self.now
 
     @property
     def health(self) -> ResourceHealth:
-        return self.book.health_of("d", DEVICE)
+        return self.cache.health_of("d", DEVICE)
 
 
 async def test_device_health_cache_report_expires_after_timeout(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
-        found = Book(tmp_path, tasks)
+        found = HealthScene(tmp_path, tasks)
         unknown = ResourceHealth(resource_id="v/c=dev", health="Unknown")
         assert found.health == unknown
-        found.book.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 0)))
+        found.cache.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 0)))
         unhealthy = ResourceHealth(resource_id="v/c=dev", health="Unhealthy", message="on fire")
         assert found.health == unhealthy
         found.now += 30
         assert found.health == unhealthy
         found.now += 0.5
         assert found.health == unknown
-        found.book.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 100)))
+        found.cache.on_report("d", answer(("dev", pb.UNHEALTHY, "on fire", 100)))
         found.now += 90
         assert found.health == unhealthy
-        assert found.book.health_of("e", DEVICE) == unknown
-        found.book.on_reports_ended("d")
+        assert found.cache.health_of("e", DEVICE) == unknown
+        found.cache.on_reports_ended("d")
         assert found.health == unknown
 
 
 async def test_device_health_cache_listener_notified_of_changes_only(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
-        found = Book(tmp_path, tasks, messages=False)
-        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
-        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
-        found.book.on_report("d", answer(("dev", pb.HEALTHY, "well", 0), ("other", pb.HEALTHY, "", 0)))
+        found = HealthScene(tmp_path, tasks, messages=False)
+        found.cache.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.cache.on_report("d", answer(("dev", pb.HEALTHY, "", 0), ("other", pb.HEALTHY, "", 0)))
+        found.cache.on_report("d", answer(("dev", pb.HEALTHY, "well", 0), ("other", pb.HEALTHY, "", 0)))
         found.now += 31
-        found.book.on_report("d", answer(("dev", pb.HEALTHY, "well", 0)))
+        found.cache.on_report("d", answer(("dev", pb.HEALTHY, "well", 0)))
         assert found.health == ResourceHealth(resource_id="v/c=dev", health="Healthy")
     assert found.told == [
         {("pool", "dev"), ("pool", "other")},
@@ -111,7 +111,7 @@ async def test_device_health_cache_listener_notified_of_changes_only(tmp_path: P
 
 async def test_device_health_cache_device_without_cdi_id_named_by_pool(tmp_path: Path) -> None:
     async with TaskScope() as tasks:
-        health = Book(tmp_path, tasks).book.health_of("d", PreparedDevice("pool", "dev"))
+        health = HealthScene(tmp_path, tasks).cache.health_of("d", PreparedDevice("pool", "dev"))
     assert health.resource_id == "d/pool/dev"
 
 
@@ -127,11 +127,11 @@ async def test_device_health_cache_upstream_state_file_read_and_updated(tmp_path
     path = tmp_path / "dra_health_state"
     path.write_text(json.dumps({"d": {"Devices": {"pool/dev": device}}, "e": {"Devices": None}}))
     async with TaskScope() as tasks:
-        found = Book(tmp_path, tasks)
+        found = HealthScene(tmp_path, tasks)
         assert found.health.health == "Unhealthy"
         found.now += 31
         assert found.health.health == "Unknown"
-        found.book.on_report("d", answer(("dev", pb.HEALTHY, "", 60)))
+        found.cache.on_report("d", answer(("dev", pb.HEALTHY, "", 60)))
         async with asyncio.timeout(30):
             while "Unhealthy" in path.read_text():
                 await asyncio.sleep(0.01)
@@ -148,7 +148,7 @@ async def test_device_health_cache_upstream_state_file_read_and_updated(tmp_path
 async def test_device_health_cache_invalid_state_file_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "dra_health_state").write_bytes(content)
     async with TaskScope() as tasks:
-        assert Book(tmp_path, tasks).health.health == "Unknown"
+        assert HealthScene(tmp_path, tasks).health.health == "Unknown"
 
 
 async def test_device_health_cache_frequent_reports_writes_coalesced(
@@ -163,9 +163,9 @@ async def test_device_health_cache_frequent_reports_writes_coalesced(
 
     monkeypatch.setattr(dra_health, "write_atomically", counted)
     async with TaskScope() as tasks:
-        found = Book(tmp_path, tasks)
+        found = HealthScene(tmp_path, tasks)
         for number in range(100):
-            found.book.on_report("d", answer(("dev", pb.HEALTHY, f"{number} degrees", 0)))
+            found.cache.on_report("d", answer(("dev", pb.HEALTHY, f"{number} degrees", 0)))
             await asyncio.sleep(0)
         writers = [task for task in asyncio.all_tasks() if task.get_name() == "dra-health"]
         assert len(writers) == 1

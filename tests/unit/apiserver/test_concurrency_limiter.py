@@ -1,4 +1,4 @@
-"""Few connections while the API server is quick, more while it is slow, never more than allowed."""
+"""Adaptive limit on concurrent requests: few while the API server is quick, more while it is slow."""
 
 from __future__ import annotations
 

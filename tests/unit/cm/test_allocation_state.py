@@ -1,4 +1,4 @@
-"""The books of pods' resources: the reference's files, written seldom, and never guessed about."""
+"""Checkpoints of the allocated and the actuated resources: upstream's files, written rarely."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pykubelet.agent.host_setup import StartupError, read_allocation_state
 from pykubelet.api.pod import ResourceRequirements
 from pykubelet.api.quantity import Quantity
-from pykubelet.cm import resize as resize_book
+from pykubelet.cm import resize as resize_module
 from pykubelet.cm.resize import (
     ACTUATED,
     ALLOCATED,
@@ -108,10 +108,10 @@ class TestFormat:
         assert "delete that file" in str(caught.value)
 
 
-class TestBook:
+class TestResourceCheckpoint:
     def test_open_allocation_state_missing_file_is_empty_and_writes_nothing(self, tmp_path: Path) -> None:
-        books = open_allocation_state(tmp_path)
-        assert books.allocated.get("a") is None
+        state = open_allocation_state(tmp_path)
+        assert state.allocated.get("a") is None
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.looptime
@@ -119,16 +119,16 @@ class TestBook:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         written = []
-        monkeypatch.setattr(resize_book, "write_atomically", lambda file, *_: written.append(file.name))
-        books = open_allocation_state(tmp_path)
-        task = asyncio.create_task(books.write_behind())
+        monkeypatch.setattr(resize_module, "write_atomically", lambda file, *_: written.append(file.name))
+        state = open_allocation_state(tmp_path)
+        task = asyncio.create_task(state.write_behind())
         for number in range(40):
-            books.allocated.put(f"u{number}", A)
+            state.allocated.put(f"u{number}", A)
             await asyncio.sleep(WRITE_SECONDS / 80)
         assert written == []
         await asyncio.sleep(WRITE_SECONDS)
         assert written == [ALLOCATED]
-        books.allocated.put("u1", A)  # nothing new
+        state.allocated.put("u1", A)  # nothing new
         await asyncio.sleep(10 * WRITE_SECONDS)
         assert written == [ALLOCATED]
         task.cancel()
@@ -138,10 +138,10 @@ class TestBook:
 
     @pytest.mark.looptime
     async def test_write_behind_cancelled_writes_pending_changes(self, tmp_path: Path) -> None:
-        books = open_allocation_state(tmp_path)
-        task = asyncio.create_task(books.write_behind())
+        state = open_allocation_state(tmp_path)
+        task = asyncio.create_task(state.write_behind())
         await asyncio.sleep(0)
-        books.actuated.put("a", A)
+        state.actuated.put("a", A)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -149,28 +149,28 @@ class TestBook:
         assert (tmp_path / ACTUATED).stat().st_mode & 0o777 == 0o600
 
     def test_put_durable_returns_after_write_to_disk(self, tmp_path: Path) -> None:
-        book = open_allocation_state(tmp_path).allocated
-        book.put("b", B)
-        book.put_durable("a", A)
+        checkpoint = open_allocation_state(tmp_path).allocated
+        checkpoint.put("b", B)
+        checkpoint.put_durable("a", A)
         again = open_allocation_state(tmp_path).allocated
         assert (again.get("a"), again.get("b")) == (A, B)
 
     def test_put_durable_write_fails_restores_previous_entry(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        book = open_allocation_state(tmp_path).allocated
-        book.put("a", B)
+        checkpoint = open_allocation_state(tmp_path).allocated
+        checkpoint.put("a", B)
 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(resize_book, "write_atomically", full)
+        monkeypatch.setattr(resize_module, "write_atomically", full)
         for uid, before in (("a", B), ("new", None)):
             with pytest.raises(OSError, match="No space"):
-                book.put_durable(uid, A)
-            assert book.get(uid) == before
-            assert book.changed.is_set()  # what others had put before is still to be written
-        book.close()  # says so, and goes on
+                checkpoint.put_durable(uid, A)
+            assert checkpoint.get(uid) == before
+            assert checkpoint.changed.is_set()  # what others had put before is still to be written
+        checkpoint.close()  # says so, and goes on
 
     @pytest.mark.looptime
     async def test_write_behind_disk_full_is_retried(
@@ -183,32 +183,32 @@ class TestBook:
                 raise OSError(28, "No space left on device")
             write_atomically(file, content, mode)
 
-        monkeypatch.setattr(resize_book, "write_atomically", maybe)
-        book = ResourceCheckpoint(tmp_path / ALLOCATED)
-        task = asyncio.create_task(book.write_behind())
-        book.put("a", A)
+        monkeypatch.setattr(resize_module, "write_atomically", maybe)
+        checkpoint = ResourceCheckpoint(tmp_path / ALLOCATED)
+        task = asyncio.create_task(checkpoint.write_behind())
+        checkpoint.put("a", A)
         await asyncio.sleep(2 * WRITE_SECONDS)
         assert not (tmp_path / ALLOCATED).exists()
         room = True
-        await asyncio.sleep(resize_book.RETRY_SECONDS + 2 * WRITE_SECONDS)
+        await asyncio.sleep(resize_module.RETRY_SECONDS + 2 * WRITE_SECONDS)
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
         task.cancel()
 
     def test_save_old_version_does_not_replace_newer(self, tmp_path: Path) -> None:
-        book = ResourceCheckpoint(tmp_path / ALLOCATED)
-        book.put("a", B)
-        old = book._version()
-        book.put_durable("a", A)
-        book._save(*old)
+        checkpoint = ResourceCheckpoint(tmp_path / ALLOCATED)
+        checkpoint.put("a", B)
+        old = checkpoint._version()
+        checkpoint.put_durable("a", A)
+        checkpoint._save(*old)
         assert decode((tmp_path / ALLOCATED).read_bytes()) == {"a": A}
 
     def test_retain_removed_pods_absent_from_next_write(self, tmp_path: Path) -> None:
-        book = open_allocation_state(tmp_path).allocated
-        book.put_durable("a", A)
-        book.put_durable("b", B)
-        book.put("c", B)
-        book.forget("a")
-        book.retain({"b"})
-        assert len(book) == 1
-        book.write()
+        checkpoint = open_allocation_state(tmp_path).allocated
+        checkpoint.put_durable("a", A)
+        checkpoint.put_durable("b", B)
+        checkpoint.put("c", B)
+        checkpoint.forget("a")
+        checkpoint.retain({"b"})
+        assert len(checkpoint) == 1
+        checkpoint.write()
         assert re.findall('"[abc]"', json.loads((tmp_path / ALLOCATED).read_text())["data"]) == ['"b"']

@@ -1,4 +1,4 @@
-"""A pod's step: nothing that happens during it may be lost, since no event tells of it again."""
+"""One sync of a pod: what happens during it must not be lost, since no further event reports it."""
 
 import threading
 from types import SimpleNamespace
@@ -120,6 +120,15 @@ async def test_sync_container_exits_during_step_syncs_again_immediately(again: f
     assert not subject.take(PodLifecycleEvent(POD.uid, "init-id", "ended"))
     # That its memory had run out does.
     assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "oom"))
+
+
+async def test_take_relist_event_known_state_does_not_wake() -> None:
+    running = seen(("init", "running"))
+    subject = life(seen(), running)
+    await subject.sync(POD)
+    assert not subject.take(PodLifecycleEvent(POD.uid, states=running.states))
+    assert subject.take(PodLifecycleEvent(POD.uid, states=seen(("init", "exited")).states))
+    assert subject.take(PodLifecycleEvent(POD.uid))
 
 
 async def test_sync_container_exited_before_step_waits_for_back_off() -> None:

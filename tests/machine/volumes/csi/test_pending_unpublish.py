@@ -1,4 +1,4 @@
-"""Pods leave although their driver does not come back; the driver is asked when it does."""
+"""Pods terminate without their CSI driver; the pending unpublish is completed when it comes back."""
 
 import asyncio
 import errno

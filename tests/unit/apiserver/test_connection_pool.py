@@ -1,4 +1,4 @@
-"""Connections that are kept for writing, against servers that answer, hang up, babble or break off."""
+"""Idle connections that are reused, against servers that respond, close, send garbage or break off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real drivers tell of their devices' health, as pods' statuses show it."""
+"""Health of devices that real drivers report, in the status of pods."""
 
 from collections.abc import AsyncIterator
 

@@ -1,8 +1,9 @@
-"""The lock, the state file and the registry: one at a time, nothing forgotten, everybody known."""
+"""Lock, state file and registry of standalone instances."""
 
 import asyncio
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -15,6 +16,7 @@ from pykubelet.standalone.data_dir import (
     LockOwner,
     State,
     claim,
+    closed_directory,
     hold_lock,
     load_state,
     lock_owner,
@@ -187,3 +189,19 @@ async def test_open_registry_unusable_path_raises_error(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedError, match="cannot be used"):
         async with open_registry(tmp_path / "file"):
             pass
+
+
+def test_closed_directory_private_parent_named_outermost_first() -> None:
+    # pytest's own temporary directories are private.
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        top = Path(name)
+        assert closed_directory(top) == top
+        top.chmod(0o711)
+        inner = top / "a" / "b"
+        inner.mkdir(parents=True, mode=0o755)
+        assert closed_directory(inner) is None
+        for closed in (inner, top / "a", top):
+            closed.chmod(0o700)
+            assert closed_directory(inner) == closed
+        top.chmod(0o711)
+        assert closed_directory(top / "absent") == top / "absent"
