@@ -69,9 +69,13 @@ CADVISOR_MEMORY = (
     "container_memory_total_(in)?active_file_bytes"
 )
 
+STARTING = "a container of the crash loop may be starting, with the processes of runc"
+STARTING_MEMORY = 8 * MIB
+
 CADVISOR_RULES = [
     RESTARTED,
     STATIC_POD,
+    Rule(CADVISOR_MEMORY, STARTING, labels={"pod": CRASHING[0]}, absolute=STARTING_MEMORY),
     Rule(CADVISOR_MEMORY, HOST, labels={"id": "/"}, relative=0.25, absolute=64 * MIB),
     Rule("container_fs_usage_bytes", HOST, labels={"id": "/"}, absolute=GIB),
     Rule("container_fs_inodes_free", HOST, labels={"id": "/"}, relative=0.01),
@@ -90,6 +94,7 @@ RESOURCE_RULES = [
     RESTARTED,
     STATIC_POD,
     Rule("node_memory_working_set_bytes", HOST, relative=0.25, absolute=64 * MIB),
+    Rule(".*_memory_working_set_bytes", STARTING, labels={"pod": CRASHING[0]}, absolute=STARTING_MEMORY),
     Rule(".*_memory_working_set_bytes", FLUCTUATES, labels={"pod": CHANGING_PODS}, absolute=MIB),
     Rule(".*_memory_working_set_bytes", BATCHES, absolute=32 * 1024),
 ]
@@ -110,6 +115,7 @@ SUMMARY_RULES = [
         relative=0.05,
         absolute=64,
     ),
+    Rule(SUMMARY_MEMORY, STARTING, labels={"pod": f".*/{CRASHING[0]}"}, absolute=STARTING_MEMORY),
     Rule(SUMMARY_MEMORY, FLUCTUATES, labels={"pod": CHANGING_PODS}, absolute=MIB),
     Rule(SUMMARY_MEMORY, FLUCTUATES, labels={"systemContainers": ".+"}, absolute=MIB),
     Rule(SUMMARY_MEMORY, BATCHES, absolute=32 * 1024),

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
@@ -24,6 +23,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
+from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs, pod_log_dir
@@ -284,7 +284,7 @@ class NodeStatistics:
         if only_cpu_and_memory:
             return inputs
         _, runtime, storage, root_fs = await asyncio.gather(
-            self.prepare(detailed=detailed),
+            self.collector.refresh_summary() if detailed else asyncio.sleep(0),
             self.runtime.facts(),
             self._storage.get(),
             self.host_filesystems.of_directory(Path(self._settings.flags.root_dir), self.collector.interval),
@@ -479,18 +479,10 @@ def own_cgroup(cgroups: Cgroups) -> str:
     return own.get("name=systemd") or own["cpu"]
 
 
-class _SandboxInfo(msgspec.Struct):
-    """The part of the runtime's verbose information about a sandbox that is used."""
-
-    image: str = ""
-
-
 async def sandbox_image(cri: RuntimeConnection, sandbox: str) -> str:
     """Return the image that a sandbox was created from; empty if the runtime does not report it.
 
     containerd and CRI-O report the image that is recorded in the sandbox's container, as cAdvisor reads it.
-    Raises CriError, and ValueError if the information is not valid.
+    Raises CriError.
     """
-    status = await cri.runtime.pod_sandbox_status(sandbox, verbose=True)
-    info = status.info.get("info", "")
-    return msgspec.json.decode(info, type=_SandboxInfo).image if info else ""
+    return info_field(await cri.runtime.pod_sandbox_status(sandbox, verbose=True), "info", "image")

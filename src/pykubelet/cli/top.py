@@ -127,8 +127,10 @@ class UsageReader:
             rows = pod_rows(node, summary, network, now)
         if rows and not options.watch and not any(row.is_measured for row in rows):
             raise _no_usage_yet(pod, node, options)
+        # The node's own row stays first: its sample may be older than a system container's, and less.
+        first = 1 if options.node else 0
         return Snapshot(
-            sorted(rows, key=lambda row: sort_key(row, options.sort)),
+            [*rows[:first], *sorted(rows[first:], key=lambda row: sort_key(row, options.sort))],
             columns(view, wide=options.output == "wide", rates=options.watch),
             node_line(summary.node, len(summary.pods), cores),
             now,

@@ -4,7 +4,8 @@ The `Observed…` types are immutable, newest first, and shared: `decide`, the s
 use the same snapshot. A list call is cheap, a status call per container is not; an exited container does not
 change any more, so its state is cached and queried only once. The cache is in memory.
 
-The termination message is the end of the container's message file, or of its log. The container writes the
+The termination message is the end of the container's message file, or of its log, which continues in the
+newest rotated file if the active one has too few lines. The container writes the
 file, so its content and type are untrusted: it is read only if it is a regular file, without following
 symbolic links, and never more than the limit. The log belongs to the runtime; some runtimes make it a
 symbolic link, so links are followed there. `termination_message` and `log_tail` block on the disk: call them
@@ -14,9 +15,13 @@ in a thread.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +53,9 @@ MESSAGE_BYTES = 4096
 LOG_BYTES, LOG_LINES = 2048, 80
 _LINE_BYTES = 16 * 1024
 """Bytes at which runtimes split the lines of a log by default."""
+_ROTATED_SUFFIX = re.compile(r"[0-9]{8}-[0-9]{6}(_[0-9]{6})?(\.gz)?", re.ASCII)
+_MAX_ENTRIES = 10_000
+"""Entries of a log directory that are read to find a rotated log."""
 
 
 def termination_message(status: pb.ContainerStatus) -> str:
@@ -84,6 +92,18 @@ def log_tail(path: Path, lines: int, limit: int) -> str:
         content, truncated = read_tail(path, limit + lines * 64 + _LINE_BYTES, follow_symlink=True)
     except OSError as err:
         return f"Error on reading termination message from logs: {path}: {err.strerror}"
+    text, count = _last_lines(content, lines, limit, truncated=truncated)
+    if count < lines and len(text) < limit and not truncated and (older := _newest_rotated(path)) is not None:
+        # The log was rotated shortly before the container exited; the file may be removed concurrently.
+        with suppress(OSError):
+            rest = limit - len(text)
+            content, truncated = read_tail(older, rest + lines * 64 + _LINE_BYTES)
+            text = _last_lines(content, lines - count, rest, truncated=truncated)[0] + text
+    return text.decode(errors="replace")
+
+
+def _last_lines(content: bytes, lines: int, limit: int, *, truncated: bool) -> tuple[bytes, int]:
+    """Return the text of the last lines, at most `limit` bytes, and their number."""
     # Not splitlines(), which also ends lines at a carriage return.
     raw = BytesIO(content).readlines()
     # The first line lacks its start; of a long one, the rest has more text than is needed.
@@ -91,7 +111,19 @@ def log_tail(path: Path, lines: int, limit: int) -> str:
     text = b"".join(_text_of(line) for line in raw[-lines:])
     if len(raw) < lines and len(text) < limit:
         text = first_line + text
-    return text[-limit:].decode(errors="replace")
+    return text[-limit:], len(raw)
+
+
+def _newest_rotated(path: Path) -> Path | None:
+    """Return the newest file that `path` was rotated to, if it is not compressed; None without one."""
+    prefix = f"{path.name}."
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        names = (entry.name for entry in islice(entries, _MAX_ENTRIES) if entry.name.startswith(prefix))
+        rotated = (name for name in names if _ROTATED_SUFFIX.fullmatch(name.removeprefix(prefix)))
+        newest = max(rotated, default="")
+        if newest and not newest.endswith(".gz"):
+            return path.parent / newest
+    return None
 
 
 def _text_of(line: bytes) -> bytes:

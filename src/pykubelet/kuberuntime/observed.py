@@ -59,6 +59,9 @@ class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """Actual resources, if the runtime reports them."""
 
 
+PodStates = tuple[tuple[str, str], ...]
+
+
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """State of one pod in the runtime."""
 
@@ -74,6 +77,12 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     def full_name(self) -> str:
         """`namespace/name`; empty when unknown."""
         return f"{self.namespace}/{self.name}" if self.name else ""
+
+    @property
+    def states(self) -> PodStates:
+        """The ids and states of sandboxes and containers, by which two observations are compared."""
+        sandboxes = tuple((sandbox.id, "ready" if sandbox.ready else "stopped") for sandbox in self.sandboxes)
+        return sandboxes + tuple((container.id, container.phase) for container in self.containers)
 
     def latest(self, name: str) -> ObservedContainer | None:
         """Return the newest container with this name."""

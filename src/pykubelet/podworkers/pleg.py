@@ -1,9 +1,10 @@
 """Pod lifecycle event generator (PLEG): reports changes of pods in the runtime.
 
 It uses the best source of events that the runtime has: CRI container events, the event service of older
-containerd versions, or a relist every second. Events can be lost, so every mode relists slowly as well;
-without a stream, and for some seconds after a stream was reopened, it relists fast, because a runtime does
-not report from when on it sends events, and a container that exited just before may not be in the list yet.
+containerd versions, or a relist every second (also with `EventedPLEG=false`). Events can be lost, so every
+mode relists slowly as well; without a stream, and for some seconds after a stream was reopened, it relists
+fast, because a runtime does not report from when on it sends events, and a container that exited just before
+may not be in the list yet.
 
 An event only names the container and what happened to it; the worker reads the facts from CRI, and an event
 without news is ignored. CRI may lag behind the events (both learn of an exit at the same time), so a worker
@@ -24,7 +25,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd import TaskEvent, task_events
 from pykubelet.cri.events_tasks_pb2 import TaskExit, TaskOOM, TaskPaused, TaskResumed, TaskStart
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod, PodStates
 from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import PodLifecycleEvent, What
 from pykubelet.podworkers.metrics import PlegMetrics
@@ -43,13 +44,6 @@ RECONNECT_SECONDS = (0.1, 5.0)
 Mode = Literal["cri-events", "containerd-events", "relist"]
 _CRI_EVENTS: dict[int, What] = {pb.CONTAINER_STARTED_EVENT: "started", pb.CONTAINER_STOPPED_EVENT: "ended"}
 Listener = Callable[[PodLifecycleEvent], None]
-Fingerprint = tuple[tuple[str, str], ...]
-
-
-def fingerprint(pod: ObservedPod) -> Fingerprint:
-    """Return what a relist compares: the ids and states of a pod's sandboxes and containers."""
-    sandboxes = tuple((sandbox.id, "ready" if sandbox.ready else "stopped") for sandbox in pod.sandboxes)
-    return sandboxes + tuple((container.id, container.phase) for container in pod.containers)
 
 
 class Pleg:
@@ -60,17 +54,21 @@ class Pleg:
         cri: RuntimeConnection,
         observer: Observer,
         metrics: PlegMetrics | None = None,
+        *,
+        events: bool = True,
     ) -> None:
+        """Initialize; without `events` it relists every second, whatever the runtime has."""
         self._metrics = metrics or PlegMetrics()
         self._cri = cri
         self._observer = observer
+        self._events = events
         self._listeners: list[Listener] = []
         self.mode: Mode = "relist"
         self.pods: dict[str, ObservedPod] = {}
         """Pods of the last relist, by uid."""
         self._named: dict[str, list[str]] = {}
         """Uids of the pods in the last relist by their full name."""
-        self._seen: dict[str, Fingerprint] = {}
+        self._seen: dict[str, PodStates] = {}
         self._owner_of: dict[str, str] = {}
         self._learned: dict[str, str] = {}
         """Owners that were learned while a relist was in progress: its list may be older than they are."""
@@ -121,7 +119,8 @@ class Pleg:
     async def run(self) -> None:
         """Run until cancelled."""
         async with TaskScope() as scope:
-            scope.start(self._listen(), name="pleg-events")
+            if self._events:
+                scope.start(self._listen(), name="pleg-events")
             await self._relist_forever()
 
     async def relist(self) -> None:
@@ -134,8 +133,8 @@ class Pleg:
             pods = await self._observer.list_pods()
         finally:
             self._metrics.listed(clock() - began)
-        seen = {uid: fingerprint(pod) for uid, pod in pods.items()}
-        self._owner_of = {runtime_id: uid for uid, prints in seen.items() for runtime_id, _ in prints}
+        seen = {uid: pod.states for uid, pod in pods.items()}
+        self._owner_of = {runtime_id: uid for uid, states in seen.items() for runtime_id, _ in states}
         self._owner_of |= self._learned
         changed = {uid for uid in seen.keys() | self._seen.keys() if seen.get(uid) != self._seen.get(uid)}
         self.pods, self._seen = pods, seen
@@ -146,7 +145,7 @@ class Pleg:
         self._last_relist = clock()
         self._metrics.seen()
         for uid in sorted(changed):
-            self._notify(PodLifecycleEvent(uid))
+            self._notify(PodLifecycleEvent(uid, states=seen.get(uid)))
 
     def _notify(self, event: PodLifecycleEvent) -> None:
         for listener in self._listeners:

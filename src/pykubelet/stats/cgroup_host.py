@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -73,8 +73,13 @@ class BaseCgroupReader(ABC):
         self._kept: Usage | None = None
         self._kept_until = 0.0
 
-    def read_usage(self) -> Usage:
-        """Return processor time and memory. Raises CgroupGone and CgroupError."""
+    def read_usage(self, *, fresh: bool = False) -> Usage:
+        """Return processor time and memory; with `fresh`, no statistics of an idle cgroup are reused.
+
+        Raises CgroupGone and CgroupError.
+        """
+        if fresh:
+            self._kept = None
         return self._close_if_gone(self._read_usage)
 
     def read(self) -> tuple[Usage, Details]:
@@ -109,8 +114,27 @@ class BaseCgroupReader(ABC):
     def _refresh(self, details: Details) -> Details:
         return details
 
-    def _keep(self, usage: Usage) -> Usage:
-        """Keep a usage that was read completely, and return it."""
+    def _keep(self, now: float, cpu: int, memory: int, swap: int, stat: Sequence[int]) -> Usage:
+        """Keep a usage that was read completely, and return it.
+
+        `stat` are the values of memory.stat: cache, rss, mapped_file, page faults, major page faults, active
+        and inactive page cache.
+        """
+        cache, rss, mapped, faults, major, active, inactive = stat
+        usage = Usage(
+            time=now,
+            cpu=cpu,
+            memory=memory,
+            working_set=memory - inactive if memory > inactive else 0,
+            rss=rss,
+            cache=cache,
+            mapped_file=mapped,
+            active_file=active,
+            inactive_file=inactive,
+            swap=swap,
+            page_faults=faults,
+            major_page_faults=major,
+        )
         self._kept, self._kept_until = usage, usage.time + REUSE_SECONDS
         return usage
 

@@ -27,8 +27,11 @@ class CgroupReader(Protocol):
     def procs_file(self) -> Path | None:
         """File with the processes of the cgroup, None if there is no hierarchy to read them from."""
 
-    def read_usage(self) -> Usage:
-        """Return processor time and memory. Raises CgroupGone and CgroupError."""
+    def read_usage(self, *, fresh: bool = False) -> Usage:
+        """Return processor time and memory; with `fresh`, nothing of an earlier read is reused.
+
+        Raises CgroupGone and CgroupError.
+        """
 
     def read(self) -> tuple[Usage, Details]:
         """Return usage and details, without the numbers of `processes`. Raises CgroupGone and CgroupError."""

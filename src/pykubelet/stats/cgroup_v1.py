@@ -164,22 +164,7 @@ class CgroupV1Reader(BaseCgroupReader):
             self._use_hierarchy = self._limit("memory.use_hierarchy") == 1
         if not self._use_hierarchy:
             cache, rss, swap, mapped = _FLAT_MEMORY.parse(file, data)
-        return self._keep(
-            Usage(
-                time=now,
-                cpu=cpu,
-                memory=memory,
-                working_set=memory - inactive if memory > inactive else 0,
-                rss=rss,
-                cache=cache,
-                mapped_file=mapped,
-                active_file=active,
-                inactive_file=inactive,
-                swap=swap,
-                page_faults=faults,
-                major_page_faults=major,
-            )
-        )
+        return self._keep(now, cpu, memory, swap, (cache, rss, mapped, faults, major, active, inactive))
 
     def _read(self) -> tuple[Usage, Details]:
         return self._read_usage(), self._details()

@@ -115,28 +115,13 @@ class CgroupV2Reader(BaseCgroupReader):
                 return with_pressure(same, *pressure)
         data = self._memory_stat.read()
         values = _MEMORY.zeros() if data is None else _MEMORY.parse(self._memory_stat, data)
-        cache, rss, mapped, faults, major, active, inactive = values
         if self._is_root:
+            cache, rss, *_ = values
             memory = rss + cache
             _, _, swap = self._host.memory_and_swap()
         else:
             swap = self._swap_current.number() or 0
-        usage = self._keep(
-            Usage(
-                time=now,
-                cpu=cpu[0] * 1000,
-                memory=memory,
-                working_set=memory - inactive if memory > inactive else 0,
-                rss=rss,
-                cache=cache,
-                mapped_file=mapped,
-                active_file=active,
-                inactive_file=inactive,
-                swap=swap,
-                page_faults=faults,
-                major_page_faults=major,
-            )
-        )
+        usage = self._keep(now, cpu[0] * 1000, memory, swap, values)
         return with_pressure(usage, *pressure)
 
     def _details(self, cpu: list[int]) -> Details:

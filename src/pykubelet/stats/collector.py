@@ -1,14 +1,15 @@
 """Collector: samples the cgroups of the node, its pods and their containers, and keeps the latest samples.
 
 Each cgroup is a `Target`. The collector is told the targets of the node once and those of a pod whenever they
-change; it never searches the cgroup tree. Usage is sampled once per housekeeping interval and target. The
-targets are spread over the interval, and one turn of the event loop samples for a few milliseconds at most. A
-new target is sampled within a second, and a second time before a whole interval has passed, so that its
-processor usage is known early.
+change; it never searches the cgroup tree. Usage is sampled once per housekeeping interval and target, and
+that of an idle cgroup less often, as upstream's cAdvisor does (`MAX_IDLE_SECONDS`). The targets are spread
+over the interval, and one turn of the event loop samples for a few milliseconds at most. A new target is
+sampled within a second, and a second time before a whole interval has passed, so that its processor usage is
+known early.
 
-Details are read when a client asks (`refresh_details`), unless those that exist are younger than an interval.
-They are read in a thread: counting the open files of a container's processes takes as long as the container
-wants.
+Details are read when a client asks (`refresh_details`), unless those that exist are younger than an interval;
+a client that needs only the network and the number of processes asks for these (`refresh_summary`). Both are
+read in a thread: counting the open files of a container's processes takes as long as the container wants.
 
 A cgroup that does not exist (its container has just been created, or has exited) has no record. The collector
 tries again, less and less often, until its owner removes the target.
@@ -21,10 +22,10 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,7 +34,7 @@ from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
 from pykubelet.stats.memory_curve import SLOTS, MemoryCurve
 from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
-from pykubelet.stats.processes import ProcessScan, first_process, max_open_files
+from pykubelet.stats.processes import ProcessScan, first_process, max_open_files, read_pids
 from pykubelet.stats.samples import (
     UNLIMITED,
     CgroupError,
@@ -50,13 +51,16 @@ from pykubelet.stats.samples import (
 from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 log = get_logger(__name__)
+R = TypeVar("R")
 NODE = ""
 """Owner of the targets that belong to no pod."""
 TICK_SECONDS = 1.0
 SLICE_SECONDS = 0.003
 """Seconds of sampling in one turn of the event loop."""
-_LIMITS_EVERY = 6
-"""Limits are read with every sixth sample of usage, and with details."""
+MAX_IDLE_SECONDS = 15.0
+"""Seconds to which the interval grows while no process of a cgroup runs, unless it is longer anyway."""
+_LIMITS_EVERY = 18
+"""Limits are read with so many samples of usage, when the targets of their owner change, and with details."""
 _MIN_RATE_SHARE = 0.1
 """Share of the interval that a processor usage covers at least."""
 _CURVE_SECONDS = 600.0
@@ -76,51 +80,71 @@ class _Sampler:
         self._pid = HOST_PID if target.kind == "root" else 0
         self._network: NetworkReader | None = None
         self._last: _Reading | None = None
+        self._counted: tuple[int, int] | None = None
+        """Processor time at which the processes were counted, and their number."""
 
     def read_details(self, scan: ProcessScan, sampled: Usage | None) -> _Reading:
         """Read everything; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
 
-        If processor time and memory are still the same, no process of the cgroup has run: then only what
-        changes without one is read.
+        If processor time and memory were the same in that sample, no process of the cgroup had run until
+        then: only what changes without one is read, and the details are as old as the sample.
         """
         last = self._last
-        if last is not None and sampled is not None and _is_idle(last.usage, sampled):
-            usage = self.reader.read_usage()
-            if _is_idle(last.usage, usage):
-                details = self.reader.refresh(last.details)
-                self._last = _Reading(usage, details, None, self._read_network())
-                return self._last
-        self._last = self._read_all(scan)
+        if last is not None and sampled is not None and _was_idle(last.usage, sampled):
+            details = self.reader.refresh(last.details)
+            self._last = _Reading(sampled, details, None, *self._read_network())
+        else:
+            self._last = self._read_all(scan)
         return self._last
+
+    def read_summary(self, sampled: Usage | None) -> _SummaryReading:
+        """Read what a summary needs; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
+
+        The processes are counted again if one of them has run since: a process starts others or exits.
+        """
+        self._find_process()
+        count = None
+        if self.target.kind == "container" and (procs_file := self.reader.procs_file) is not None:
+            if self._counted is None or sampled is None or sampled.cpu != self._counted[0]:
+                self._counted = sampled.cpu if sampled is not None else -1, len(read_pids(procs_file))
+            count = self._counted[1]
+        return _SummaryReading(count, *self._read_network())
+
+    def _find_process(self) -> None:
+        """Find the first process of a sandbox or a container, unless it is known."""
+        if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
+            self._pid = first_process(self.reader.procs_file)
 
     def _read_all(self, scan: ProcessScan) -> _Reading:
         usage, details = self.reader.read()
         if self.reader.procs_file is not None:
             details = scan.count(self.reader.procs_file).add_to(details)
         limits = self.reader.read_limits()
-        if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
-            self._pid = first_process(self.reader.procs_file)
+        self._find_process()
         if self._pid:
             open_files = max_open_files(self._pid)
             details = msgspec.structs.replace(details, max_open_files=open_files)
             if open_files is None:
                 self._pid = 0  # it has ended
-        return _Reading(usage, details, limits, self._read_network())
+        return _Reading(usage, details, limits, *self._read_network())
 
-    def _read_network(self) -> tuple[NetworkInterface, ...] | None:
-        """Return the interfaces of the host or of a sandbox; None for others, and when it has ended."""
+    def _read_network(self) -> tuple[tuple[NetworkInterface, ...] | None, float]:
+        """Return the interfaces of the host or of a sandbox, and the time.
+
+        The interfaces are None for other cgroups, and when the sandbox has ended.
+        """
         if self.target.kind not in ("root", "sandbox") or not self._pid:
-            return None
+            return None, 0.0
         try:
             if self._network is None:
                 cgroup = None if self.target.kind == "root" else self.target.path
                 self._network = NetworkReader(self._pid, cgroup=cgroup)
-            return self._network.read()
+            return self._network.read(), time.time()
         except NamespaceGone:
             self._network, self._pid = None, HOST_PID if self.target.kind == "root" else 0
         except OSError as err:
             log.v(4).info("Failed to read network interfaces", cgroup=self.target.path, err=str(err))
-        return None
+        return None, 0.0
 
     def close(self) -> None:
         self.reader.close()
@@ -137,11 +161,25 @@ class _Reading(NamedTuple):
     limits: Limits | None
     """None if they were not read; the next samples read them."""
     network: tuple[NetworkInterface, ...] | None
+    network_time: float
 
 
-def _is_idle(before: Usage, now: Usage) -> bool:
-    """Return whether two samples differ in their time only."""
-    return before.cpu == now.cpu and before == msgspec.structs.replace(now, time=before.time)
+class _SummaryReading(NamedTuple):
+    """What a thread has read of one cgroup for a summary."""
+
+    processes: int | None
+    """Number of processes of a container."""
+    network: tuple[NetworkInterface, ...] | None
+    network_time: float
+
+
+def _was_idle(before: Usage, now: Usage) -> bool:
+    """Return whether the later sample differs from the earlier one in its time only."""
+    return (
+        before.time < now.time
+        and before.cpu == now.cpu
+        and before == msgspec.structs.replace(now, time=before.time)
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -156,8 +194,17 @@ class _Entry:
     curve: MemoryCurve | None = None
     """Memory of the last minutes, of a container."""
     samples: int = 0
+    idle_samples: int = 0
+    """Samples in sequence that were equal to the one before."""
+    has_new_limits: bool = False
+    """Whether the limits may have changed."""
     failures: int = 0
     removed: bool = False
+
+
+def sample_interval(interval: float, idle_samples: int) -> float:
+    """Return the seconds until the next sample: twice as many after each idle one, up to a maximum."""
+    return max(interval, min(interval * (1 << min(idle_samples, 10)), MAX_IDLE_SECONDS))
 
 
 def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
@@ -172,13 +219,13 @@ def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
 
 
 def _read_batch(
-    batch: Sequence[tuple[_Sampler, Usage | None]], scan: ProcessScan
-) -> list[_Reading | CgroupError]:
-    """Read the details of some cgroups, whose last samples are given. Blocks."""
-    readings: list[_Reading | CgroupError] = []
+    batch: Sequence[tuple[_Sampler, Usage | None]], read: Callable[[_Sampler, Usage | None], R]
+) -> list[R | CgroupError]:
+    """Read some cgroups, whose last samples are given. Blocks."""
+    readings: list[R | CgroupError] = []
     for sampler, sampled in batch:
         try:
-            readings.append(sampler.read_details(scan, sampled))
+            readings.append(read(sampler, sampled))
         except CgroupError as err:
             readings.append(err)
     return readings
@@ -212,6 +259,7 @@ class Collector:
         self._ties = itertools.count()
         self._sorted: list[Record] | None = None
         self._reading = SharedWork("statistics-details", tasks)
+        self._reading_what = ""
 
     @property
     def interval(self) -> float:
@@ -231,7 +279,9 @@ class Collector:
                 if target.kind == "container":
                     entry.curve = self._curve(owner, target.container)
                 self._schedule(entry, 0.0)
-            elif entry.target != target:
+                continue
+            entry.has_new_limits = True
+            if entry.target != target:
                 entry.target = target
                 if entry.record is not None:
                     entry.record.target = target
@@ -340,14 +390,15 @@ class Collector:
     def sample_now(self, paths: Iterable[str]) -> None:
         """Sample the usage of a few targets immediately, for a caller that cannot wait for the next sample.
 
-        A target whose details a thread reads is skipped: it is being sampled. Blocks briefly.
+        Nothing of an earlier sample is reused. A target whose details a thread reads is skipped: it is being
+        sampled. Blocks briefly.
         """
         for path in paths:
             entry = self._entries.get(path)
             if entry is None or (entry.sampler is not None and entry.sampler.in_thread):
                 continue
             try:
-                self._read_usage(entry)
+                self._read_usage(entry, fresh=True)
             except CgroupError:
                 self._drop(entry)  # the next regular sample logs it, if it is still so
 
@@ -356,14 +407,33 @@ class Collector:
 
         Concurrent callers wait for one pass; a caller that is cancelled does not end it.
         """
-        oldest = self._clock() - self._interval
-        due = [
-            entry
-            for entry in self._entries.values()
-            if entry.record is not None and entry.record.details_time <= oldest
-        ]
-        if due or self._reading.in_progress:
-            await self._reading.run(lambda: self._read_details(due))
+        await self._refresh("details", lambda record: record.details_time, self._read_details)
+
+    async def refresh_summary(self) -> None:
+        """Read networks and numbers of processes that are older than an interval, as `refresh_details`."""
+        await self._refresh("summary", lambda record: record.summary_time, self._read_summaries)
+
+    async def _refresh(
+        self,
+        what: str,
+        time_of: Callable[[Record], float],
+        read: Callable[[Sequence[_Entry]], Coroutine[Any, Any, None]],
+    ) -> None:
+        while True:
+            oldest = self._clock() - self._interval
+            due = [
+                entry
+                for entry in self._entries.values()
+                if entry.record is not None and time_of(entry.record) <= oldest
+            ]
+            if not due:
+                return
+            if self._reading.in_progress and self._reading_what != what:
+                await self._reading.wait()  # only one thread may use a sampler
+                continue
+            self._reading_what = what
+            await self._reading.run(partial(read, due))
+            return
 
     def _curve(self, owner: str, container: str) -> MemoryCurve:
         """Return the memory curve of a container; it is created if it does not exist."""
@@ -388,22 +458,27 @@ class Collector:
         if entry.record is not None:
             self._sorted = None
         entry.sampler = entry.record = entry.rate_start = None
-        entry.samples = 0
+        entry.samples = entry.idle_samples = 0
 
     def _sample(self, entry: _Entry) -> None:
         if entry.sampler is not None and entry.sampler.in_thread:
             self._schedule(entry, TICK_SECONDS)  # by then there is a new sample
             return
+        before = entry.record.usage if entry.record is not None else None
         try:
             self._read_usage(entry)
         except CgroupError as err:
             self._fail(entry, err)
             return
         entry.failures = 0
-        # The second sample comes early, and at a random time, which spreads the targets.
-        early = entry.samples == 1
-        share = random.uniform(0.2, 1.0) if early else 1.0  # noqa: S311
-        self._schedule(entry, self._interval * share)
+        now = entry.record.usage if entry.record is not None else None
+        is_idle = before is not None and now is not None and _was_idle(before, now)
+        entry.idle_samples = entry.idle_samples + 1 if is_idle else 0
+        if entry.samples == 1:
+            # The second sample comes early, and at a random time, which spreads the targets.
+            self._schedule(entry, self._interval * random.uniform(0.2, 1.0))  # noqa: S311
+        else:
+            self._schedule(entry, sample_interval(self._interval, entry.idle_samples))
 
     def _fail(self, entry: _Entry, err: CgroupError) -> None:
         if not isinstance(err, CgroupGone):
@@ -412,12 +487,14 @@ class Collector:
         entry.failures += 1
         self._schedule(entry, min(self._interval, TICK_SECONDS * 2 ** min(entry.failures - 1, 10)))
 
-    def _read_usage(self, entry: _Entry) -> None:
+    def _read_usage(self, entry: _Entry, *, fresh: bool = False) -> None:
         if entry.sampler is None:
             entry.sampler = _Sampler(entry.target, self._open(entry.target.path))
         reader = entry.sampler.reader
-        usage = reader.read_usage()
-        limits = reader.read_limits() if entry.samples % _LIMITS_EVERY == 0 else None
+        usage = reader.read_usage(fresh=fresh)
+        limits = None
+        if entry.has_new_limits or entry.samples % _LIMITS_EVERY == 0:
+            limits, entry.has_new_limits = reader.read_limits(), False
         self._store(entry, usage, limits)
 
     def _store(self, entry: _Entry, usage: Usage, limits: Limits | None) -> None:
@@ -448,19 +525,49 @@ class Collector:
 
     async def _read_details(self, due: Sequence[_Entry]) -> None:
         scan = ProcessScan()
+
+        def store(entry: _Entry, reading: _Reading) -> None:
+            if entry.record is None or reading.usage is not entry.record.usage:
+                self._store(entry, reading.usage, reading.limits)
+            record = entry.record
+            assert record is not None
+            record.details, record.details_time = reading.details, reading.usage.time
+            record.network, record.network_time = reading.network, reading.network_time
+            record.processes, record.summary_time = reading.details.processes, reading.usage.time
+
+        await self._read_in_thread(due, lambda sampler, sampled: sampler.read_details(scan, sampled), store)
+
+    async def _read_summaries(self, due: Sequence[_Entry]) -> None:
+        now = self._clock()
+
+        def store(entry: _Entry, reading: _SummaryReading) -> None:
+            record = entry.record
+            if record is not None:
+                record.processes, record.summary_time = reading.processes, now
+                record.network, record.network_time = reading.network, reading.network_time
+
+        await self._read_in_thread(due, _Sampler.read_summary, store)
+
+    async def _read_in_thread(
+        self,
+        due: Sequence[_Entry],
+        read: Callable[[_Sampler, Usage | None], R],
+        store: Callable[[_Entry, R], None],
+    ) -> None:
+        """Read cgroups in a thread, in batches, and store what was read."""
         for start in range(0, len(due), _BATCH):
             batch = [
                 (entry, entry.sampler) for entry in due[start : start + _BATCH] if entry.sampler is not None
             ]
             for _, sampler in batch:
                 sampler.in_thread = True
-            readings: list[_Reading | CgroupError] = []
+            readings: list[R | CgroupError] = []
             try:
                 samplers = [
                     (sampler, entry.record.usage if entry.record is not None else None)
                     for entry, sampler in batch
                 ]
-                readings = await finish_in_thread(partial(_read_batch, samplers, scan))
+                readings = await finish_in_thread(partial(_read_batch, samplers, read))
             finally:
                 for entry, sampler in batch:
                     sampler.in_thread = False
@@ -472,11 +579,4 @@ class Collector:
                 if isinstance(reading, CgroupError):
                     self._drop(entry)  # the next sample finds out whether it exists again
                 else:
-                    self._store(entry, reading.usage, reading.limits)
-                    self._store_details(entry, reading)
-
-    def _store_details(self, entry: _Entry, reading: _Reading) -> None:
-        record = entry.record
-        assert record is not None
-        record.details, record.details_time = reading.details, reading.usage.time
-        record.network, record.network_time = reading.network, reading.usage.time
+                    store(entry, reading)

@@ -277,6 +277,10 @@ class Record(msgspec.Struct, kw_only=True):
     network: tuple[NetworkInterface, ...] | None = None
     """Interfaces of the host (root) or of a pod (sandbox); None where nothing is measured."""
     network_time: float = 0.0
+    processes: int | None = None
+    """Number of processes of a container; None before it was counted."""
+    summary_time: float = 0.0
+    """When the network was read and the processes were counted."""
     oom_events: int = 0
     """Out-of-memory kills seen in the cgroup since the kubelet has started."""
     labels: LabelTexts | None = None

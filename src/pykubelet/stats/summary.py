@@ -261,9 +261,9 @@ def _pod_stats(uid: str, records: PodRecords, *, only_cpu_and_memory: bool) -> a
         stats.io = io_stats(records.pod)
     if records.sandbox is not None:
         stats.network = network_stats(records.sandbox)
-    details = [record.details for record in records.containers.values() if record.details is not None]
-    if details:
-        stats.process_stats = api.ProcessStats(process_count=sum(part.processes for part in details))
+    counts = [record.processes for record in records.containers.values() if record.processes is not None]
+    if counts:
+        stats.process_stats = api.ProcessStats(process_count=sum(counts))
     return stats
 
 

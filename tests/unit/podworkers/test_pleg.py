@@ -68,9 +68,9 @@ class NoChannel:
         return nothing()
 
 
-def pleg_of(runtime: Runtime, on_change: Callable[[PodLifecycleEvent], None]) -> Pleg:
+def pleg_of(runtime: Runtime, on_change: Callable[[PodLifecycleEvent], None], *, events: bool = True) -> Pleg:
     cri: Any = SimpleNamespace(runtime=runtime, runtime_channel=NoChannel())
-    pleg = Pleg(cri, Observer(cri))
+    pleg = Pleg(cri, Observer(cri), events=events)
     pleg.add_listener(on_change)
     return pleg
 
@@ -81,6 +81,10 @@ def started(uid: str, container: str) -> pb.ContainerEventResponse:
         container_event_type=pb.CONTAINER_STARTED_EVENT,
         pod_sandbox_status=pb.PodSandboxStatus(metadata=pb.PodSandboxMetadata(uid=uid)),
     )
+
+
+READY = PodLifecycleEvent("pod-1", states=(("s1", "ready"),))
+STOPPED = PodLifecycleEvent("pod-1", states=(("s1", "stopped"),))
 
 
 async def test_pleg_no_event_stream_relists_each_second_and_reports_changes() -> None:
@@ -94,12 +98,22 @@ async def test_pleg_no_event_stream_relists_each_second_and_reports_changes() ->
         assert 7 <= runtime.lists <= 12
         runtime.run("s1", "pod-1")
         await asyncio.sleep(2)
-        assert changes == [PodLifecycleEvent("pod-1")]
+        assert changes == [READY]
         runtime.ready.clear()
         await asyncio.sleep(2)
         runtime.sandboxes.clear()
         await asyncio.sleep(2)
-    assert changes == [PodLifecycleEvent("pod-1")] * 3
+    assert changes == [READY, STOPPED, PodLifecycleEvent("pod-1")]
+
+
+async def test_pleg_events_disabled_relists_each_second_although_runtime_has_events() -> None:
+    runtime = Runtime(events=True)
+    pleg = pleg_of(runtime, lambda change: None, events=False)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(10)
+    assert pleg.mode == "relist"
+    assert 7 <= runtime.lists <= 12
 
 
 async def test_pleg_event_stream_open_relists_rarely() -> None:
@@ -128,7 +142,7 @@ async def test_pleg_stream_broken_missed_events_found_by_relist() -> None:
         runtime.run("s1", "pod-1")
         await runtime.events.put(None)
         await asyncio.sleep(2)
-    assert PodLifecycleEvent("pod-1") in changes
+    assert READY in changes
 
 
 async def test_pleg_stream_broken_late_change_found_by_second_relist() -> None:
@@ -148,7 +162,7 @@ async def test_pleg_stream_broken_late_change_found_by_second_relist() -> None:
         assert changes == []
         runtime.ready.clear()
         await asyncio.sleep(3)
-        assert changes == [PodLifecycleEvent("pod-1")]
+        assert changes == [STOPPED]
         settled = runtime.lists
         await asyncio.sleep(40)
         assert runtime.lists == settled
@@ -244,7 +258,7 @@ async def test_pleg_unknown_container_exits_before_cri_reports_it_relists_again(
         assert changes == []
         runtime.ready.clear()
         await asyncio.sleep(3)
-        assert changes == [PodLifecycleEvent("pod-1")]
+        assert changes == [STOPPED]
         await asyncio.sleep(3)
         settled = runtime.lists
         await asyncio.sleep(40)

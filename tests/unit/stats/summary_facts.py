@@ -11,7 +11,6 @@ from pykubelet.api.stats import RlimitStats, Summary
 from pykubelet.stats.pod_storage import FileUsage, PodStorage, VolumeUsage
 from pykubelet.stats.runtime_stats import ImageFilesystems, LayerUsage, RuntimeFacts
 from pykubelet.stats.samples import (
-    Details,
     FilesystemUsage,
     Limits,
     NetworkInterface,
@@ -74,7 +73,7 @@ def record(
         limits=limits or Limits(created=NOW - 50, memory_limit=NO_LIMIT, memory_swap_limit=NO_LIMIT),
         usage=sample,
         nano_cores=nano_cores if sample is not None else None,
-        details=Details(processes=processes) if processes is not None else None,
+        processes=processes,
         network=network,
         network_time=NOW,
     )

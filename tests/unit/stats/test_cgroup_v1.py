@@ -63,7 +63,11 @@ def test_read_usage_idle_cgroup_memory_statistics_reused_for_bounded_time(
     (directory(tmp_path, "memory") / "memory.stat").write_text(changed)
     now[0] += REUSE_SECONDS - 1
     assert tested.read_usage() == msgspec.structs.replace(first, time=now[0])
-    now[0] += 1
+    assert tested.read_usage(fresh=True).inactive_file == 20000
+    (directory(tmp_path, "memory") / "memory.stat").write_text(V1_MEMORY_STAT)
+    assert tested.read_usage().inactive_file == 20000
+    (directory(tmp_path, "memory") / "memory.stat").write_text(changed)
+    now[0] += REUSE_SECONDS
     assert tested.read_usage().inactive_file == 20000
     (directory(tmp_path, "memory") / "memory.stat").write_text(V1_MEMORY_STAT)
     (directory(tmp_path, "memory") / "memory.usage_in_bytes").write_text("131073\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.stats import collector as module
-from pykubelet.stats.collector import NODE, Collector, nano_cores
+from pykubelet.stats.collector import NODE, Collector, nano_cores, sample_interval
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details, Limits, Target, Usage
 from pykubelet.util.tasks import TaskScope
 
@@ -25,6 +26,8 @@ class Cgroups:
         self.reads: Counter[str] = Counter()
         self.details: Counter[str] = Counter()
         self.refreshes: Counter[str] = Counter()
+        self.limits: Counter[str] = Counter()
+        self.procs_file: Path | None = None
         self.open: set[Cgroup] = set()
         self.failing: set[str] = set()
         self._loop = asyncio.get_running_loop()
@@ -45,9 +48,9 @@ class Cgroup:
 
     @property
     def procs_file(self) -> Path | None:
-        return None
+        return self._cgroups.procs_file
 
-    def read_usage(self) -> Usage:
+    def read_usage(self, *, fresh: bool = False) -> Usage:
         self._cgroups.reads[self._path] += 1
         return self._usage()
 
@@ -60,6 +63,7 @@ class Cgroup:
         return details
 
     def read_limits(self) -> Limits:
+        self._cgroups.limits[self._path] += 1
         return Limits(created=1.0)
 
     def close(self) -> None:
@@ -208,16 +212,117 @@ async def test_refresh_details_idle_cgroup_only_refreshed_until_it_runs(tasks: T
     await collector.sample_due()
     await collector.refresh_details()
     await asyncio.sleep(10.1)
+    await collector.sample_due()
+    sampled, reads = cgroups.clock(), cgroups.reads["/idle"]
+    await asyncio.sleep(1)
     await collector.refresh_details()
     assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (1, 1)
     assert (cgroups.details["/busy"], cgroups.refreshes["/busy"]) == (2, 0)
     record = collector.record("/idle")
     assert record is not None
-    assert (record.details_time, record.details) == (cgroups.clock(), Details(processes=1))
+    assert (record.details_time, record.details) == (sampled, Details(processes=1))
+    assert cgroups.reads["/idle"] == reads
     cgroups.speeds["/idle"] = 5
     await asyncio.sleep(10.1)
+    await collector.sample_due()
     await collector.refresh_details()
     assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (2, 1)
+
+
+async def test_refresh_details_idle_cgroup_without_newer_sample_is_read(tasks: TaskScope) -> None:
+    cgroups = Cgroups(idle=0)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("idle")])
+    await collector.sample_due()
+    await collector.refresh_details()
+    await asyncio.sleep(10.1)
+    await collector.refresh_details()
+    assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("interval", "idle", "expected"),
+    [(10.0, 0, 10.0), (10.0, 1, 15.0), (10.0, 9, 15.0), (1.0, 2, 4.0), (1.0, 1000, 15.0), (20.0, 3, 20.0)],
+)
+def test_sample_interval_idle_grows_to_maximum(interval: float, idle: int, expected: float) -> None:
+    assert sample_interval(interval, idle) == expected
+
+
+async def test_sample_due_idle_cgroup_sampled_less_often_until_it_runs(tasks: TaskScope) -> None:
+    cgroups = Cgroups(idle=0, busy=1)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, ("idle", "busy")))
+
+    async def samples(seconds: int) -> Counter[str]:
+        before = cgroups.reads.copy()
+        for _ in range(seconds):
+            await asyncio.sleep(1)
+            await collector.sample_due()
+        return cgroups.reads - before
+
+    await samples(60)
+    assert await samples(600) == {"/idle": 40, "/busy": 60}
+    cgroups.speeds["/idle"] = 1
+    await samples(20)
+    assert await samples(600) == {"/idle": 60, "/busy": 60}
+
+
+async def test_sample_due_targets_of_owner_set_again_limits_read(tasks: TaskScope) -> None:
+    cgroups = Cgroups(a=1)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a")])
+    await collector.sample_due()
+    for _ in range(3):
+        await asyncio.sleep(10)
+        await collector.sample_due()
+    assert cgroups.limits["/a"] == 1
+    collector.set_targets(NODE, [target("a")])
+    await asyncio.sleep(10)
+    await collector.sample_due()
+    assert cgroups.limits["/a"] == 2
+
+
+async def test_refresh_summary_reads_no_details_and_waits_for_details_in_progress(tasks: TaskScope) -> None:
+    cgroups = Cgroups(a=1, b=1)
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, map(target, ("a", "b")))
+    await collector.sample_due()
+    await collector.refresh_summary()
+    assert not cgroups.details
+    record = collector.record("/a")
+    assert record is not None
+    assert record.summary_time == cgroups.clock()
+    await asyncio.sleep(10.1)
+    await asyncio.gather(*(call() for call in (collector.refresh_summary, collector.refresh_details) * 3))
+    assert cgroups.details == {"/a": 1, "/b": 1}
+    assert record.details == Details(processes=1)
+    await asyncio.sleep(5)
+    await collector.refresh_summary()
+    assert record.summary_time == cgroups.clock() - 5
+
+
+async def test_refresh_summary_processes_counted_again_after_they_ran(
+    tasks: TaskScope, tmp_path: Path
+) -> None:
+    cgroups = Cgroups(a=0)
+    cgroups.procs_file = tmp_path / "cgroup.procs"
+    cgroups.procs_file.write_text(f"{os.getpid()}\n")
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets(NODE, [target("a")])
+
+    async def count() -> int | None:
+        await asyncio.sleep(15)
+        await collector.sample_due()
+        await collector.refresh_summary()
+        record = collector.record("/a")
+        assert record is not None
+        return record.processes
+
+    assert await count() == 1
+    cgroups.procs_file.write_text(f"{os.getpid()}\n{os.getppid()}\n")
+    assert await count() == 1
+    cgroups.speeds["/a"] = 1
+    assert await count() == 2
 
 
 async def test_refresh_details_caller_cancelled_serves_other_callers(tasks: TaskScope) -> None:

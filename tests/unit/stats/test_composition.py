@@ -231,21 +231,18 @@ async def test_node_targets_runtime_fails_image_retried_until_pod_is_gone(tasks:
         ({"info": '{"sandboxID": "x", "image": "pause:1", "runtimeSpec": {"a": [1]}}'}, "pause:1"),
         ({"info": "{}"}, ""),
         ({}, ""),
-        ({"info": "not JSON"}, None),
-        ({"info": '{"image": 7}'}, None),
+        ({"info": "not JSON"}, ""),
+        ({"info": '{"image": 7}'}, ""),
+        ({"info": "[" * 100_000}, ""),
     ],
 )
-async def test_sandbox_image_verbose_information_parsed(info: dict[str, str], image: str | None) -> None:
+async def test_sandbox_image_verbose_information_parsed(info: dict[str, str], image: str) -> None:
     async def status(sandbox: str, *, verbose: bool) -> pb.PodSandboxStatusResponse:
         assert (sandbox, verbose) == ("box", True)
         return pb.PodSandboxStatusResponse(info=info)
 
     cri: Any = SimpleNamespace(runtime=SimpleNamespace(pod_sandbox_status=status))
-    if image is None:
-        with pytest.raises(ValueError):
-            await sandbox_image(cri, "box")
-    else:
-        assert await sandbox_image(cri, "box") == image
+    assert await sandbox_image(cri, "box") == image
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_encode_summary_first_sample_omits_rate() -> None:
 
 def test_encode_summary_unsampled_container_listed_without_usage() -> None:
     records = pod_records(0)
-    records[2].usage = records[2].details = records[2].nano_cores = None
+    records[2].usage = records[2].processes = records[2].nano_cores = None
     (pod,) = document(node_inputs(1, records=[root(), *records]))["pods"]
     assert pod["containers"][0].keys() == {"name", "startTime", "rootfs", "logs"}
     assert "process_stats" not in pod
