@@ -2,14 +2,17 @@
 
 Environment: `AGENT` is `ours` (the default) or `reference`, the upstream kubelet. `FOCUS` and `SKIP` are
 regular expressions on the names of specs, `PROCS` is the number of parallel processes, `RESULTS` the
-directory for logs and the report. `PASS` is `host` for the pass on this host, or `vm` for the pass in the
-virtual machine (`guest.py`). Without FOCUS, SKIP and PASS, a run is complete: on this host every
-`[NodeConformance]` spec that is not Serial, Slow, Flaky, Disruptive or Alpha, and then in the virtual
-machine, in one process, all specs of statistics.
+directory for logs and the report; `RUNTIME` is 2 for containerd 2.x and runc from the cache. `PASS` is
+`host` for the pass on this host, or `vm` for the pass in the virtual machine (`guest.py`). Without FOCUS,
+SKIP and PASS, a run is complete: on this host every `[NodeConformance]` spec that is not Serial, Slow, Flaky,
+Disruptive or Alpha, and then in the virtual machine, in one process, all specs of statistics. `PASS=pressure`
+runs the specs of eviction, garbage collection and log rotation in the virtual machine, which takes hours and
+is not part of a complete run.
 
-Outcomes go into the agent's column of `tests/data/conformance.tsv`. Exits with 1 when our agent fails a spec
-that the upstream kubelet passes, with 2 when the suite did not run to its end, with 3 when the rig cannot be
-built on this host.
+Outcomes go into the agent's column of `tests/data/conformance.tsv`, of `PASS=pressure` into that of
+`conformance_pressure.tsv`, of a run with RUNTIME=2 into that of `conformance-containerd2.tsv`. Exits with 1
+when our agent fails a spec that the upstream kubelet passes, with 2 when the suite did not run to its end,
+with 3 when the rig cannot be built on this host.
 """
 
 from __future__ import annotations
@@ -56,18 +59,28 @@ from tests.conformance.table import (
     merge,
     regressions,
 )
+from tests.support import newer_runtime
 from tests.vm.machine import why_not
 
-TABLE = Path(__file__).parents[1] / "data" / "conformance.tsv"
+_DATA = Path(__file__).parents[1] / "data"
+TABLE, PRESSURE_TABLE = _DATA / "conformance.tsv", _DATA / "conformance_pressure.tsv"
+NEWER_TABLE = _DATA / "conformance-containerd2.tsv"
+"""Outcomes on containerd 2.x."""
 FOCUS = r"\[NodeConformance\]"
 STATISTICS = r"\b(Summary API|ContainerMetrics|ResourceMetricsAPI)\b"
 """Specs of statistics, which the pass in the virtual machine runs, also those that are Serial."""
 STATISTICS_SKIP = r"\[(Slow|Flaky|Disruptive|Alpha)\]"
 SKIP = rf"\[(Serial|Slow|Flaky|Disruptive|Alpha)\]|{STATISTICS}"
-ON_THIS_HOST, IN_VM = "host", "vm"
+PRESSURE = (
+    r"\b(InodeEviction|ImageGCNoEviction|ImageGCTerminatedPodsContainersCleanup|MemoryAllocatableEviction\w*"
+    r"|LocalStorage\w*Eviction\w*|Priority\w+EvictionOrdering\w*|ImageGarbageCollect|GarbageCollect"
+    r"|ContainerLogRotation\w*)\b"
+)
+"""Specs of pressure: they fill the disk, the memory and the process table, and restart the kubelet."""
+ON_THIS_HOST, IN_VM, UNDER_PRESSURE = "host", "vm", "pressure"
 PROCS = 10
 RESULTS = Path("/tmp/pykubelet-conformance")
-_TIMEOUT = "3h"
+_TIMEOUT = "5h"
 _SAY_EVERY = 60.0
 _POLL_SECONDS = 1.0
 _STALL_SECONDS = 480.0
@@ -104,6 +117,8 @@ class Options:
     agent: str
     passes: tuple[Pass, ...]
     results: Path
+    table: Path
+    """File of the outcomes."""
     complete: bool
     """Whether the run covers all specs of the table."""
     selected: bool
@@ -119,20 +134,25 @@ def read_options(environ: Mapping[str, str]) -> Options:
     if not procs.isdecimal() or int(procs) < 1:
         raise ValueError(f"PROCS={procs} is invalid: use a number from 1 on")
     where = environ.get("PASS", "")
-    if where not in ("", ON_THIS_HOST, IN_VM):
-        raise ValueError(f"PASS={where} is invalid: use {ON_THIS_HOST} or {IN_VM}")
+    if where not in ("", ON_THIS_HOST, IN_VM, UNDER_PRESSURE):
+        raise ValueError(f"PASS={where} is invalid: use {ON_THIS_HOST}, {IN_VM} or {UNDER_PRESSURE}")
     selected = bool(environ.get("FOCUS")) or "SKIP" in environ
     focus, skip = environ.get("FOCUS"), environ.get("SKIP")
     passes = []
-    if where != IN_VM:
+    if where in ("", ON_THIS_HOST):
         passes.append(Pass("suite", focus or FOCUS, SKIP if skip is None else skip, int(procs)))
     if where == IN_VM or not (where or selected):
         vm_skip = STATISTICS_SKIP if skip is None else skip
         passes.append(Pass("statistics", focus or STATISTICS, vm_skip, 1, in_vm=True))
+    if where == UNDER_PRESSURE:
+        passes.append(Pass("pressure", focus or PRESSURE, skip or "", 1, in_vm=True))
+    newer = newer_runtime.is_chosen(environ)
+    table = PRESSURE_TABLE if where == UNDER_PRESSURE else TABLE
     return Options(
         agent=agent,
         passes=tuple(passes),
-        results=Path(environ.get("RESULTS") or RESULTS / agent),
+        results=Path(environ.get("RESULTS") or RESULTS / (f"{agent}-containerd2" if newer else agent)),
+        table=NEWER_TABLE if newer else table,
         complete=not (where or selected),
         selected=selected,
     )
@@ -151,10 +171,10 @@ def main() -> int:
         if sys.argv[1:]:
             raise ValueError(
                 f"unexpected argument {sys.argv[1]}: "
-                "use the variables AGENT, FOCUS, SKIP, PASS, PROCS, RESULTS"
+                "use the variables AGENT, FOCUS, SKIP, PASS, PROCS, RESULTS, RUNTIME"
             )
         options = read_options(os.environ)
-        load_table(TABLE)  # an invalid one is reported before the run
+        load_table(options.table)  # an invalid one is reported before the run
         here = [one for one in options.passes if in_guest() or not one.in_vm]
         there = [one for one in options.passes if one not in here]
         if there and (reason := why_not()):
@@ -186,8 +206,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_TERMINATED)
     complete = options.complete and not stalled
-    table = merge(load_table(TABLE), options.agent, outcomes, complete=complete, selected=options.selected)
-    TABLE.write_text(format_table(table))
+    known = load_table(options.table)
+    table = merge(known, options.agent, outcomes, complete=complete, selected=options.selected)
+    options.table.write_text(format_table(table))
     for line in failure_lines(table, options.agent, outcomes):
         print(line)
     print(f"{summary(outcomes)}, {time.monotonic() - began:.0f} s; logs in {options.results}")
@@ -229,8 +250,7 @@ def _run_suite(rig: Rig, specs: Pass, results: Path) -> None:
     A suite that stalls is interrupted, which a file in the results records: a helper of the suite loops for
     ever on a page of metrics that is not one, and ginkgo has no limit for a single spec.
     """
-    work, log = results / "work", results / f"{specs.name}.log"
-    work.mkdir(exist_ok=True)
+    log = results / f"{specs.name}.log"
     command = [
         *("setpriv", "--pdeathsig", "TERM", "--", str(rig.binaries.suite / GINKGO)),
         f"--procs={specs.procs}",
@@ -240,13 +260,19 @@ def _run_suite(rig: Rig, specs: Pass, results: Path) -> None:
         *([f"--skip={specs.skip}"] if specs.skip else []),
         f"--json-report={specs.name}.json",
         f"--output-dir={results}",
-        str(rig.binaries.suite / SUITE),
+        str(rig.work / SUITE),
         *("--", *rig.suite_arguments()),
     ]
     _say(f"Running the suite in {specs.procs} processes; its log is {log}")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=work, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=rig.work,
+            env=rig.suite_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     began = said = changed = time.monotonic()
     size, limit = 0, _STALL_SECONDS * rig.options.slowness

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -23,8 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +39,7 @@ from pykubelet.devcluster.identities import Authority
 from pykubelet.devcluster.layout import CLUSTER_DOMAIN
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux import cgroupfs as cgroup_tree
+from pykubelet.standalone.containerd_config import handler_section
 from pykubelet.standalone.daemon import find_daemons
 from pykubelet.standalone.requirements import inspect_host
 from tests.cluster.conftest import running_plane
@@ -53,6 +53,7 @@ from tests.conformance.images import (
     split_name,
 )
 from tests.conformance.table import REFERENCE
+from tests.support import newer_runtime
 from tests.support.cluster_node import ClusterNode
 from tests.support.data_dir import short_dir
 from tests.support.image_registry import PROGRAM as REGISTRY_PROGRAM
@@ -61,6 +62,7 @@ from tests.support.node import BIN
 from tests.support.plane import Plane
 from tests.support.runtime import RunningRuntime, runtime_process
 from tests.support.runtime_view import Truth
+from tests.vm.machine import MARKER, unit_environment
 
 NODE_NAME = "conformance"
 SUITE, GINKGO = "e2e_node.test", "ginkgo"
@@ -69,6 +71,10 @@ IN_NAMESPACE = "PYKUBELET_CONFORMANCE_NAMESPACE"
 _ROOT = Path("/var/lib/kubelet")
 _LOGS = (Path("/var/log/pods"), Path("/var/log/containers"))
 _PORT, _HEALTH, _READ_ONLY = 10250, 10248, 10255
+_PORTS = (_HEALTH, _READ_ONLY)
+KUBELET_CONFIG = "kubelet-config"
+"""Name of the kubelet's configuration file, which the suite writes to its working directory."""
+_UNIT_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HOME", MARKER)
 _CGROUP = "kubepods"
 _NO_CGO = {"CGO_ENABLED": "0"}
 _UPSTREAM = "k8s.io/kubernetes/test"
@@ -89,6 +95,8 @@ class RigOptions:
     cgroup_driver: str = "cgroupfs"
     kubelet_cgroup: str = ""
     """Cgroup that the kubelet moves itself to; empty: it stays where it is."""
+    kubelet_unit: str = ""
+    """Name of the systemd unit of the kubelet, which Serial specs stop and start; empty: it has none."""
     runtime_unit: str = ""
     """Name of the systemd scope of the runtime; empty: it is in the cgroup of the run."""
     repositories: Collection[str] = tuple(BUILDERS)
@@ -116,6 +124,7 @@ ON_HOST = RigOptions()
 IN_GUEST = RigOptions(
     cgroup_driver="systemd",
     kubelet_cgroup="/kubelet.slice",
+    kubelet_unit="kubelet-conformance",
     runtime_unit="containerd",
     repositories=("e2e-test-images/agnhost", "e2e-test-images/busybox"),
     slowness=6.0,
@@ -146,7 +155,17 @@ class Rig:
     token: str
     """Bearer token of a cluster administrator."""
     scratch: Path
+    work: Path
+    """Working directory of the suite, with the suite itself and the kubelet's configuration."""
     options: RigOptions
+
+    def suite_environment(self) -> dict[str, str]:
+        """Return the environment of the suite, which runs everything with sudo."""
+        programs = self.scratch / "programs"
+        programs.mkdir(exist_ok=True)
+        (programs / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
+        (programs / "sudo").chmod(0o755)
+        return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
 
     def suite_arguments(self) -> list[str]:
         """Return the suite's arguments that make it use this rig instead of starting services."""
@@ -185,7 +204,11 @@ def suite_module() -> GoModule:
 
 
 def find_binaries(say: Callable[[str], None]) -> Binaries:
-    """Return the rig's binaries, building what the cache lacks. Raises NotAvailable."""
+    """Return the rig's binaries, building what the cache lacks. Raises NotAvailable.
+
+    With RUNTIME=2 containerd 2.x and runc are built as well, and are the first in PATH.
+    """
+    newer_runtime.put_first(say)
     return Binaries(find_programs(say), ensure_built(suite_module(), say))
 
 
@@ -247,14 +270,18 @@ def running_rig(
             directory = runtime.instance.registry_hosts / host
             directory.mkdir(parents=True)
             (directory / "hosts.toml").write_text(mirror_hosts(registry.host))
-        _add_handler(runtime, _HANDLER_SECONDS * options.slowness)
+        _add_handler(runtime, options.cgroup_driver, _HANDLER_SECONDS * options.slowness)
         say(f"Starting the node with the kubelet: {agent}")
-        node = _node(plane, runtime, agent, options)
+        work = scratch / "suite"
+        work.mkdir()
+        # Ginkgo runs it in its own directory, where it writes the kubelet's configuration.
+        (work / SUITE).symlink_to(binaries.suite / SUITE)
+        node = _node(plane, runtime, agent, options, work / KUBELET_CONFIG)
         stack.callback(node.truth.close)
         stack.callback(node.kill)
         node.start(wait=False)
         node.wait_registered(_READY_SECONDS * options.slowness)
-        yield Rig(binaries, plane, node, _admin_token(plane), scratch, options)
+        yield Rig(binaries, plane, node, _admin_token(plane), scratch, work, options)
 
 
 @contextmanager
@@ -270,15 +297,11 @@ def _runtime(options: RigOptions) -> Iterator[RunningRuntime]:
             _unmount_below(_ROOT)
 
 
-def _add_handler(runtime: RunningRuntime, seconds: float) -> None:
+def _add_handler(runtime: RunningRuntime, cgroup_driver: str, seconds: float) -> None:
     """Configure the runtime handler of the suite's RuntimeClass, and wait until containerd has it."""
     instance = runtime.instance
-    section = f'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{_HANDLER}'
-    runc = tomllib.loads(instance.containerd_config.read_text())["plugins"]["io.containerd.grpc.v1.cri"]
-    options = runc["containerd"]["runtimes"]["runc"]["options"]
     with instance.containerd_config.open("a") as config:
-        config.write(f'\n{section}]\nruntime_type = "io.containerd.runc.v2"\n\n{section}.options]\n')
-        config.writelines(f"{name} = {json.dumps(value)}\n" for name, value in options.items())
+        config.write(handler_section(instance, inspect_host(), _HANDLER, cgroup_driver=cgroup_driver))
     [daemon] = find_daemons(instance)
     os.kill(daemon.pid, signal.SIGTERM)
     deadline = time.monotonic() + seconds
@@ -297,9 +320,58 @@ def _add_handler(runtime: RunningRuntime, seconds: float) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _node(plane: Plane, runtime: RunningRuntime, agent: str, options: RigOptions) -> ClusterNode:
+class UnitNode(ClusterNode):
+    """A node whose kubelet is a unit of systemd: specs that change its configuration stop and start it."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        runtime: RunningRuntime,
+        command: list[str],
+        *,
+        unit: str,
+        reference: bool,
+    ) -> None:
+        super().__init__(plane, runtime, NODE_NAME, command, _PORTS, root=_ROOT, reference=reference)
+        self._unit = f"{unit}.service"
+        self._unit_file = Path("/run/systemd/system", self._unit)
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start the unit, and return when the kubelet is healthy unless told not to wait."""
+        self._unit_file.parent.mkdir(parents=True, exist_ok=True)
+        self._unit_file.write_text(unit_text(self.command, self.log, os.environ))
+        _systemctl("daemon-reload")
+        _systemctl("start", self._unit)
+        if wait:
+            self.wait("the agent to be healthy", self.is_healthy, _READY_SECONDS * IN_GUEST.slowness)
+
+    def _end(self, number: int) -> int:
+        _systemctl("kill", f"--signal={number}", self._unit)
+        return 0
+
+
+def unit_text(command: Sequence[str], log: Path, environ: Mapping[str, str]) -> str:
+    """Return the unit of a kubelet whose containers outlive it."""
+    kept = {name: value for name, value in environ.items() if name in _UNIT_ENVIRONMENT}
+    lines = [
+        "[Service]",
+        f"ExecStart={shlex.join(command)}",
+        f"StandardOutput=append:{log}",
+        f"StandardError=append:{log}",
+        "KillMode=process",
+        "Delegate=yes",
+        *unit_environment(kept),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _systemctl(*arguments: str) -> None:
+    subprocess.run(["systemctl", *arguments], check=True)
+
+
+def _node(plane: Plane, runtime: RunningRuntime, agent: str, options: RigOptions, path: Path) -> ClusterNode:
+    """Return the node, whose kubelet's configuration is written to `path`."""
     instance = runtime.instance
-    path = instance.data_dir / "kubelet.yaml"
     config = kubelet_config(instance.manifests, runtime.endpoint) | options.settings()
     path.write_text(yaml.safe_dump(config))
     reference = plane.cluster.programs.kubelet if agent == REFERENCE else None
@@ -319,8 +391,9 @@ def _node(plane: Plane, runtime: RunningRuntime, agent: str, options: RigOptions
     if reference is not None:
         # Its cadvisor reads the containers' names from containerd, at a fixed path otherwise.
         command.append(f"--containerd={instance.socket}")
-    ports = (_HEALTH, _READ_ONLY)
-    return ClusterNode(plane, runtime, NODE_NAME, command, ports, root=_ROOT, reference=agent == REFERENCE)
+    if options.kubelet_unit:
+        return UnitNode(plane, runtime, command, unit=options.kubelet_unit, reference=agent == REFERENCE)
+    return ClusterNode(plane, runtime, NODE_NAME, command, _PORTS, root=_ROOT, reference=agent == REFERENCE)
 
 
 def kubelet_config(static_pods: Path, endpoint: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tests.conformance import guest
 from tests.conformance.guest import guest_equipment, in_guest, run_in_guest
 from tests.conformance.report import SuiteError
-from tests.conformance.rig import IN_GUEST, IN_NAMESPACE, ON_HOST
+from tests.conformance.rig import IN_GUEST, IN_NAMESPACE, ON_HOST, unit_text
 from tests.vm.machine import (
     MARKER,
     SHARED,
@@ -35,6 +35,23 @@ def test_guest_equipment_passes_selection_and_results_on(tmp_path: Path) -> None
         "RESULTS": str(SHARED),
         IN_NAMESPACE: "1",
     }
+
+
+def test_guest_equipment_other_pass_is_passed_on(tmp_path: Path) -> None:
+    assert guest_equipment(tmp_path, {"PASS": "pressure"}).environment["PASS"] == "pressure"
+
+
+def test_unit_text_kubelet_keeps_containers_and_environment(tmp_path: Path) -> None:
+    text = unit_text(["/bin/kubelet", "--config=/a b"], tmp_path / "log", {"PATH": "/bin", "OTHER": "1"})
+    assert text.splitlines() == [
+        "[Service]",
+        "ExecStart=/bin/kubelet '--config=/a b'",
+        f"StandardOutput=append:{tmp_path}/log",
+        f"StandardError=append:{tmp_path}/log",
+        "KillMode=process",
+        "Delegate=yes",
+        'Environment="PATH=/bin"',
+    ]
 
 
 @pytest.mark.parametrize(("environ", "expected"), [({}, False), ({MARKER: "v2"}, True)])

@@ -24,6 +24,13 @@ NEITHER = (
     "[sig-node] Device Plugin [NodeFeature:DevicePlugin] [Serial] gets restarted",
     "[sig-node] CPU Manager Metrics [Serial] [Feature:CPUManager] when querying /metrics should report",
 )
+PRESSURE = (
+    NEITHER[0],
+    "[sig-node] ImageGarbageCollect [Serial] [NodeConformance] when ImageMaximumGCAge is set should GC",
+    "[sig-node] LocalStorageSoftEvictionNotOverwriteTerminationGracePeriodSeconds [Slow] [Serial] when",
+    "[sig-node] PriorityPidEvictionOrdering [Slow] [Serial] [Disruptive] [Feature:Eviction] when we run",
+    "[sig-node] ContainerLogRotationWithMultipleWorkers [Slow] [Serial] [Disruptive] when a container",
+)
 
 
 def selected(environ: dict[str, str], spec: str) -> list[str]:
@@ -68,6 +75,17 @@ def test_read_options_pass_host_leaves_statistics_out() -> None:
     assert not options.complete
 
 
+def test_read_options_pass_pressure_has_its_own_table_and_no_skip() -> None:
+    options = read_options({"PASS": "pressure"})
+    assert [(one.name, one.skip, one.in_vm) for one in options.passes] == [("pressure", "", True)]
+    assert options.table.name == "conformance_pressure.tsv"
+    assert not options.complete
+    for spec in PRESSURE:
+        assert selected({"PASS": "pressure"}, spec) == ["pressure"]
+    for spec in (*STATISTICS, *OTHERS):
+        assert selected({"PASS": "pressure"}, spec) == []
+
+
 def test_read_options_defaults_are_complete_run_of_ours() -> None:
     options = read_options({})
     assert (options.agent, options.passes[0].procs, options.complete) == (OURS, 10, True)
@@ -88,3 +106,12 @@ def test_read_options_selection_is_not_complete_and_has_one_pass() -> None:
 def test_read_options_invalid_value_raises(environ: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="is invalid: use"):
         read_options(environ)
+
+
+def test_read_options_runtime_2_keeps_table_and_results_apart() -> None:
+    options, newer = read_options({}), read_options({"RUNTIME": "2"})
+    assert options.table.name == "conformance.tsv"
+    assert newer.table.name == "conformance-containerd2.tsv"
+    assert newer.results != options.results
+    with pytest.raises(ValueError, match="RUNTIME=3 is invalid"):
+        read_options({"RUNTIME": "3"})

@@ -24,6 +24,9 @@ CHECKOUT = Path(__file__).parents[2]
 MEMORY_MB = 2048
 CPUS = 2
 SECONDS = 2700.0
+MONITOR = "PYKUBELET_VM_MONITOR"
+"""Variable with the path of a QMP socket to be created, for `stop` and `cont`: a machine that is stopped
+leaves the host to a measurement, and its clock stands still, too."""
 MARKER = "PYKUBELET_VM"
 """Set where tests run in the guest, to the version of its cgroups."""
 HIERARCHIES = {
@@ -274,6 +277,7 @@ def qemu_command(
         *("-no-reboot", "-kernel", str(image), "-initrd", str(first_files)),
         *("-append", " ".join(kernel_line)),
         *("-serial", f"file:{console}", "-serial", "stdio"),
+        *(("-qmp", f"unix:{monitor},server=on,wait=off") if (monitor := os.environ.get(MONITOR)) else ()),
         *("-fsdev", "local,id=host,path=/,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
         *(("-drive", drive) if equipment.disk_mb else ()),
