@@ -21,7 +21,7 @@ from pykubelet.linux.host_info import Machine
 from pykubelet.node.conditions import RuntimeHealth
 from pykubelet.node.informer import CachedNode
 from pykubelet.node.settings import NodeSettings, RegistrationSettings
-from pykubelet.node.status import NOT_IMPLEMENTED, Facts, image_list
+from pykubelet.node.status import Facts, image_list
 from pykubelet.node.status_inputs import NodeSources, RuntimeSource
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"
@@ -107,18 +107,10 @@ def runtime_status(runtime: bool = True, network: bool = True) -> pb.StatusRespo
     return pb.StatusResponse(status=pb.RuntimeStatus(conditions=conditions))
 
 
-def recorded_node() -> dict[str, Any]:
-    """The reference's node, as it is."""
+def golden_node() -> dict[str, Any]:
+    """The reference's node, as it was recorded."""
     document = json.loads((GOLDEN / "node.json").read_text())
     assert isinstance(document, dict)
-    return document
-
-
-def golden_node() -> dict[str, Any]:
-    """The reference's node, without features that it declares and that we do not have."""
-    document = recorded_node()
-    declared = [name for name in document["status"].pop("declaredFeatures") if name not in NOT_IMPLEMENTED]
-    document["status"] |= {"declaredFeatures": declared} if declared else {}
     return document
 
 

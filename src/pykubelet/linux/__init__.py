@@ -2,6 +2,7 @@
 
 - `cgroupfs.py`: detection of cgroup v1 and v2; members and removal of a cgroup tree.
 - `dbus.py`, `systemd.py`: D-Bus client; transient units, sd_notify and the watchdog.
+- `logind.py`: delay inhibitors, PrepareForShutdown and the longest delay.
 - `hardware.py`, `host_info.py`: cAdvisor's MachineInfo; machine id, kernel, OS image, clock, boot time.
 - `inotify.py`, `lock_file.py`: file change events; `--lock-file`.
 - `iptables.py`, `network.py`: chains and rules; interfaces, routes, node IP, node name.

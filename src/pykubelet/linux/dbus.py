@@ -13,6 +13,9 @@ received.
 
 Values have Python's plain types: `str` for s, o and g, `int`, `bool`, `float`, a list for an array (`bytes`
 for an array of bytes, a dict for an array of dict entries), a tuple for a struct, and `Variant` for v.
+
+A connection opened with `descriptors=True` receives file descriptors, which `call_for_descriptor` returns;
+every other received descriptor is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ import itertools
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -85,6 +89,8 @@ class Message:
     destination: str = ""
     sender: str = ""
     signature: str = ""
+    unix_fds: int = 0
+    """Number of file descriptors that are sent with the message; values of the type h are their indexes."""
     body: tuple[Any, ...] = ()
 
 
@@ -98,6 +104,7 @@ _FIELDS = {
     6: ("destination", "s"),
     7: ("sender", "s"),
     8: ("signature", "g"),
+    9: ("unix_fds", "u"),
 }
 
 
@@ -386,6 +393,9 @@ _NUDGE_SECONDS = 0.2
 _LONGEST_NUDGE = 2.0
 _NO_REPLY = 1
 _MAX_LINE = 16 * 1024
+_MAX_DESCRIPTORS = 16
+"""File descriptors per message that buses allow by default."""
+_RECEIVE_BYTES = 64 * 1024
 
 
 class DBusError(OSError):
@@ -401,13 +411,15 @@ class DBusError(OSError):
 
 @contextlib.asynccontextmanager
 async def connect(
-    path: Path, *, bus: bool, seconds: float = CONNECT_SECONDS
+    path: Path, *, bus: bool, seconds: float = CONNECT_SECONDS, descriptors: bool = False
 ) -> AsyncIterator[DBusConnection]:
     """Open a connection to a socket; `bus` is whether a bus listens there or a single peer.
 
+    `descriptors`: whether the peer may send file descriptors.
+
     Raises DBusError if the connection is not established within `seconds`.
     """
-    connection = DBusConnection(path)
+    connection = DBusConnection(path, descriptors=descriptors)
     try:
         try:
             async with asyncio.timeout(seconds):
@@ -424,14 +436,18 @@ async def connect(
 class DBusConnection(asyncio.Protocol):
     """An open connection; created by `connect`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, descriptors: bool = False) -> None:
         self._path = path
-        self._transport: asyncio.Transport | None = None
+        self._negotiates = descriptors
+        self._descriptors: deque[int] = deque()
+        """Received file descriptors of messages that are not complete yet."""
+        self._transport: asyncio.Transport | _DescriptorTransport | None = None
         self._data = bytearray()
         self._welcome: asyncio.Future[None] | None = None
         self._authenticated = False
+        self._awaits_agreement = False
         self._serials = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Message]] = {}
+        self._calls: dict[int, asyncio.Future[tuple[Message, list[int]]]] = {}
         self._heard: list[asyncio.Queue[Message | None]] = []
         self._over: DBusError | None = None
         self._nudge: asyncio.TimerHandle | None = None
@@ -448,6 +464,40 @@ class DBusConnection(asyncio.Protocol):
         seconds: float = CALL_SECONDS,
     ) -> tuple[Any, ...]:
         """Call a method and return the values of its reply. Raises DBusError."""
+        reply, descriptors = await self._call(destination, path, interface, member, signature, args, seconds)
+        _close_all(descriptors)
+        return reply.body
+
+    async def call_for_descriptor(
+        self,
+        destination: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        *args: Any,
+        seconds: float = CALL_SECONDS,
+    ) -> int:
+        """Call a method whose reply is one file descriptor, and return it; the caller closes it.
+
+        Raises DBusError.
+        """
+        reply, descriptors = await self._call(destination, path, interface, member, signature, args, seconds)
+        if reply.signature != "h" or reply.body != (0,) or len(descriptors) != 1:
+            _close_all(descriptors)
+            raise DBusError(errno.EBADMSG, f"{member}: the reply is not one file descriptor")
+        return descriptors[0]
+
+    async def _call(
+        self,
+        destination: str,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str,
+        args: tuple[Any, ...],
+        seconds: float,
+    ) -> tuple[Message, list[int]]:
         serial = next(self._serials)
         message = Message(
             kind=MessageType.CALL,
@@ -462,21 +512,25 @@ class DBusConnection(asyncio.Protocol):
         data = encode_message(message)
         if self._over is not None or self._transport is None:
             raise self._over or DBusError(errno.ENOTCONN, f"{self._path} is not connected")
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
         self._calls[serial] = answer
+        reply: Message | None = None
         try:
             self._transport.write(data)
             self._nudge_later(_NUDGE_SECONDS)
             async with asyncio.timeout(seconds):
-                reply = await answer
+                reply, descriptors = await answer
         except TimeoutError:
             raise DBusError(errno.ETIMEDOUT, f"{member} is not answered after {seconds:g}s") from None
         finally:
             del self._calls[serial]
+            if reply is None and answer.done() and not answer.cancelled() and answer.exception() is None:
+                _close_all(answer.result()[1])  # the reply arrived while the caller was cancelled
         if reply.kind == MessageType.ERROR:
-            told = reply.body[0] if reply.body and isinstance(reply.body[0], str) else reply.error
-            raise DBusError(errno.EREMOTEIO, f"{member}: {told}", reply.error)
-        return reply.body
+            _close_all(descriptors)
+            text = reply.body[0] if reply.body and isinstance(reply.body[0], str) else reply.error
+            raise DBusError(errno.EREMOTEIO, f"{member}: {text}", reply.error)
+        return reply, descriptors
 
     async def subscribe(self, rule: str) -> None:
         """Request from the bus the signals that match a rule (AddMatch). Raises DBusError."""
@@ -505,7 +559,10 @@ class DBusConnection(asyncio.Protocol):
         try:
             sock = await _reach(self._path)
             try:
-                await loop.create_unix_connection(lambda: self, sock=sock)
+                if self._negotiates:
+                    self.connection_made(_DescriptorTransport(sock, self))
+                else:
+                    await loop.create_unix_connection(lambda: self, sock=sock)
             except BaseException:
                 sock.close()
                 raise
@@ -526,7 +583,7 @@ class DBusConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
         # uvloop's transports have the methods, but not the base class.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport | _DescriptorTransport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Handle received data; an invalid message ends the connection."""
@@ -551,7 +608,14 @@ class DBusConnection(asyncio.Protocol):
                 raise DBusProtocolError("the greeting has no end")
             return
         self._data = rest
-        if not line.startswith(b"OK"):
+        if self._negotiates and line.startswith(b"OK"):
+            assert self._transport is not None
+            self._transport.write(b"NEGOTIATE_UNIX_FD\r\n")
+            self._negotiates = False
+            self._awaits_agreement = True
+            self._take_welcome()
+            return
+        if not line.startswith(b"AGREE_UNIX_FD" if self._awaits_agreement else b"OK"):
             told = bytes(line[:200]).decode(errors="replace")
             self._end(DBusError(errno.EACCES, f"{self._path} does not let us in: {told}"))
             return
@@ -569,13 +633,22 @@ class DBusConnection(asyncio.Protocol):
             self._was_heard = True
             message = decode_message(bytes(self._data[:size]))
             del self._data[:size]
+            if message.unix_fds > len(self._descriptors):
+                raise DBusProtocolError(f"{message.unix_fds} file descriptors are announced and not sent")
+            descriptors = [self._descriptors.popleft() for _ in range(message.unix_fds)]
             if message.kind == MessageType.SIGNAL:
                 for heard in self._heard:
                     heard.put_nowait(message)
             elif message.kind in (MessageType.RETURN, MessageType.ERROR):
                 answer = self._calls.get(message.reply_to)
                 if answer is not None and not answer.done():
-                    answer.set_result(message)
+                    answer.set_result((message, descriptors))
+                    continue
+            _close_all(descriptors)
+
+    def descriptors_received(self, descriptors: Iterable[int]) -> None:
+        """Store received file descriptors, in the order of the messages that they belong to."""
+        self._descriptors.extend(descriptors)
 
     def _nudge_later(self, seconds: float) -> None:
         """Schedule a Ping if the peer has not sent any message yet.
@@ -605,6 +678,8 @@ class DBusConnection(asyncio.Protocol):
         if self._over is not None:
             return
         self._over = why
+        _close_all(self._descriptors)
+        self._descriptors.clear()
         if self._nudge is not None:
             self._nudge.cancel()
         if self._transport is not None:
@@ -618,6 +693,63 @@ class DBusConnection(asyncio.Protocol):
                 future.exception()  # mark as retrieved: the caller may have been cancelled concurrently
         for heard in self._heard:
             heard.put_nowait(None)
+
+
+class _DescriptorTransport(asyncio.BaseTransport):
+    """A transport that receives file descriptors, which asyncio's and uvloop's drop.
+
+    Requests are small and the peer reads them: a write that does not fit into the socket ends the connection.
+    """
+
+    def __init__(self, sock: socket.socket, connection: DBusConnection) -> None:
+        super().__init__()
+        self._sock = sock
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def write(self, data: bytes) -> None:
+        """Send data. A failure ends the connection."""
+        try:
+            sent = self._sock.send(data, socket.MSG_NOSIGNAL)
+        except OSError as err:
+            self._lost(err)
+        else:
+            if sent < len(data):
+                self._lost(BlockingIOError(errno.EAGAIN, "the peer does not read"))
+
+    def abort(self) -> None:
+        """Close the socket."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+
+    def _read(self) -> None:
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._sock, _RECEIVE_BYTES, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as err:
+            self._lost(err)
+            return
+        self._connection.descriptors_received(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            self._lost(OSError(errno.EMFILE, "too many file descriptors"))
+        elif data:
+            self._connection.data_received(data)
+        else:
+            self._lost(None)
+
+    def _lost(self, err: OSError | None) -> None:
+        self.abort()
+        self._connection.connection_lost(err)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 async def _reach(path: Path) -> socket.socket:

@@ -182,6 +182,11 @@ def stopping() -> None:
     _tell("STOPPING=1")
 
 
+def extend_timeout(seconds: float) -> None:
+    """Request so many seconds from systemd for the shutdown, regardless of TimeoutStopSec."""
+    _tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1_000_000)}")
+
+
 def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Send a notification such as `STATUS=...`; return False without $NOTIFY_SOCKET.
 

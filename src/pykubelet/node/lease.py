@@ -152,14 +152,19 @@ class LeaseLoop:
         self._error_log = ErrorLogLimiter(log, "Failed to renew the node's lease", node=settings.name)
         self._lease: Lease | None = None
 
+    def set_settings(self, settings: NodeSettings) -> None:
+        """Replace the duration of the lease, and renew it with that immediately."""
+        self._settings = settings
+        self.wake()
+
     def wake(self) -> None:
         """Renew the lease immediately because the node's UID is known now or has changed."""
         self._wakeup.wake()
 
     async def run(self) -> NoReturn:
         """Renew the lease until cancelled."""
-        interval = self._settings.lease_seconds / 4
         while True:
+            interval = self._settings.lease_seconds / 4
             if await self._round():
                 await self._wakeup.sleep(jittered(interval, self._rng))
             else:

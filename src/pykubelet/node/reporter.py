@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 from typing import NoReturn
 
-from pykubelet.api.meta import now
+from pykubelet.api.meta import Resources, now
 from pykubelet.api.node import Node
 from pykubelet.apiserver.client import Clients
 from pykubelet.node.informer import CachedNode, NodeInformer
@@ -64,6 +64,16 @@ class NodeReporter:
     def add_address_listener(self, listener: AddressListener) -> None:
         """Add a listener, called with the addresses of the node status; it must not block."""
         self._status.add_address_listener(listener)
+
+    def set_settings(self, settings: NodeSettings, capacity: Resources) -> None:
+        """Replace periods, reservations and capacity; a status round and a renewal of the lease follow soon.
+
+        What the node has registered with (name, labels, taints, addresses) must be the same.
+        """
+        self._settings = settings
+        self._collector.set_settings(settings, capacity)
+        self._status.set_settings(settings)
+        self._lease.set_settings(settings)
 
     async def registered(self) -> None:
         """Wait until the API server has the node."""

@@ -14,8 +14,7 @@ because other components act on it:
 - the API server passes WebSocket streams through to nodes that declare `ExtendWebSocketsToKubelet` and
   translates them itself for all others: a node that declares it without support breaks `kubectl exec`.
 
-`NOT_IMPLEMENTED` are features that upstream declares by default and this kubelet does not implement; a
-feature moves to `_DECLARED` once implemented. `tests/cluster/test_golden.py` compares the rest with upstream.
+All features that upstream declares are implemented; `tests/cluster/test_golden.py` compares them.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ def missing_resources(capacity: Resources, *, storage: bool) -> str:
 
 
 NAMES_PER_IMAGE = 5
-NOT_IMPLEMENTED = frozenset({"ExtendWebSocketsToKubelet"})
 _DECLARED: Mapping[str, Callable[[pb.RuntimeFeatures], bool]] = {
+    "ExtendWebSocketsToKubelet": lambda runtime: True,
     "InPlacePodLevelResourcesVerticalScaling": lambda runtime: True,
     "InPlacePodVerticalScalingInitContainers": lambda runtime: True,
     "RestartAllContainersOnContainerExits": lambda runtime: True,

@@ -147,6 +147,7 @@ class NodeStatusCollector:
     def __init__(self, sources: NodeSources, settings: NodeSettings) -> None:
         self._sources = sources
         self._settings = settings
+        self._capacity = sources.capacity
         self._images: list[ContainerImage] | None = None
         self._version: str | None = None
         self._address: IPAddress | None = None
@@ -154,6 +155,12 @@ class NodeStatusCollector:
         self._address_error_log = ErrorLogLimiter(
             log, "Failed to find the node's address", node=settings.name
         )
+
+    def set_settings(self, settings: NodeSettings, capacity: Resources) -> None:
+        """Replace settings and capacity; images are listed again in the next round."""
+        self._settings = settings
+        self._capacity = capacity
+        self._images_due = 0.0
 
     def problems(self) -> list[str]:
         """Return the reasons why the node is not ready, from cached state only."""
@@ -174,7 +181,7 @@ class NodeStatusCollector:
         valid = await self._find_address()
         return Facts(
             machine=sources.machine,
-            capacity=sources.capacity,
+            capacity=self._capacity,
             runtime_version=self._version,
             runtime_status=sources.runtime.health.last,
             images=self._images,

@@ -130,6 +130,13 @@ class StatusLoop:
         known = self._latest or self._watched
         return known.metadata.uid if known is not None else ""
 
+    def set_settings(self, settings: NodeSettings) -> None:
+        """Replace periods and reservations, and start a round with them immediately."""
+        self._settings = settings
+        # The next report is scheduled with the new period.
+        self._next_report = 0.0
+        self.wake()
+
     def wake(self) -> None:
         """Start a round immediately because an input has changed."""
         self._wakeup.wake()

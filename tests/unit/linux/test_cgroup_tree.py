@@ -49,9 +49,9 @@ async def test_cgroup_tree_with_processes_found_emptied_and_removed(tree: str) -
     assert trees == [root / tree for root in hierarchies(read_mounts())]
     place = trees[0] / "below" / "cgroup.procs"
     # Its child shows that those who come to be while we kill are found, too.
-    with subprocess.Popen(
-        ["sh", "-c", f"echo $$ >{place}; sleep 1000 & echo ready; wait"], stdout=subprocess.PIPE
-    ) as sh:
+    # The shell does not end by itself when its child is killed first.
+    command = ["sh", "-c", f"echo $$ >{place}; sleep 1000 & echo ready; read never"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as sh:
         assert sh.stdout is not None
         sh.stdout.readline()
         assert members(trees[0]) >= {sh.pid}

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.linux.systemd import WatchdogError, feed_watchdog, notify, ready, stopping, watchdog_interval
+from pykubelet.linux.systemd import (
+    WatchdogError,
+    extend_timeout,
+    feed_watchdog,
+    notify,
+    ready,
+    stopping,
+    watchdog_interval,
+)
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -27,6 +35,8 @@ def test_notify_sends_state_to_notify_socket(systemd: socket.socket) -> None:
     assert systemd.recv(100) == b"READY=1"
     stopping()
     assert systemd.recv(100) == b"STOPPING=1"
+    extend_timeout(35.5)
+    assert systemd.recv(100) == b"EXTEND_TIMEOUT_USEC=35500000"
     assert notify("STATUS=naïve")
     assert systemd.recv(100) == "STATUS=naïve".encode()
 

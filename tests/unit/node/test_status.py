@@ -18,7 +18,6 @@ from pykubelet.node.conditions import NodePressure, Transition
 from pykubelet.node.lease import renewed
 from pykubelet.node.registration import blank_node
 from pykubelet.node.status import (
-    NOT_IMPLEMENTED,
     Facts,
     declared_features,
     has_changed,
@@ -39,7 +38,6 @@ from tests.support.node_status import (
     apply_patch,
     facts,
     golden_node,
-    recorded_node,
     settings,
 )
 
@@ -93,18 +91,16 @@ class TestGolden:
         assert not has_changed(old, new)
         assert transitions == []
 
-    def test_next_node_unimplemented_declared_features_are_removed(self) -> None:
-        document = recorded_node()
+    def test_next_node_declared_features_of_another_kubelet_are_removed(self) -> None:
+        document = golden_node()
+        expected = document["status"]["declaredFeatures"]
+        document["status"]["declaredFeatures"] = [*expected, "Unknown"]
         for moment in (*document["status"]["conditions"], document["metadata"]):
             moment |= {name: TIME for name in moment if name.endswith(("Time", "Timestamp"))}
         old = read_object(Node, json.dumps(document).encode())
         new, _ = next_node(old, facts(), settings(), LATER)
         assert has_changed(old, new)
-        left = node_patch(old, new)["status"]["declaredFeatures"]
-        assert left == [
-            name for name in document["status"]["declaredFeatures"] if name not in NOT_IMPLEMENTED
-        ]
-        assert left != document["status"]["declaredFeatures"]
+        assert node_patch(old, new)["status"]["declaredFeatures"] == expected
 
 
 class TestChanges:
@@ -301,16 +297,15 @@ class TestFeatures:
         assert declared_features(able, off) == []
         assert declared_features(None, on) == []
 
-    def test_declared_features_gate_off_omits_implemented_feature(self) -> None:
-        name = "RestartAllContainersOnContainerExits"
+    @pytest.mark.parametrize("name", ["ExtendWebSocketsToKubelet", "RestartAllContainersOnContainerExits"])
+    def test_declared_features_gate_off_omits_implemented_feature(self, name: str) -> None:
         assert name in declared_features(pb.StatusResponse(), FeatureGates())
         off = FeatureGates().with_overrides({name: False})
         assert name not in declared_features(pb.StatusResponse(), off)
 
-    def test_declared_features_omit_unimplemented_features(self) -> None:
-        gates = FeatureGates().with_overrides(dict.fromkeys(NOT_IMPLEMENTED, True))
-        able = pb.StatusResponse(features=pb.RuntimeFeatures(user_namespaces_host_network=True))
-        assert NOT_IMPLEMENTED.isdisjoint(declared_features(able, gates))
+    def test_declared_features_default_gates_same_as_upstream(self) -> None:
+        declared = declared_features(pb.StatusResponse(), FeatureGates())
+        assert declared == golden_node()["status"]["declaredFeatures"]
 
 
 @pytest.mark.parametrize("spoil", [lambda d: d.pop("status"), lambda d: d["status"].clear()])
