@@ -13,7 +13,6 @@ still runs, the function is not called again."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pykubelet.cm.qos import QOSClass, qos_class
 from pykubelet.eviction.ranking import RankedPod
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
-from pykubelet.util.tasks import in_own_thread
+from pykubelet.util.third_party import BoundedFunction, TooManyCalls
 
 log = get_logger(__name__)
 GROUP = "pykubelet.eviction"
@@ -58,20 +57,17 @@ class CustomRanking:
         self._function = function
         self._name = name
         self._timeout = timeout
-        self._is_running = False
+        self._rank = BoundedFunction(self._call, "eviction-ranking", 1)
 
     async def order(self, signal: str, ranked: Sequence[RankedPod]) -> list[RankedPod]:
         """Return the pods in the order of the function, or unchanged if it fails. Raises nothing."""
-        if self._is_running:
-            log.warning("Custom eviction ranking still runs, using the built-in order", ranking=self._name)
-            return list(ranked)
         by_uid = {found.pod.uid: found for found in ranked if found.is_evictable}
         candidates = tuple(_candidate(found) for found in by_uid.values())
         try:
-            async with asyncio.timeout(self._timeout):
-                uids = await in_own_thread(
-                    lambda: self._call(signal, candidates), name="eviction-ranking", cancel_timeout=0
-                )
+            uids = await self._rank.call(self._timeout, signal, candidates)
+        except TooManyCalls:
+            log.warning("Custom eviction ranking still runs, using the built-in order", ranking=self._name)
+            return list(ranked)
         except TimeoutError:
             log.warning(
                 "Custom eviction ranking timed out, using the built-in order",
@@ -87,12 +83,8 @@ class CustomRanking:
         return [*first, *(found for found in ranked if found.pod.uid not in chosen)]
 
     def _call(self, signal: str, candidates: Sequence[EvictionCandidate]) -> list[str]:
-        self._is_running = True
-        try:
-            # One more than valid, so that an endless iterator ends.
-            uids = list(itertools.islice(self._function(signal, candidates), len(candidates) + 1))
-        finally:
-            self._is_running = False
+        # One more than valid, so that an endless iterator ends.
+        uids = list(itertools.islice(self._function(signal, candidates), len(candidates) + 1))
         if not all(isinstance(uid, str) for uid in uids):
             raise TypeError(f"{self._name} must return uids of pods, not {uids[:3]!r}")
         return uids

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NoReturn, Protocol
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -187,6 +187,21 @@ class EvictionManager:
         """Uids of evicted pods that did not terminate in time."""
         self._warned: set[str] = set()
         """Uids of critical pods above a limit, for which that was logged."""
+
+    def set_settings(self, settings: EvictionSettings) -> None:
+        """Replace the configuration, and start a round with it immediately.
+
+        A threshold that stays the same keeps its grace period; one that is no longer configured does not act.
+        """
+        self._settings = settings
+        current = set(with_containerfs(settings.thresholds, self._disks or Disks()))
+        self._state = replace(
+            self._state, acting=tuple(acting for acting in self._state.acting if acting in current)
+        )
+        if self._notifier is not None:
+            # The next round watches the new thresholds.
+            self._notifier.close()
+        self._notified.set()
 
     async def run(self) -> NoReturn:
         """Run rounds until cancelled."""

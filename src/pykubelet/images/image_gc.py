@@ -28,6 +28,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.metrics import ImageGCMetrics
 from pykubelet.images.puller import join_failures
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import Tracer, own_span
 from pykubelet.transport.errors import CriError, DeadlineExceeded, NotFound, Unavailable
 
 log = get_logger(__name__)
@@ -301,6 +302,7 @@ class ImageGC:
         *,
         kept_names: Callable[[], Awaitable[Collection[str]]],
         by_handler: bool = False,
+        tracer: Tracer | None = None,
     ) -> None:
         """Initialize.
 
@@ -319,22 +321,29 @@ class ImageGC:
         self._metrics = metrics
         self._kept_names = kept_names
         self._by_handler = by_handler
+        self._tracer = tracer
         self._records: dict[ImageKey, ImageRecord] = {}
         self._mounted: dict[str, frozenset[str]] = {}
         """Image references of the image volumes of each container, which never change."""
         self._lock = asyncio.Lock()
+
+    def set_policy(self, policy: ImageGCPolicy) -> None:
+        """Replace thresholds and ages, from the next collection on."""
+        self._policy = policy
 
     async def run(self) -> None:
         """Track the use of images and remove them every five minutes, until cancelled.
 
         A single failure is only logged, repeated ones are events of the node.
         """
-        enabled, failed = self._policy.is_enabled, False
-        if not enabled:
-            log.v(2).info(
-                "ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC"
-            )
+        was_enabled, failed = True, False
         while True:
+            enabled = self._policy.is_enabled
+            if was_enabled and not enabled:
+                log.v(2).info(
+                    "ImageGCHighThresholdPercent is set 100 and ImageMaximumGCAge is 0, Disable image GC"
+                )
+            was_enabled = enabled
             try:
                 await (self.collect() if enabled else self.detect())
             except ImageGCError as err:
@@ -361,16 +370,20 @@ class ImageGC:
 
         An image that cannot be removed does not prevent the removal of others.
         """
-        async with self._lock:
-            collection = await self._start_collection()
-            try:
-                problems = await self._free_old_images(collection)
-                if not collection.is_aborted:
-                    problems += await self._free_space(collection)
-            finally:
-                await self._finish(collection)
-            if problems:
-                raise ImageGCError(join_failures(problems))
+        with own_span(self._tracer, "Images/GarbageCollect"):
+            async with self._lock:
+                await self._collect()
+
+    async def _collect(self) -> None:
+        collection = await self._start_collection()
+        try:
+            problems = await self._free_old_images(collection)
+            if not collection.is_aborted:
+                problems += await self._free_space(collection)
+        finally:
+            await self._finish(collection)
+        if problems:
+            raise ImageGCError(join_failures(problems))
 
     async def delete_unused_images(self) -> None:
         """Remove all unused images that have reached the minimum age. Raises ImageGCError."""

@@ -85,6 +85,12 @@ def configure(options: LogOptions) -> None:
     set_vmodule(options.vmodule)
 
 
+def set_levels(verbosity: int, vmodule: list[tuple[str, int]]) -> None:
+    """Change `-v` and `--vmodule` at runtime; the output and its format stay."""
+    set_verbosity(verbosity)
+    set_vmodule(vmodule)
+
+
 def set_verbosity(verbosity: int) -> None:
     """Change `-v` at runtime (the debug flags handler does)."""
     logging.getLogger(ROOT).setLevel(level_for(verbosity))

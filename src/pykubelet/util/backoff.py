@@ -72,6 +72,7 @@ class KeyedBackoff:
 
 
 REPEAT_SECONDS = 600.0
+STABLE_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 60.0
 
 
@@ -137,7 +138,11 @@ class Backoff:
 
 
 class ErrorLogLimiter:
-    """Logs failures, once per exception type and then every ten minutes."""
+    """Logs failures, once per exception type and then every ten minutes.
+
+    After `STABLE_SECONDS` of success the next failure is logged like the first one. A shorter success does
+    not count, so that a call that alternately fails and succeeds does not fill the log.
+    """
 
     def __init__(self, log: Log, message: str, **keys: object) -> None:
         self._log = log
@@ -145,12 +150,15 @@ class ErrorLogLimiter:
         self._keys = keys
         self._last_logged: dict[type[BaseException], float] = {}
         self._since: float | None = None
+        self._recovered_at: float | None = None
         self._error_logged = False
 
     def failed(self, err: BaseException, now: float) -> None:
         """Record a failure, and log it as an error if it is due, otherwise at -v=4."""
         if self._since is None:
             self._since = now
+            if self._recovered_at is not None and now - self._recovered_at >= STABLE_SECONDS:
+                self._last_logged.clear()
         last_logged = self._last_logged.get(type(err))
         if last_logged is None or now - last_logged >= REPEAT_SECONDS:
             self._last_logged[type(err)] = now
@@ -164,4 +172,4 @@ class ErrorLogLimiter:
         if self._since is not None:
             log = self._log if self._error_logged else self._log.v(4)
             log.info("Works again", **self._keys, afterSeconds=round(now - self._since))
-            self._since, self._error_logged = None, False
+            self._since, self._error_logged, self._recovered_at = None, False, now

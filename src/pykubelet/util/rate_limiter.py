@@ -1,7 +1,8 @@
 """Token bucket rate limiter for API requests.
 
 The bucket has a capacity of `burst` tokens and gains `qps` tokens per second. A caller that finds it empty
-reserves a future token and waits for it, so that callers are served in FIFO order.
+reserves a future token and waits for it, so that callers are served in FIFO order. After `set_rate` waiting
+callers reserve again, in their order, so that a higher rate also applies to them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ class TokenBucket:
         self._burst = burst
         self._tokens = float(self._burst)
         self._updated: float | None = None
+        self._changed: asyncio.Event | None = None
+        """Set when the rate changes; None without a waiting caller."""
+
+    def set_rate(self, qps: float, burst: int) -> None:
+        """Change the limit; callers that wait reserve again with the new one."""
+        if (qps, burst) == (self._qps, self._burst):
+            return
+        # Waiting callers reserve their tokens again.
+        self._tokens = float(burst) if self._updated is None else min(float(burst), max(0.0, self._tokens))
+        self._qps, self._burst = qps, burst
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def reserve(self, now: float) -> float:
         """Reserve a token at `now` (seconds of any monotonic clock); return the seconds to wait for it."""
@@ -42,14 +56,23 @@ class TokenBucket:
 
     async def wait(self) -> float:
         """Reserve a token and wait for it; return the seconds waited. A cancellation returns the token."""
-        delay = self.reserve(asyncio.get_running_loop().time())
-        if delay > 0:
+        clock = asyncio.get_running_loop().time
+        started, waited = clock(), 0.0
+        while (delay := self.reserve(clock())) > 0:
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            changed = self._changed
             try:
-                await asyncio.sleep(delay)
+                async with asyncio.timeout(delay):
+                    await changed.wait()
+            except TimeoutError:
+                return waited + delay
             except asyncio.CancelledError:
-                self.release()
+                if not changed.is_set():
+                    self.release()
                 raise
-        return delay
+            waited = clock() - started
+        return waited
 
     def _fill(self, now: float) -> None:
         if self._updated is not None and now > self._updated:

@@ -4,7 +4,7 @@ import pytest
 
 from pykubelet.apiserver.errors import TimedOut, Unreachable
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import Backoff, ErrorLogLimiter
+from pykubelet.util.backoff import STABLE_SECONDS, Backoff, ErrorLogLimiter
 
 
 def test_backoff_grows_to_limit_and_resets_after_two_minutes() -> None:
@@ -50,4 +50,15 @@ def test_error_log_limiter_flapping_logs_at_intervals(caplog: pytest.LogCaptureF
         for second in range(0, 1200, 5):
             complaints.failed(Unreachable("https://x", f"cause {second}"), float(second))
             complaints.succeeded(second + 1.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"] * 2
+
+
+def test_error_log_limiter_failure_after_stable_success_logged(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to list", resource="pods")
+    refused = Unreachable("https://x", "refused")
+    with caplog.at_level(logging.INFO, "pykubelet"):
+        limiter.failed(refused, 0.0)
+        limiter.succeeded(10.0)
+        limiter.failed(refused, 10.0 + STABLE_SECONDS)
+        limiter.succeeded(80.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"] * 2

@@ -148,7 +148,10 @@ class ContainerLogManager:
         self._last_version: object = None
         self._clock = clock
         self._rotations = asyncio.Semaphore(_MAX_ROTATIONS)
+        self._workers = workers
         self._compressions = asyncio.Semaphore(workers)
+        self._enabled = asyncio.Event()
+        """Set while rotation is not disabled."""
         self._stopping = threading.Event()
         self._changes: Inotify | None = None
         self._watched: dict[int, _Log] = {}
@@ -157,11 +160,27 @@ class ContainerLogManager:
         self._logs: dict[str, _Log] = {}
         self._seen: dict[str, _Pod] = {}
 
+        self.set_policy(policy, workers=workers, interval=interval)
+
+    def set_policy(self, policy: RotationPolicy, *, workers: int, interval: float) -> None:
+        """Change the limits from the next check on; a negative size disables rotation.
+
+        Compressions that are in progress do not count in a new maximum.
+        """
+        self._policy = policy
+        self._interval = interval
+        if workers != self._workers:
+            self._workers = workers
+            self._compressions = asyncio.Semaphore(workers)
+        if policy.max_size >= 0:
+            self._enabled.set()
+        else:
+            self._enabled.clear()
+            log.info("Container log rotation is disabled", containerLogMaxSize=policy.max_size)
+
     async def run(self) -> None:
-        """Monitor all logs until cancelled; return immediately if rotation is disabled."""
-        if self._policy.max_size < 0:
-            log.info("Container log rotation is disabled", containerLogMaxSize=self._policy.max_size)
-            return
+        """Monitor all logs until cancelled, while rotation is enabled."""
+        await self._enabled.wait()
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             try:
@@ -173,6 +192,7 @@ class ContainerLogManager:
                 scope.start(self._handle_changes(self._changes), name="log-changes")
             try:
                 while True:
+                    await self._enabled.wait()
                     await self._check_all(scope)
                     now = loop.time()
                     await asyncio.sleep(wait_seconds((now // TICK_SECONDS + 1) * TICK_SECONDS - now))
