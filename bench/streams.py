@@ -31,12 +31,12 @@ from bench.floor import connected
 from bench.node import Node, data_dir, running_node
 from bench.processes import cost_over, cpu_seconds
 from bench.results import Result
-from pykubelet.cli.exec import FrameWriter
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.devcluster import identities as pki
 from pykubelet.standalone.instance import Instance
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
+from pykubelet.transport.spdy import FrameWriter
 
 _MEGABYTES = 300
 _LOG_LINES = 1_000_000

@@ -370,6 +370,31 @@ def test_kubectl_port_forward_no_listener_connection_refused(
         forwarding.wait_said("refused")
 
 
+def test_kubectl_websocket_streams_terminated_by_kubelet(
+    plane: Plane, admin: Kubectl, cluster_member: ClusterNode, worker: Document, space: str
+) -> None:
+    """Verify that the API server passes WebSocket streams through because the node declares the feature."""
+    metric = "kubelet_websocket_streaming_requests_total"
+
+    def counted(subresource: str) -> float:
+        path = f"/api/v1/nodes/{cluster_member.name}/proxy/metrics"
+        found = re.findall(
+            rf'^{metric}{{subresource="{subresource}"}} (\S+)$', admin.ok("get", "--raw", path).decode(), re.M
+        )
+        return float(found[0]) if found else 0
+
+    node = json.loads(admin.ok("get", "node", cluster_member.name, "-o", "json"))
+    assert "ExtendWebSocketsToKubelet" in node["status"]["declaredFeatures"]
+    for websocket, more in ((True, 1), (False, 0)):
+        kubectl = Kubectl(plane, websocket=websocket)
+        before, ports_before = counted("exec"), counted("portforward")
+        assert kubectl.ok("exec", "-n", space, "worker", "--", "echo", "hi") == b"hi\n"
+        with kubectl.running("port-forward", "-n", space, "worker", ":8081") as forwarding:
+            forwarding.wait_said("-> 8081")
+        assert counted("exec") - before == more
+        assert counted("portforward") - ports_before == more
+
+
 # Debugging
 
 

@@ -115,6 +115,7 @@ class Door:
     authority: Authority
     runtime: FakeRuntime
     view: ScriptedView
+    registry: CollectorRegistry
 
     @asynccontextmanager
     async def connection(
@@ -156,8 +157,11 @@ def on_uvloop(authority: Authority, pair: Pair, test: Callable[..., Awaitable[No
 async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
-        async def start(idle_seconds: float = 60, limits: StreamLimits | None = None) -> Door:
-            metrics = ServerMetrics(CollectorRegistry())
+        async def start(
+            idle_seconds: float = 60, limits: StreamLimits | None = None, translate_websockets: bool = True
+        ) -> Door:
+            registry = CollectorRegistry()
+            metrics = ServerMetrics(registry)
             runtime = FakeRuntime(play=echo)
             backend = await asyncio.start_server(runtime.serve, "127.0.0.1", 0)
             stack.callback(backend.close)
@@ -172,7 +176,13 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
             ]
             runtime.sandboxes = [pb.PodSandbox(id="s1", created_at=5, labels={"io.kubernetes.pod.uid": "u1"})]
             lookup = PodLookup(view, runtime, lambda uid: {"mirror": "u1"}.get(uid, uid))
-            streams = StreamingEndpoints(lookup, limits or StreamLimits(), metrics, idle_seconds=idle_seconds)
+            streams = StreamingEndpoints(
+                lookup,
+                limits or StreamLimits(),
+                metrics,
+                idle_seconds=idle_seconds,
+                translate_websockets=translate_websockets,
+            )
             port = await stack.enter_async_context(
                 https_server(
                     "127.0.0.1",
@@ -184,6 +194,6 @@ async def doors(authority: Authority, pair: Pair) -> AsyncIterator[Callable[...,
                     metrics=metrics,
                 )
             )
-            return Door(port, authority, runtime, view)
+            return Door(port, authority, runtime, view, registry)
 
         yield start

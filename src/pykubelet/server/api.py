@@ -49,10 +49,16 @@ from pykubelet.server.lookup import PodLookup
 from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics import ServerMetrics, metrics_routes, reset_routes
 from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
-from pykubelet.server.pipeline import auth_middleware, counting_middleware, plain_text
+from pykubelet.server.pipeline import (
+    auth_middleware,
+    counting_middleware,
+    plain_text,
+    tracing_middleware,
+)
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
 from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
+from pykubelet.tracing.span import Tracer
 
 log = get_logger(__name__)
 MAX_BODY_BYTES = 1024 * 1024
@@ -69,11 +75,16 @@ async def https_server(
     authorizer: Authorizer,
     metrics: ServerMetrics,
     max_connections: int = MAX_CONNECTIONS,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[int]:
     """Serve the routes over TLS while the context is open, and yield the port. Raises PortError."""
     app = web.Application(
         client_max_size=MAX_BODY_BYTES,
-        middlewares=[counting_middleware(metrics, "readwrite"), auth_middleware(authenticator, authorizer)],
+        middlewares=[
+            *tracing_middleware(tracer),
+            counting_middleware(metrics, "readwrite"),
+            auth_middleware(authenticator, authorizer),
+        ],
     )
     app.add_routes(routes)
     with listening_socket("API", address, port) as listener:
@@ -118,7 +129,8 @@ class PodDependencies:
 class DebugDependencies:
     """Dependencies of `/configz`, `/flagz`, `/statusz` and `/logs/`."""
 
-    configz: Mapping[str, Any]
+    configz: Callable[[], Mapping[str, Any]]
+    """Returns the document of `/configz`."""
     flags: Callable[[], Mapping[str, str]]
     started: datetime
     node_logs: Path = NODE_LOGS
@@ -137,10 +149,13 @@ class ApiServerDependencies:
     auth: AuthDependencies
     pods: PodDependencies
     debug: DebugDependencies
+    on_tls: Callable[[ServingTls], None] = lambda tls: None
+    """Called with the TLS of the server before it listens."""
     manifests: ManifestDirectory | None = None
     """Static pod directory that clients may write to; None in a cluster."""
     statistics: Sequence[web.RouteDef] = ()
     """Routes of statistics, which all servers share with their limits."""
+    tracer: Tracer | None = None
 
 
 @asynccontextmanager
@@ -160,6 +175,7 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
             tls = ServingTls(settings, deps.auth.serving_certificate)
         except (TlsProblem, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
+        deps.on_tls(tls)
         async with https_server(
             config.address,
             config.port,
@@ -168,6 +184,7 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
             authenticator=authenticator,
             authorizer=authorizer,
             metrics=deps.metrics,
+            tracer=deps.tracer,
         ) as port:
             yield port
 
@@ -201,7 +218,13 @@ def _debugging_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]
     actions = ContainerActions(lookup, deps.pods.root_dir / "checkpoints", deps.pods.now)
     split_streams = deps.gates.enabled("PodLogsQuerySplitStreams")
     routes: list[web.AbstractRouteDef] = [
-        *StreamingEndpoints(lookup, limits, deps.metrics, idle_seconds=idle_seconds).routes(),
+        *StreamingEndpoints(
+            lookup,
+            limits,
+            deps.metrics,
+            idle_seconds=idle_seconds,
+            translate_websockets=deps.gates.enabled("ExtendWebSocketsToKubelet"),
+        ).routes(),
         *ContainerLogs(
             lookup, limits, deps.pods.log_readers, split_streams=split_streams, idle_seconds=idle_seconds
         ).routes(),
@@ -243,10 +266,8 @@ def _disabled(roots: Iterable[str], text: str) -> list[web.RouteDef]:
     return [web.route("*", root + "{rest:.*}", respond) for root in roots]
 
 
-def _configz(document: Mapping[str, Any]) -> Callable[[web.Request], Any]:
-    body = to_json(document)
-
+def _configz(document: Callable[[], Mapping[str, Any]]) -> Callable[[web.Request], Any]:
     async def respond(_: web.Request) -> web.Response:
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=to_json(document()), content_type="application/json")
 
     return respond

@@ -14,7 +14,7 @@
 `/flagz` and `/statusz` return text, and JSON if the client requests that type
 (`Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`).
 
-The `/configz` document is built once at startup from the validated configuration; values of
+The `/configz` document is built from the configuration in effect, which a reload may change; values of
 `staticPodURLHeader` are masked, because they may contain credentials.
 """
 

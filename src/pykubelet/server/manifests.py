@@ -19,6 +19,7 @@ The control socket, which only root can open, serves `/manifests/` and, for the 
 | `GET /pods/{uid}` | the same for one pod |
 | `GET /stats/summary`, `/metrics/cadvisor`, `/metrics/resource` | statistics, as on the API |
 | `GET /pressure` | `PressureReport`: eviction signals, thresholds and first victims |
+| `POST /config/reload` | `ReloadReport`: fields that changed or require a restart, or the problems |
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
 
@@ -40,6 +41,7 @@ from aiohttp import web
 from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError
+from pykubelet.config.live import ReloadReport
 from pykubelet.eviction.report import PressureReport
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import title
@@ -66,6 +68,8 @@ log = get_logger(__name__)
 MAX_NAME_BYTES = 200
 _BAD_NAME = re.compile(r"\.|.*[/\x00-\x1f\x7f]", re.DOTALL)
 _BODY_TIMEOUT_SECONDS = 60.0
+RELOAD_TIMEOUT_SECONDS = 65.0
+"""Seconds for a reload of the configuration, with the wait for one in progress."""
 PRESSURE_TIMEOUT_SECONDS = 9.0
 """Seconds for a report on the eviction signals; the command line waits ten."""
 
@@ -284,6 +288,20 @@ def pressure_routes(report: Callable[[], Awaitable[PressureReport]]) -> list[web
             return _control_response(ErrorResponse(message=message), 503)
 
     return [web.get("/pressure", respond)]
+
+
+def reload_routes(reload: Callable[[str], Awaitable[ReloadReport]]) -> list[web.RouteDef]:
+    """Return the route of `pykubelet config reload` on the control socket."""
+
+    async def respond(_: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(RELOAD_TIMEOUT_SECONDS):
+                return _control_response(await reload("control socket"))
+        except TimeoutError:
+            message = "the configuration cannot be reloaded in time: see the node's log"
+            return _control_response(ErrorResponse(message=message), 503)
+
+    return [web.post("/config/reload", respond)]
 
 
 def control_routes(engine: PodEngine) -> list[web.RouteDef]:

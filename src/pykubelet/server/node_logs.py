@@ -11,6 +11,9 @@ timeout of 30 s, and journalctl is killed if the client disconnects.
 
 A service name becomes an argument and part of a path, so only characters that are special to neither are
 accepted (CVE-2024-9042: command injection through a service name on Windows); no shell is involved.
+
+Files are opened, listed and read in threads: a slow disk or a directory with many entries must not block the
+event loop.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -37,7 +41,7 @@ from pykubelet.linux.processes import kill_and_wait, search_path
 from pykubelet.server.identity import HttpError
 from pykubelet.server.pipeline import user_name
 from pykubelet.server.streaming import StreamLimits
-from pykubelet.util.tasks import run_or_undo
+from pykubelet.util.tasks import finish_in_thread, run_or_undo
 
 MAX_SERVICES = 4
 MAX_TAIL_LINES = 100_000
@@ -225,7 +229,7 @@ def find_journalctl() -> str | None:
 async def _write_file(service: str, open_log: Open, write: Write) -> None:
     for path in log_paths(service):
         try:
-            file = open_log(path)
+            file = await _open(open_log, path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as err:
@@ -240,13 +244,25 @@ async def _write_file(service: str, open_log: Open, write: Write) -> None:
                 return
             # Bytes appended after this are not read.
             remaining = os.fstat(file).st_size
-            while remaining > 0 and (data := os.read(file, min(_JOURNAL_BLOCK, remaining))):
+            while remaining > 0:
+                data = await finish_in_thread(partial(os.read, file, min(_JOURNAL_BLOCK, remaining)))
+                if not data:
+                    break
                 remaining -= len(data)
                 await write(data)
             return
         finally:
             os.close(file)
     await write(f"\nlog not found for {service}\n".encode())
+
+
+async def _open(open_log: Open, path: str) -> int:
+    """Open a log in a thread, because resolving its path reads directories of the disk. Raises OSError."""
+
+    async def close(opened: int) -> None:
+        os.close(opened)
+
+    return await run_or_undo(finish_in_thread(partial(open_log, path)), close)
 
 
 async def _units(program: str) -> bytes:
@@ -303,7 +319,7 @@ def node_log_routes(root: Path = NODE_LOGS, query_limits: StreamLimits | None = 
                     return await _respond_to_query(query, request, root)
             path = query.files[0].replace("\\", "/")
         try:
-            opened = open_below(root, path)
+            opened = await _open(partial(open_below, root), path)
         except OSError as err:
             raise _open_error(err, is_query=query is not None) from None
         try:
@@ -311,7 +327,7 @@ def node_log_routes(root: Path = NODE_LOGS, query_limits: StreamLimits | None = 
             if stat.S_ISDIR(mode):
                 if query is not None:
                     raise HttpError(406, "query: Invalid value: is a folder\n")
-                return _listing(opened, request)
+                return await _listing(opened, request)
             if not stat.S_ISREG(mode):
                 raise HttpError(403, "403 Forbidden\n")
             return await _contents(opened, request)
@@ -349,14 +365,20 @@ def _open_error(err: OSError, *, is_query: bool) -> HttpError:
     return HttpError(500, "500 Internal Server Error\n")
 
 
-def _listing(directory: int, request: web.Request) -> web.Response:
+async def _listing(directory: int, request: web.Request) -> web.Response:
     if not request.path.endswith("/"):
         # A relative redirect works behind the API server's proxy.
         return web.Response(status=301, headers={hdrs.LOCATION: quote(request.path.rpartition("/")[2]) + "/"})
+    page = await finish_in_thread(partial(_listing_page, directory))
+    return web.Response(text=page, content_type="text/html")
+
+
+def _listing_page(directory: int) -> str:
+    """Return the entries of a directory as HTML. Blocks."""
     with os.scandir(directory) as entries:
         names = sorted(entry.name + ("/" if _is_directory(entry.is_dir) else "") for entry in entries)
     links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
-    return web.Response(text=f"<!doctype html>\n<pre>\n{links}</pre>\n", content_type="text/html")
+    return f"<!doctype html>\n<pre>\n{links}</pre>\n"
 
 
 def _is_directory(check: Callable[[], bool]) -> bool:
@@ -395,7 +417,10 @@ async def _contents(file: int, request: web.Request) -> web.StreamResponse:
     if request.method != "GET":
         return response
     # Bytes appended concurrently are not sent; if the file is truncated, the connection is aborted.
-    while remaining > 0 and (data := os.pread(file, min(_BLOCK, remaining), start)):
+    while remaining > 0:
+        data = await finish_in_thread(partial(os.pread, file, min(_BLOCK, remaining), start))
+        if not data:
+            break
         await response.write(data)
         remaining -= len(data)
         start += len(data)

@@ -340,6 +340,16 @@ class ServingTls:
         self._context: ssl.SSLContext | None = None
         server_context(settings)
 
+    @property
+    def settings(self) -> TlsSettings:
+        """The settings of new connections."""
+        return self._settings
+
+    def set_settings(self, settings: TlsSettings) -> None:
+        """Use other settings for new connections; `server_context` must accept them."""
+        self._settings = settings
+        self._loaded_identity = None
+
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection. Raises NoCertificate."""
         if (files := self._files()) is not None:

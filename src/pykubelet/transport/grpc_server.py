@@ -13,7 +13,8 @@ Guarantees:
 - A handler runs in a task of its own, which is cancelled when the client disconnects, its deadline expires or
   the server stops. A handler's exception becomes a status and never ends the kubelet.
 - What clients can consume is bounded (`Limits`): the size of a request, the bytes of incomplete requests, the
-  calls of a connection, the connections. A client that does not read is not read from.
+  calls of a connection, the connections; so are its frames without progress of a call (`FrameBudget`). A
+  client that does not read is not read from.
 - A violation of HTTP/2 ends its connection with GOAWAY, and a violation of gRPC its call with a status.
 
 A request is buffered until it is complete; then its handler starts. Responses wait for the client's
@@ -46,6 +47,7 @@ from pykubelet.transport.grpc_connection import CODES, Status
 from pykubelet.transport.http2 import (
     HEADER_BYTES,
     Code,
+    FrameBudget,
     FrameType,
     HeaderBlocks,
     Http2Error,
@@ -199,6 +201,8 @@ class ServerStream:
 HANDSHAKE_SECONDS = 10.0
 """Seconds that a client may take to send its preface and SETTINGS."""
 _RENEW_BELOW_BYTES = http2.FIRST_WINDOW // 2
+_POINTS_PER_CALL = 16.0
+"""Points of the frame budget for a call that its handler has completed."""
 
 
 class ServerConnection(asyncio.Protocol):
@@ -221,6 +225,7 @@ class ServerConnection(asyncio.Protocol):
         self._max_frame = http2.MAX_FRAME
         self._receive_window = http2.FIRST_WINDOW
         self._timer: asyncio.TimerHandle | None = None
+        self._budget = FrameBudget(asyncio.get_running_loop().time)
 
     def close(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
         """Close the connection with GOAWAY, `reason` as debug data, and end all its calls."""
@@ -263,6 +268,7 @@ class ServerConnection(asyncio.Protocol):
                 part, stream.unsent = stream.unsent[:size], stream.unsent[size:]
                 self._window -= size
                 stream.window -= size
+                self._budget.credit_bytes(size)
                 self._write(frame(FrameType.DATA, 0, number, part))
             if not stream.unsent:
                 stream.sent()
@@ -349,6 +355,7 @@ class ServerConnection(asyncio.Protocol):
         if self._headers.interrupted != (kind == FrameType.CONTINUATION):
             raise ProtocolError("headers are interrupted, or continued without a beginning")
         http2_rules.check_frame(kind, flags, number, payload)
+        self._budget.charge(kind, len(payload))
         match kind:
             case FrameType.DATA:
                 self._data_frame(flags, number, payload)
@@ -396,6 +403,7 @@ class ServerConnection(asyncio.Protocol):
             stream.receive_window = http2.FIRST_WINDOW
         stream.request += content
         self._server.buffered += len(content)
+        self._budget.credit_bytes(len(content))
         problem = request_problem(stream.request, self._server.limits.request)
         if self._server.buffered > self._server.limits.buffered:
             problem = Status("RESOURCE_EXHAUSTED", "too many requests are under way")
@@ -416,8 +424,10 @@ class ServerConnection(asyncio.Protocol):
         stream.task = self._server.start(stream, stream.path, message)
         stream.task.add_done_callback(self._ended)
 
-    def _ended(self, _: asyncio.Task[None]) -> None:
+    def _ended(self, handler: asyncio.Task[None]) -> None:
         self._running -= 1
+        if not handler.cancelled():  # calls that the client resets earn nothing
+            self._budget.credit(_POINTS_PER_CALL)
 
     def _header_block(self, complete: tuple[int, int, bytes] | None) -> None:
         if complete is None:

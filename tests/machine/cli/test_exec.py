@@ -1,94 +1,24 @@
-"""`pykubelet exec`: frames and results as tables and properties; commands in real containers."""
+"""`pykubelet exec`, `attach` and `port-forward`: results as tables; commands in real containers."""
 
 import asyncio
 import hashlib
-import itertools
 import os
 import signal
-import struct
-import zlib
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pykubelet.cli.exec import (
-    MAX_DATA_BYTES,
-    Data,
-    Frame,
-    FrameReader,
-    FrameWriter,
-    GoAway,
-    NotRunning,
-    Ping,
-    Reset,
-    Result,
-    StreamError,
-    connect,
-    read_result,
-    running_id,
-)
+from pykubelet.cli.exec import NotRunning, running_id
+from pykubelet.cli.port_forward import PortError, parse_port
 from pykubelet.standalone.instance import Instance
+from pykubelet.transport.remote_command import Result, StreamError, connect, read_result
 from tests.support.cli_node import Terminal, answering, command, environment, pykubelet
 from tests.support.cri_pods import connected, start_pod
 from tests.support.pod_view import ScriptedView, pod_of
 from tests.support.runtime import RunningRuntime
-
-
-def control(kind: int, payload: bytes) -> bytes:
-    return struct.pack(">HHI", 0x8003, kind, len(payload)) + payload
-
-
-FRAMES: list[tuple[bytes, Frame | None]] = [
-    (struct.pack(">II", 5, 3) + b"abc", Data(5, b"abc", False)),
-    (struct.pack(">II", 5, 1 << 24 | 3) + b"abc", Data(5, b"abc", True)),
-    (struct.pack(">II", 7, 0), Data(7, b"", False)),
-    (control(2, struct.pack(">I", 1) + b"compressed headers"), None),
-    (control(3, struct.pack(">II", 3, 5)), Reset(3)),
-    (control(4, b"\0" * 12), None),
-    (control(6, struct.pack(">I", 2)), Ping(2)),
-    (control(7, struct.pack(">II", 9, 0)), GoAway()),
-    (control(9, struct.pack(">II", 1, 65536)), None),
-]
-
-
-@pytest.mark.parametrize(("wire", "frame"), FRAMES)
-def test_spdy_frame_reader_server_frames_decoded(wire: bytes, frame: Frame | None) -> None:
-    assert list(FrameReader().feed(wire)) == ([frame] if frame else [])
-
-
-@given(st.lists(st.sampled_from(FRAMES), max_size=10), st.lists(st.integers(0, 400), max_size=10))
-def test_spdy_frame_reader_arbitrary_chunks_same_frames(
-    chosen: list[tuple[bytes, Frame | None]], cuts: list[int]
-) -> None:
-    wire = b"".join(part for part, _ in chosen)
-    edges = sorted({0, len(wire), *(cut % (len(wire) + 1) for cut in cuts)})
-    reader = FrameReader()
-    found = [frame for start, end in itertools.pairwise(edges) for frame in reader.feed(wire[start:end])]
-    assert found == [frame for _, frame in chosen if frame]
-
-
-@given(st.binary(max_size=3 * MAX_DATA_BYTES), st.booleans())
-def test_spdy_frame_writer_data_split_only_last_frame_has_fin(data: bytes, last: bool) -> None:
-    frames = list(FrameReader().feed(FrameWriter().data(3, data, last=last)))
-    assert all(isinstance(frame, Data) and len(frame.data) <= MAX_DATA_BYTES for frame in frames)
-    assert b"".join(frame.data for frame in frames if isinstance(frame, Data)) == data
-    assert [frame.last for frame in frames if isinstance(frame, Data)] == [False] * (len(frames) - 1) + [last]
-
-
-def test_spdy_frame_writer_streams_odd_ids_shared_header_compression() -> None:
-    writer, inflate = FrameWriter(), zlib.decompressobj()
-    for number, name in ((1, "error"), (3, "stdin"), (5, "stdout")):
-        stream, frame = writer.open_stream({"streamType": name})
-        assert stream == number
-        head, body = frame[:8], frame[8:]
-        assert struct.unpack(">HHI", head) == (0x8003, 1, len(body))
-        assert struct.unpack(">IIH", body[:10]) == (number, 0, 0)
-        pair = b"".join(struct.pack(">I", len(text)) + text for text in (b"streamtype", name.encode()))
-        assert inflate.decompress(body[10:]) == struct.pack(">I", 1) + pair
 
 
 @pytest.mark.parametrize(
@@ -131,9 +61,9 @@ def test_running_id_container_not_running_raises_with_reason(state: dict[str, ob
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone", "refuses the command's streams: gone"),
-        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "101 Switching"),
-        (b"SSH-2.0-OpenSSH\r\n", "does not answer with HTTP"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone", "refuses the streams: gone"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "does not implement v4.channel.k8s.io"),
+        (b"SSH-2.0-OpenSSH\r\n", "did not answer"),
     ],
 )
 async def test_exec_connect_server_rejects_upgrade_raises_stream_error(answer: bytes, says: str) -> None:
@@ -150,10 +80,10 @@ async def test_exec_connect_server_rejects_upgrade_raises_stream_error(answer: b
                 pass
 
 
-async def test_exec_connect_unreachable_or_https_raises_stream_error(unused_tcp_port: int) -> None:
+async def test_exec_connect_unreachable_or_invalid_raises_stream_error(unused_tcp_port: int) -> None:
     for url, says in (
         (f"http://127.0.0.1:{unused_tcp_port}/x", "cannot be reached"),
-        ("https://127.0.0.1/x", "only plain HTTP"),
+        ("ftp://127.0.0.1/x", "has an address that is none"),
     ):
         with pytest.raises(StreamError, match=says):
             async with connect(url, ["stdout"]):
@@ -311,3 +241,109 @@ async def test_pykubelet_exec_tty_sigterm_restores_terminal(instance: Instance) 
 
 def _children(pid: int) -> str:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text()
+
+
+@pytest.fixture
+async def servers(private_runtime: RunningRuntime) -> AsyncIterator[Instance]:
+    """A node with a pod `web` that serves a page on port 80 and writes `tick`."""
+    script = (
+        "mkdir /www; echo page > /www/index.html; httpd -p 80 -h /www; while :; do echo tick; sleep 0.2; done"
+    )
+    async with connected(private_runtime.endpoint) as cri:
+        pod = await start_pod(
+            cri, private_runtime.instance, private_runtime.busybox_image, "sh", "-c", script
+        )
+        status = {"name": "main", "state": {"running": {}}, "containerID": f"containerd://{pod.container}"}
+        view = ScriptedView([pod_of("web", "u-web", status={"containerStatuses": [status]})])
+        try:
+            async with answering(private_runtime.instance, view):
+                yield private_runtime.instance
+        finally:
+            await cri.runtime.stop_pod_sandbox(pod.sandbox)
+            await cri.runtime.remove_pod_sandbox(pod.sandbox)
+
+
+@asynccontextmanager
+async def running(instance: Instance, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *command(instance, *arguments), stdout=PIPE, stderr=PIPE, env=environment()
+    )
+    try:
+        async with asyncio.timeout(90):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.machine
+async def test_pykubelet_attach_shows_output_until_interrupted(servers: Instance) -> None:
+    async with running(servers, "attach", "-it", "web") as process:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"tick\n"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert b"container main has no `stdin: true`" in err
+    assert b"container main has no `tty: true`" in err
+
+
+@pytest.mark.machine
+async def test_pykubelet_port_forward_several_connections_and_closed_port(servers: Instance) -> None:
+    async with running(servers, "port-forward", "web", ":80", ":81") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [(await process.stdout.readline()).decode() for _ in range(2)]
+        assert [line.split(" -> ")[1] for line in lines] == ["80\n", "81\n"]
+        port, closed = (int(line.split(":")[1].split()[0]) for line in lines)
+
+        async def page() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            try:
+                return await reader.read()
+            finally:
+                writer.close()
+
+        pages = await asyncio.gather(*(page() for _ in range(5)))
+        assert all(text.endswith(b"page\n") for text in pages)
+        reader, writer = await asyncio.open_connection("127.0.0.1", closed)
+        assert await reader.read() == b""
+        writer.close()
+        assert b"refused" in await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+    assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("web", "x"), "cannot forward port 'x'"),
+        (("web", "80:0"), "cannot forward port '80:0'"),
+        (("web", "99999"), "cannot forward port '99999'"),
+        (("nope", "80"), "there is no pod 'nope'"),
+        (("web", ":80", "--address", "192.0.2.1"), "cannot listen on 192.0.2.1:0"),
+    ],
+)
+async def test_pykubelet_port_forward_invalid_input_one_line(
+    servers: Instance, arguments: Iterable[str], says: str
+) -> None:
+    ran = await pykubelet(servers, "port-forward", *arguments)
+    assert ran.code == 1
+    assert says in ran.err
+    assert ran.err.count("\n") <= 2
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(("text", "ports"), [("80", (80, 80)), ("8080:80", (8080, 80)), (":80", (0, 80))])
+def test_parse_port_local_and_remote(text: str, ports: tuple[int, int]) -> None:
+    assert parse_port(text) == ports
+
+
+@pytest.mark.parametrize("text", ["", ":", "80:", "a:80", "1:2:3", "65536", "-1", "٣"])
+def test_parse_port_invalid_raises(text: str) -> None:
+    with pytest.raises(PortError, match="expected PORT"):
+        parse_port(text)

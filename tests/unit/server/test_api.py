@@ -64,7 +64,7 @@ def test_api_endpoints_table_covers_all_routes(tmp_path: Path) -> None:
         metrics=ServerMetrics(registry),
         auth=absent,
         pods=PodDependencies(engine=absent, resolve_uid=str, runtime=absent, root_dir=tmp_path, now=absent),
-        debug=DebugDependencies(configz={}, flags=dict, started=datetime.now(UTC), node_logs=tmp_path),
+        debug=DebugDependencies(configz=dict, flags=dict, started=datetime.now(UTC), node_logs=tmp_path),
         manifests=ManifestDirectory(tmp_path, "n1", clock=lambda: 0),
     )
     roots = {str(getattr(route, "path", "")).split("/")[1] for route in api_routes(deps)}

@@ -23,6 +23,7 @@ from pykubelet.server.metrics import ServerMetrics
 from pykubelet.server.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.streaming import StreamLimits
+from tests.support.loop_stalls import watched_loop
 
 Client = TestClient[web.Request, web.Application]
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -272,3 +273,16 @@ async def test_node_logs_unmodified_file_returns_304(client: Client) -> None:
     assert (await ask(client, "/logs/kern.log", **part, **{"If-Range": later}))[0] == 200
     async with client.head("/logs/kern.log") as answer:
         assert (answer.status, answer.headers["Content-Length"]) == (200, "10")
+
+
+async def test_node_logs_large_directory_and_file_leave_loop_free(client: Client, logs: Path) -> None:
+    for number in range(10_000):
+        (logs / "app" / f"{number}.log").touch()
+    (logs / "large").write_bytes(bytes(32 << 20))
+    async with watched_loop() as stalls:
+        status, listing = await ask(client, "/logs/app/")
+    assert (status, listing.count("<a ")) == (200, 10_001)
+    # 10,000 entries take about 50 ms to list and to sort.
+    assert stalls.longest_cpu < 0.02
+    async with client.get("/logs/large") as response:
+        assert len(await response.read()) == 32 << 20

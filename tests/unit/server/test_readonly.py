@@ -15,9 +15,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.live_config import ConfigReloader
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.stats.filesystems import Filesystems
@@ -90,6 +92,7 @@ async def read_only_port(
             ),
         ),
         eviction=cast(Any, SimpleNamespace(report=None)),
+        reloader=ConfigReloader(load([]), config),
         log_readers=LogReaders(),
     )
     async with tasks, serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:

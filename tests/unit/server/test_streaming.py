@@ -16,7 +16,8 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.identity import HttpError
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.streaming import RemoteCommandOptions, StreamingEndpoints, StreamLimits, parse_ports
+from pykubelet.server.stream_translator import RemoteCommandOptions
+from pykubelet.server.streaming import StreamingEndpoints, StreamLimits, parse_ports
 from pykubelet.transport.errors import from_status
 from tests.support.certs import NAMES, Authority, Pair
 from tests.support.pod_view import ScriptedView
@@ -63,8 +64,8 @@ async def test_exec_endpoint_bytes_pass_in_both_directions(opened: Callable[...,
 async def test_exec_endpoint_websocket_token_not_forwarded(opened: Callable[..., Any]) -> None:
     door = await opened()
     extra = (
-        "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c2VjcmV0, v5.channel.k8s.io\r\n"
-        "Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Key: abc\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Protocol: base64url.bearer.authorization.k8s.io.c2VjcmV0, v4.channel.k8s.io\r\n"
+        "Sec-WebSocket-Protocol: channel.k8s.io\r\nSec-WebSocket-Key: abc\r\nSec-WebSocket-Version: 13\r\n"
     )
     async with door.connection(EXEC, upgrade="websocket", method="GET", extra=extra) as (
         head,
@@ -75,7 +76,7 @@ async def test_exec_endpoint_websocket_token_not_forwarded(opened: Callable[...,
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
     [seen] = door.runtime.heads
-    assert "Sec-WebSocket-Protocol: v5.channel.k8s.io, v4.channel.k8s.io\r\n" in seen
+    assert "Sec-WebSocket-Protocol: v4.channel.k8s.io, channel.k8s.io\r\n" in seen
     assert "c2VjcmV0" not in seen
     assert "Sec-WebSocket-Key: abc\r\n" in seen
 
@@ -404,7 +405,11 @@ def test_parse_ports_any_values_returns_valid_ports_or_raises(values: list[str])
 def test_streaming_endpoints_routes_are_get_and_post_only() -> None:
     metrics = ServerMetrics(CollectorRegistry())
     streams = StreamingEndpoints(
-        PodLookup(ScriptedView(), FakeRuntime(), str), StreamLimits(), metrics, idle_seconds=1
+        PodLookup(ScriptedView(), FakeRuntime(), str),
+        StreamLimits(),
+        metrics,
+        idle_seconds=1,
+        translate_websockets=True,
     )
     assert {route.method for route in streams.routes()} == {"GET", "POST"}
     assert all(isinstance(route, web.RouteDef) for route in streams.routes())

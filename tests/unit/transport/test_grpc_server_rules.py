@@ -116,19 +116,53 @@ async def test_grpc_server_http1_request_closed_with_protocol_error(tmp_path: Pa
         assert await client.ended() == Code.PROTOCOL
 
 
-async def test_grpc_server_ping_flood_without_reading_stops_reading(tmp_path: Path) -> None:
+def _flood(kind: str, round_: int) -> bytes:
+    """Return frames without progress of a call, whose streams depend on the round."""
+    match kind:
+        case "ping":
+            return frame(FrameType.PING, 0, 0, bytes(8)) * 64
+        case "settings":
+            return http2.settings({Setting.MAX_FRAME_SIZE: 16_384}) * 64
+        case "window":
+            return frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(1)) * 64
+        case "unknown":
+            return frame(0xEE, 0, 0, bytes(1000)) * 16  # type: ignore[arg-type]
+        case "empty data":
+            begin = frame(FrameType.HEADERS, http2.END_HEADERS, 1, _HEAD) if round_ == 0 else b""
+            return begin + frame(FrameType.DATA, 0, 1, b"") * 64
+        case _:
+            body = struct.pack(">?L", False, len(MESSAGE)) + MESSAGE
+            return b"".join(
+                frame(FrameType.HEADERS, http2.END_HEADERS, number, _HEAD)
+                + frame(FrameType.DATA, http2.END_STREAM, number, body)
+                + frame(FrameType.RST_STREAM, 0, number, http2.number(8))
+                for number in range(1 + 32 * round_, 1 + 32 * (round_ + 1), 2)
+            )
+
+
+@pytest.mark.parametrize("kind", ["ping", "settings", "window", "unknown", "empty data", "rapid reset"])
+async def test_grpc_server_flood_of_frames_without_progress_closed(tmp_path: Path, kind: str) -> None:
     async with served(tmp_path) as peer, raw(tmp_path / "test.sock") as client:
-        ping = frame(FrameType.PING, 0, 0, bytes(8)) * 4096
-        sent = 0
-        while sent < 64 << 20:
-            client.send(ping)
-            try:
-                await asyncio.wait_for(client.writer.drain(), 2)
-            except TimeoutError:
-                break
-            sent += len(ping)
-        assert sent < 64 << 20
+        with contextlib.suppress(ConnectionError):
+            for round_ in range(1000):
+                client.send(_flood(kind, round_))
+                if client.writer.transport.is_closing():
+                    break
+                await asyncio.wait_for(client.writer.drain(), 30)
+                await asyncio.sleep(0)
+        assert await client.ended() in (Code.ENHANCE_YOUR_CALM, None), "None if the reset overtakes it"
         assert (await peer.call("Echo", StringValue(value="others"))).value == "others"
+        assert peer.server.connections == 1
+
+
+async def test_grpc_server_many_calls_with_control_frames_within_budget(tmp_path: Path) -> None:
+    """Verify that the control frames of an ordinary client never exhaust the budget."""
+    async with served(tmp_path), raw(tmp_path / "test.sock") as client:
+        for number in range(1, 3001, 2):
+            client.send(frame(FrameType.PING, 0, 0, bytes(8)))
+            client.send(frame(FrameType.WINDOW_UPDATE, 0, 0, http2.number(8)))
+            client.request(number, "/t.Test/Echo", MESSAGE)
+            assert (await client.trailers(number))["grpc-status"] == "0"
 
 
 _frames = st.builds(
