@@ -58,6 +58,7 @@ class Seen:
     method: str
     request: Message
     seconds_left: float | None
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 Answer = Message | Refuse | Hang | list[Message | Refuse | Hang]
@@ -94,7 +95,8 @@ class Runtime:
         }
 
         async def unary(request: Message, context: Any) -> Message:
-            self.seen.append(Seen(name, request, context.time_remaining()))
+            metadata = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+            self.seen.append(Seen(name, request, context.time_remaining(), metadata))
             answer = self.answers.get(name, response())
             if isinstance(answer, list):
                 answer = answer.pop(0) if len(answer) > 1 else answer[0]

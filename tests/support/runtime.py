@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,16 @@ def why_no_machine() -> str:
 
 @contextmanager
 def runtime_process(
-    data_dir: Path, cgroup_driver: str = "cgroupfs", *, inside: Sequence[str] = ()
+    data_dir: Path,
+    cgroup_driver: str = "cgroupfs",
+    *,
+    inside: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[RunningRuntime]:
     """Run a private runtime in a process of its own, which ends with this block or with this process.
 
-    `inside` is the prefix of its command, such as one that enters a network namespace.
+    `inside` is the prefix of its command, such as one that enters a network namespace; `env` are variables
+    in addition to this process's, such as the PATH of another containerd.
     """
     command = [
         *inside,
@@ -61,7 +66,9 @@ def runtime_process(
     ]
     with (
         tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **(env or {})}
+        ) as process,
     ):
         try:
             assert process.stdout is not None

@@ -85,6 +85,10 @@ class ConfigBuilder:
         self._devices = devices
         self._cpusets = cpusets or UnrestrictedAssigner()
 
+    def set_node(self, node: RuntimeNodeOptions) -> None:
+        """Replace the node's options for sandboxes and containers that are created afterwards."""
+        self._node = node
+
     def sandbox_config(self, pod: Pod, attempt: int, context: PodStartContext) -> pb.PodSandboxConfig:
         """Return the config of the pod's sandbox. Raises ContainerConfigError and OSError."""
         options = RunSandboxOptions(
@@ -143,7 +147,7 @@ class ConfigBuilder:
             termination_log=termination_log,
             volumes=context.volumes,
             block_volumes=block_volumes(context.volumes),
-            recursive_read_only=runtime_handler in self._node.recursive_handlers,
+            recursive_read_only=runtime_handler in self._node.recursive_handlers(),
             service_env=self._services(pod),
             config_map=sources.config_map,
             secret=sources.secret,
@@ -160,7 +164,8 @@ class ConfigBuilder:
         if not should_mount_hosts_file(pod, ips):
             return ""
         node_hosts = _node_hosts() if pod.spec.host_network else ""
-        content = hosts_file(pod, ips, self._node.cluster_domain, node_hosts)
+        override = self._node.gates.enabled("HostnameOverride")
+        content = hosts_file(pod, ips, self._node.cluster_domain, node_hosts, override=override)
         return str(self._dirs.write_hosts(pod.uid, content))
 
     async def _prepare_sub_paths(

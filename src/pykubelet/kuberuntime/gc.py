@@ -67,18 +67,28 @@ class LogCollector:
 
     async def remove_log_dirs(self, is_deleted: Callable[[str], bool]) -> None:
         """Delete the log directories of deleted pods; failures are logged and retried the next time."""
-        try:
-            entries = [
-                entry.name for entry in os.scandir(self._pod_logs) if entry.is_dir(follow_symlinks=False)
-            ]
-        except FileNotFoundError:
-            return
-        for name in plan_log_dirs(entries, is_deleted):
+        for name in plan_log_dirs(await asyncio.to_thread(self._log_dirs), is_deleted):
             log.v(4).info("Removing pod logs", podUID=pod_uid_of_log_dir(name))
             try:
                 await asyncio.to_thread(remove_tree, self._pod_logs / name)
             except OSError as err:
                 log.error(err, "Failed to remove pod logs directory", path=name)
+
+    def _log_dirs(self) -> list[str]:
+        """Return the names of all log directories; empty before the first one exists. Blocks."""
+        try:
+            with os.scandir(self._pod_logs) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
+
+    def _dangling_links(self, legacy_logs: Path) -> list[Path]:
+        """Return the links to logs that do not exist. Blocks."""
+        return [
+            link
+            for link in legacy_logs.glob("*.log")
+            if link.is_symlink() and not link.exists() and self._pod_logs in link.readlink().parents
+        ]
 
     async def remove_dangling_links(self) -> None:
         """Delete links whose log does not exist, if their container does not exist or has exited.
@@ -87,9 +97,7 @@ class LogCollector:
         """
         if self._legacy_logs is None:
             return
-        for link in self._legacy_logs.glob("*.log"):
-            if not link.is_symlink() or link.exists() or self._pod_logs not in link.readlink().parents:
-                continue
+        for link in await asyncio.to_thread(self._dangling_links, self._legacy_logs):
             container_id = container_id_of_link(link.name)
             if container_id is None or await self._has_ended(container_id):
                 link.unlink(missing_ok=True)

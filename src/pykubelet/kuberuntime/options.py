@@ -12,9 +12,8 @@ managers. Without these managers, containers are unrestricted.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +25,6 @@ from pykubelet.cm.qos import DEFAULT_PERIOD
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.linux.cgroupfs import can_bound_swap
@@ -73,8 +71,8 @@ class RuntimeNodeOptions:
     masked_paths: tuple[str, ...] = ()
     """Masked paths in addition to the default ones: existing `thermal_throttle` directories of CPUs."""
     selinux: bool = False
-    recursive_handlers: frozenset[str] = frozenset()
-    """Runtime handlers that support recursive read-only mounts; the default one is ""."""
+    recursive_handlers: Callable[[], frozenset[str]] = frozenset
+    """Returns the runtime handlers that support recursive read-only mounts; the default one is ""."""
     cgroup_v2: bool = False
     cpu_quota: bool = True
     """Whether CPU limits are enforced (`cpuCFSQuota`)."""
@@ -248,10 +246,17 @@ def gather_node_options(
     )
 
 
-def recursive_handlers(runtime: pb.StatusResponse) -> frozenset[str]:
-    """Return the runtime handlers that support recursive read-only mounts."""
-    handlers = runtime.runtime_handlers
-    return frozenset(handler.name for handler in handlers if handler.features.recursive_read_only_mounts)
+def with_settings(
+    options: RuntimeNodeOptions, config: KubeletConfiguration, capacity: Resources, *, ignore_eviction: bool
+) -> RuntimeNodeOptions:
+    """Return the options with the settings of the configuration that can change at run time."""
+    return replace(
+        options,
+        cluster_dns=tuple(config.cluster_dns),
+        cluster_domain=config.cluster_domain,
+        allocatable=allocatable(capacity, config, ignore_eviction=ignore_eviction),
+        unreserved_memory=int(unreserved(capacity, config)["memory"]),
+    )
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -293,29 +298,6 @@ def mounted_image_volumes(
         for name, volume in volumes.items()
         if volume.image and name in names
     }
-
-
-_NUMBERS = re.compile(r"v?(\d+)\.(\d+)")
-_MOUNTS_IMAGES = {"containerd": (2, 1), "cri-o": (1, 31)}
-_SUPPORTS_CDI = {"containerd": (1, 7)}
-
-
-def can_mount_images(name: str, version: str) -> bool:
-    """Return whether a runtime can mount image volumes; True for an unknown runtime."""
-    return _is_new_enough(name, version, _MOUNTS_IMAGES)
-
-
-def supports_cdi(name: str, version: str) -> bool:
-    """Return whether a runtime supports CDI device names; True for an unknown runtime."""
-    return _is_new_enough(name, version, _SUPPORTS_CDI)
-
-
-def _is_new_enough(name: str, version: str, table: Mapping[str, tuple[int, int]]) -> bool:
-    first = table.get(name)
-    found = _NUMBERS.match(version)
-    if first is None or found is None:
-        return True
-    return (int(found[1]), int(found[2])) >= first
 
 
 class CpusetAssigner(Protocol):

@@ -136,6 +136,10 @@ class Resizer:
         self._actuated = actuated
         self._is_exclusive = is_exclusive
 
+    def set_node(self, node: RuntimeNodeOptions) -> None:
+        """Replace the node's options for resizes that start afterwards."""
+        self._node = node
+
     async def apply(self, pod: Pod, sandbox_id: str, resize: Resize) -> None:
         """Set the resources of a pod's containers and cgroup to those of its spec. Raises ResizeError.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pwd
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,19 +101,25 @@ def parse_getsubids(text: str, block: int) -> UserNamespaceRange:
 class UserNamespaces:
     """Allocator of ID blocks; its state is in the pods' directories."""
 
-    def __init__(self, dirs: PodDirs, space: UserNamespaceRange, *, supported: bool) -> None:
+    def __init__(self, dirs: PodDirs, space: UserNamespaceRange, *, supported: Callable[[str], bool]) -> None:
+        """Initialize; `supported` returns whether a runtime handler supports user namespaces."""
         self._dirs = dirs
         self._space = space
         self._supported = supported
 
-    def mappings_for(self, pod: Pod) -> IdMappings | None:
+    def mappings_for(self, pod: Pod, handler: str = "") -> IdMappings | None:
         """Return the pod's mappings, allocated with the first call; None for pods without a user namespace.
 
-        Also None if the runtime does not support user namespaces: `pod_namespaces` rejects such a pod. Raises
-        ContainerConfigError when no block is free or a pod's file is invalid.
+        Raises ContainerConfigError when the runtime handler does not support user namespaces, no block is
+        free or a pod's file is invalid.
         """
-        if pod.spec.host_users is not False or not self._supported:
+        if pod.spec.host_users is not False:
             return None
+        if not self._supported(handler):
+            subject = f'RuntimeClass handler "{handler}"' if handler else "runtime"
+            raise ContainerConfigError(
+                f"can't set `spec.hostUsers: false`, {subject} does not support user namespaces"
+            )
         first = self._read(pod.uid)
         if first is None:
             first = self._free_block()

@@ -5,8 +5,8 @@ addresses and layers, whatever changes on the host. The configuration files are 
 that they follow the host and the version of pykubelet.
 
 containerd: all paths are below the data directory, plugins that cost memory or wake up periodically are
-disabled, and host features are filled in. The format is version 2, which containerd 1.3 to 2.x read; older
-versions ignore sections that only newer ones know.
+disabled, and host features are filled in. The format is version 3 for containerd 2.x and version 2 for older
+ones, which refuse to start with a newer format; sections that a version does not know are ignored.
 
 Pod network: one bridge per private runtime with its own /24, masquerading and host ports. IPv4 only,
 because a private node serves a single host.
@@ -44,9 +44,9 @@ _DISABLED = (
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
 )
-_TEMPLATE = """\
+_COMMON = """\
 # Written by pykubelet at every start; changes are lost.
-version = 2
+version = {version}
 root = {root}
 state = {state}
 oom_score = {oom_score}
@@ -72,13 +72,15 @@ pause_threshold = 0.001
 disable = true
 
 [plugins."io.containerd.grpc.v1.cri"]
+disable_tcp_service = true
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+"""
+_VERSION_2 = """\
 sandbox_image = {pause_image}
 netns_mounts_under_state_dir = true
 restrict_oom_score_adj = {restrict_oom}
 disable_apparmor = {disable_apparmor}
-disable_tcp_service = true
-stream_server_address = "127.0.0.1"
-stream_server_port = "0"
 max_container_log_line_size = 16384
 max_concurrent_downloads = 3
 tolerate_missing_hugetlb_controller = true
@@ -95,15 +97,65 @@ config_path = {registry_hosts}
 [plugins."io.containerd.grpc.v1.cri".containerd]
 snapshotter = {snapshotter}
 default_runtime_name = "runc"
+"""
+_VERSION_3 = """\
 
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = {snapshotter}
+max_concurrent_downloads = 3
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = {pause_image}
+
+# A directory per registry with a hosts.toml, for mirrors and certificates; without it the registry itself.
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = {registry_hosts}
+
+[plugins."io.containerd.cri.v1.runtime"]
+netns_mounts_under_state_dir = true
+restrict_oom_score_adj = {restrict_oom}
+disable_apparmor = {disable_apparmor}
+max_container_log_line_size = 16384
+tolerate_missing_hugetlb_controller = true
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+{cni_plugin_dirs}
+conf_dir = {cni_conf}
+max_conf_num = 1
+
+[plugins."io.containerd.cri.v1.runtime".containerd]
+default_runtime_name = "runc"
+"""
+_HANDLER = """\
+
+[plugins.{section}.containerd.runtimes.{name}]
 runtime_type = "io.containerd.runc.v2"
 
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+[plugins.{section}.containerd.runtimes.{name}.options]
 BinaryName = {runc}
 Root = {runc_root}
 SystemdCgroup = {systemd_cgroup}
 """
+_SECTIONS = {2: '"io.containerd.grpc.v1.cri"', 3: '"io.containerd.cri.v1.runtime"'}
+"""Section of the runtime handlers by version of the format."""
+_FIRST_WITH_VERSION_3 = (2, 0, 0)
+_FIRST_WITH_CNI_DIRS = (2, 1, 0)
+
+
+def config_version(containerd: tuple[int, int, int]) -> int:
+    """Return the version of the configuration format for a version of containerd."""
+    return 3 if containerd >= _FIRST_WITH_VERSION_3 else 2
+
+
+def handler_section(instance: Instance, host: HostRequirements, name: str, *, cgroup_driver: str) -> str:
+    """Return the section of a runtime handler that runs containers with runc."""
+    return _HANDLER.format(
+        section=_SECTIONS[config_version(host.containerd_version)],
+        name=name,
+        runc=toml(host.programs["runc"]),
+        runc_root=toml(instance.containerd_state / "runc"),
+        systemd_cgroup=toml(cgroup_driver == "systemd"),
+    )
 
 
 def containerd_config(
@@ -113,7 +165,12 @@ def containerd_config(
     disabled = (
         [*_DISABLED] if snapshotter == "native" else [*_DISABLED, "io.containerd.snapshotter.v1.native"]
     )
-    return _TEMPLATE.format(
+    version = config_version(host.containerd_version)
+    plugin_dir = toml(host.cni_plugin_dir)
+    several = host.containerd_version >= _FIRST_WITH_CNI_DIRS
+    template = _COMMON + {2: _VERSION_2, 3: _VERSION_3}[version]
+    text = template.format(
+        version=version,
         root=toml(instance.containerd_root),
         state=toml(instance.containerd_state),
         oom_score=_OOM_SCORE if host.may_lower_oom_score else 0,
@@ -123,14 +180,13 @@ def containerd_config(
         pause_image=toml(pause_image),
         restrict_oom=toml(not host.may_lower_oom_score),
         disable_apparmor=toml(not host.apparmor),
-        cni_plugin_dir=toml(host.cni_plugin_dir),
+        cni_plugin_dir=plugin_dir,
+        cni_plugin_dirs=f"bin_dirs = [{plugin_dir}]" if several else f"bin_dir = {plugin_dir}",
         cni_conf=toml(instance.cni_conf),
         registry_hosts=toml(instance.registry_hosts),
         snapshotter=toml(snapshotter),
-        runc=toml(host.programs["runc"]),
-        runc_root=toml(instance.containerd_state / "runc"),
-        systemd_cgroup=toml(cgroup_driver == "systemd"),
     )
+    return text + handler_section(instance, host, "runc", cgroup_driver=cgroup_driver)
 
 
 def toml(value: str | Path | bool) -> str:

@@ -26,6 +26,8 @@ from pykubelet.standalone.requirements import HostRequirements
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
+REQUIRED_CONDITIONS = ("RuntimeReady", "NetworkReady")
+"""Conditions without which no pod can run; containerd 2.x has further ones, such as deprecation warnings."""
 START_TIMEOUT = 30.0
 STOP_GRACE = 10.0
 LOG_LIMIT = 10 * 1024 * 1024
@@ -114,7 +116,7 @@ class Daemon:
                     stderr=output,
                     start_new_session=True,
                     cwd="/",
-                    env=environment(),
+                    env=_environment(programs["containerd"]),
                 )
         except OSError as err:
             raise RuntimeFailed(f"containerd cannot be started: {err.strerror or err}") from err
@@ -148,7 +150,7 @@ class Daemon:
         return "; ".join(
             f"{condition.type}: {condition.reason} {condition.message}"
             for condition in status.conditions
-            if not condition.status
+            if condition.type in REQUIRED_CONDITIONS and not condition.status
         )
 
 
@@ -194,6 +196,12 @@ def last_log_problems(path: Path, position: int = 0, limit: int = 600) -> str:
     problems = [line for line in nonempty_lines if "level=info" not in line and "level=debug" not in line]
     selected = problems[-3:] or nonempty_lines[-1:]
     return " | ".join(selected)[-limit:]
+
+
+def _environment(containerd: Path) -> dict[str, str]:
+    """Return the environment of containerd, which finds its shim by PATH: the one beside it comes first."""
+    found = environment()
+    return {**found, "PATH": f"{containerd.parent}{os.pathsep}{found['PATH']}"}
 
 
 def _config_arguments(instance: Instance) -> tuple[str, str]:

@@ -82,6 +82,20 @@ def claim(instance: Instance) -> bool:
     return True
 
 
+def closed_directory(path: Path) -> Path | None:
+    """Return the outermost directory above or at `path` that other users cannot pass, or None.
+
+    Processes of pods with user namespaces reach the root file systems of their containers as other users.
+    """
+    for directory in (*reversed(path.parents), path):
+        try:
+            if not directory.stat().st_mode & 0o001:
+                return directory
+        except OSError:
+            return directory
+    return None
+
+
 def make_directories(instance: Instance) -> None:
     """Ensure that the subdirectories of a claimed data directory exist."""
     for directory, mode in (

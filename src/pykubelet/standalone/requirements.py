@@ -1,7 +1,16 @@
-"""Requirements of the private runtime on the host: executables, and features that its configuration uses."""
+"""Requirements of the private runtime on the host: executables, and features that its configuration uses.
 
+Of several installations of containerd or runc, such as a distribution's package and a newer release in
+/usr/local/bin, the newest is used, wherever it is in PATH. `ctr` and the shim are those beside containerd if
+they exist there.
+"""
+
+import os
+import re
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +31,16 @@ PROGRAMS = {
     "catatonit": "catatonit",
 }
 """Executables, each with its Debian package."""
+Version = tuple[int, int, int]
+UNKNOWN_VERSION: Version = (0, 0, 0)
+"""Version of an executable that does not report one."""
+_NEWEST = ("containerd", "runc")
+"""Executables of which the newest is used instead of the first in PATH."""
+_BESIDE_CONTAINERD = ("ctr", "containerd-shim-runc-v2")
+_FURTHER_DIRS = ("/usr/local/bin",)
+"""Directories that are searched in addition to PATH: containerd's own archive is unpacked there."""
+_VERSION = re.compile(r"\sv?(\d+)\.(\d+)(?:\.(\d+))?")
+_VERSION_TIMEOUT_SECONDS = 10.0
 CNI_PLUGINS = ("bridge", "host-local", "loopback", "portmap")
 CNI_PLUGIN_DIRS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"), Path("/usr/libexec/cni"))
 
@@ -36,15 +55,23 @@ class HostRequirements:
     """Whether AppArmor profiles can be applied to containers."""
     may_lower_oom_score: bool
     """Whether oom_score_adj can be set below that of this process (CAP_SYS_RESOURCE)."""
+    containerd_version: Version = UNKNOWN_VERSION
 
 
 def inspect_host() -> HostRequirements:
-    """Return the executables and features of the host.
+    """Return the executables and features of the host; runs containerd and runc for their versions.
 
     Raises MissingPrograms with all missing executables and their packages.
     """
-    path = search_path()
+    path = os.pathsep.join((search_path(), *_FURTHER_DIRS))
     found = {name: shutil.which(name, path=path) for name in PROGRAMS}
+    versions = dict.fromkeys(_NEWEST, UNKNOWN_VERSION)
+    for name in _NEWEST:
+        if newest := find_newest(name, path):
+            found[name], versions[name] = str(newest[0]), newest[1]
+    if found["containerd"] is not None:
+        beside = Path(found["containerd"]).parent
+        found |= {name: str(beside / name) for name in _BESIDE_CONTAINERD if _is_executable(beside / name)}
     missing = [f"{name} ({PROGRAMS[name]})" for name, candidate in found.items() if candidate is None]
     plugin_dir = next(
         (
@@ -65,7 +92,57 @@ def inspect_host() -> HostRequirements:
         cni_plugin_dir=plugin_dir,
         apparmor=_has_apparmor(path),
         may_lower_oom_score=capabilities.has_capability("CAP_SYS_RESOURCE"),
+        containerd_version=versions["containerd"],
     )
+
+
+def find_newest(name: str, path: str) -> tuple[Path, Version] | None:
+    """Return the newest executable with this name and its version; of equal ones the first in PATH."""
+    found = [(candidate, read_version(candidate)) for candidate in _candidates(name, path)]
+    # `max` returns the first of equal ones.
+    return max(found, key=lambda item: item[1], default=None)
+
+
+def read_version(program: Path) -> Version:
+    """Return the version that `program --version` prints; UNKNOWN_VERSION if it prints none or fails."""
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN_VERSION
+    return parse_version(done.stdout)
+
+
+def parse_version(output: str) -> Version:
+    """Return the first version in the output of `--version`, without its suffix."""
+    match = _VERSION.search(output)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else UNKNOWN_VERSION
+
+
+def format_version(version: Version) -> str:
+    """Return a version as text; `of unknown version` for UNKNOWN_VERSION."""
+    return ".".join(map(str, version)) if version != UNKNOWN_VERSION else "of unknown version"
+
+
+def _candidates(name: str, path: str) -> Iterator[Path]:
+    """Yield the executables with this name, each file once."""
+    seen: set[Path] = set()
+    for directory in path.split(os.pathsep):
+        candidate = Path(directory or ".", name)
+        if _is_executable(candidate) and (real := candidate.resolve()) not in seen:
+            seen.add(real)
+            yield candidate.absolute()
+
+
+def _is_executable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
 
 
 def choose_snapshotter(directory: Path) -> str:

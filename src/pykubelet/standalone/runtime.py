@@ -26,20 +26,34 @@ The rule carries the label of the CNI network, by which `pykubelet down` finds a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Self
 
-from pykubelet.linux.processes import CommandError, run
+from pykubelet.linux.processes import CommandError, end, run
 from pykubelet.logs import get_logger
 from pykubelet.standalone import seed_images
 from pykubelet.standalone.containerd_config import configure, load_or_create_state
-from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, log_is_long, rotate_log
-from pykubelet.standalone.data_dir import claim, hold_lock, make_directories, save_state
+from pykubelet.standalone.daemon import START_TIMEOUT, Daemon, log_is_long, rotate_log, stop_orphans
+from pykubelet.standalone.data_dir import claim, closed_directory, hold_lock, make_directories, save_state
 from pykubelet.standalone.instance import NAMESPACE, EmbeddedError, Instance
-from pykubelet.standalone.requirements import inspect_host
-from pykubelet.standalone.teardown import erase
+from pykubelet.standalone.requirements import (
+    UNKNOWN_VERSION,
+    HostRequirements,
+    Version,
+    format_version,
+    inspect_host,
+)
+from pykubelet.standalone.teardown import (
+    dead_sockets,
+    delete_container,
+    erase,
+    find_shims,
+    shim_id,
+    shim_sockets,
+)
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -88,6 +102,54 @@ async def keep_guard(instance: Instance, interval: float = CHECK_SECONDS) -> Non
             log.error(err, "Failed to restore loopback rule, will retry", bridge=instance.bridge)
 
 
+_FIRST_WITH_TASK_V3: Version = (2, 0, 0)
+_TASK_V3 = 3
+
+
+def unmanageable_ids(instance: Instance, version: Version) -> set[str]:
+    """Return the IDs of the containers whose shims this version of containerd cannot use.
+
+    A shim of containerd 2.x implements version 3 of the task API, which older versions do not have: at their
+    start they would kill its containers and leave the shim. 2.x uses the shims of older versions.
+    """
+    if version >= _FIRST_WITH_TASK_V3 or version == UNKNOWN_VERSION:
+        return set()
+    found = set()
+    for path in (instance.containerd_state / "io.containerd.runtime.v2.task" / NAMESPACE).glob(
+        "*/bootstrap.json"
+    ):
+        try:
+            task_version = json.loads(path.read_bytes())["version"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if isinstance(task_version, int) and task_version >= _TASK_V3:
+            found.add(path.parent.name)
+    return found
+
+
+async def end_unmanageable(instance: Instance, host: HostRequirements) -> None:
+    """End the containers of a newer containerd, after a downgrade; the kubelet starts their pods again."""
+    ids = unmanageable_ids(instance, host.containerd_version)
+    if not ids:
+        return
+    log.warning(
+        "Containers of a newer containerd cannot be managed by this one, restarting their pods",
+        version=format_version(host.containerd_version),
+        containers=len(ids),
+    )
+    await stop_orphans(instance)
+    for id in sorted(ids):
+        try:
+            await delete_container(instance, id, str(host.programs["runc"]))
+        except CommandError as err:
+            log.error(err, "Failed to delete the container of a newer containerd", containerID=id)
+    for shim in find_shims(instance):
+        if shim_id(shim) in ids:
+            await end(shim, grace=0)
+    for path in dead_sockets(shim_sockets(instance, ids)):
+        path.unlink(missing_ok=True)
+
+
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 10.0
 HEALTHY_AFTER = 60.0
@@ -116,6 +178,8 @@ class PrivateRuntime:
         self.busybox_image = seed_images.BUSYBOX_IMAGE
         self.restarts = 0
         """Number of restarts of containerd."""
+        self.host: HostRequirements | None = None
+        """Executables and features of the host, known after the start."""
         self._cgroup_driver = cgroup_driver
         self._start_timeout = start_timeout
         self._daemon: Daemon | None = None
@@ -159,15 +223,22 @@ class PrivateRuntime:
             raise
 
     async def _start(self, resources: AsyncExitStack) -> None:
-        host = inspect_host()
+        host = self.host = await asyncio.to_thread(inspect_host)
         seeds = await seed_images.find_seeds(host)
         make_directories(self.instance)
+        if closed := closed_directory(self.instance.containerd):
+            log.warning(
+                "Other users cannot pass a directory, pods with hostUsers: false do not start",
+                path=closed,
+                remedy=f"chmod o+x {closed}",
+            )
         stored = await load_or_create_state(self.instance)
         await configure(
             self.instance, host, stored, pause_image=self.pause_image, cgroup_driver=self._cgroup_driver
         )
         # Before the CNI plugins can enable route_localnet for the first pod.
         await require_guard(self.instance)
+        await end_unmanageable(self.instance, host)
         daemon = Daemon(self.instance, host, start_timeout=self._start_timeout)
         resources.push_async_callback(daemon.stop)
         await daemon.start()
@@ -186,7 +257,13 @@ class PrivateRuntime:
         tasks.start(self._supervise(daemon), name="containerd-supervisor")
         tasks.start(self._rotate_log_periodically(), name="containerd-log")
         tasks.start(keep_guard(self.instance), name="loopback-guard")
-        log.info("Started private containerd", pid=daemon.pid, endpoint=self.endpoint)
+        log.info(
+            "Started private containerd",
+            pid=daemon.pid,
+            endpoint=self.endpoint,
+            path=host.programs["containerd"],
+            version=format_version(host.containerd_version),
+        )
 
     async def _supervise(self, daemon: Daemon) -> None:
         loop = asyncio.get_running_loop()

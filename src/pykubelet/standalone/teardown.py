@@ -53,6 +53,7 @@ from pykubelet.standalone.instance import NAMESPACE, AlreadyRunning, EmbeddedErr
 from pykubelet.standalone.instance_registry import open_registry
 from pykubelet.standalone.requirements import inspect_host
 from pykubelet.transport.errors import CriError, NotFound
+from pykubelet.util.tasks import finish_in_thread
 
 log = get_logger(__name__)
 SHIM_SOCKETS = Path("/run/containerd/s")
@@ -140,7 +141,7 @@ def find_ids(instance: Instance) -> set[str]:
         runc_root(instance),
     ]
     seen = {name for directory in directories for name in _names(directory)}
-    seen |= {_option(process, "-id") for process in find_shims(instance)}
+    seen |= {shim_id(process) for process in find_shims(instance)}
     return {name for name in seen if re.fullmatch(_ID, name)}
 
 
@@ -162,6 +163,11 @@ def dead_sockets(sockets: Iterable[Path]) -> list[Path]:
 def runc_root(instance: Instance) -> Path:
     """Return the directory in which runc stores the state of the containers, one directory each."""
     return instance.containerd_state / "runc" / NAMESPACE
+
+
+def shim_id(shim: Process) -> str:
+    """Return the ID of the sandbox or container that a shim was started for."""
+    return _option(shim, "-id")
 
 
 def _option(process: Process, name: str) -> str:
@@ -221,7 +227,7 @@ async def erase(instance: Instance, report: Report = log.info) -> None:
         await end(plugin, grace=0)
     for id in sorted(ids):
         with _log_failure("remove the container"):
-            await _delete_container(instance, id)
+            await delete_container(instance, id)
     for shim in find_shims(instance):
         await end(shim, grace=0)
     await _remove_cgroups(instance)
@@ -281,7 +287,8 @@ async def _remove_pods(instance: Instance, report: Report) -> None:
     if not find_ids(instance) or stored is None or stored.boot_id != boot_id():
         return
     try:
-        daemon = Daemon(instance, inspect_host(), start_timeout=_START_TIMEOUT)
+        host = await finish_in_thread(inspect_host)
+        daemon = Daemon(instance, host, start_timeout=_START_TIMEOUT)
         await daemon.start()
     except (EmbeddedError, OSError) as err:
         report(f"containerd does not start ({err}): removing its pods without it")
@@ -315,9 +322,10 @@ async def _remove_pod(
             )
 
 
-async def _delete_container(instance: Instance, id: str) -> None:
+async def delete_container(instance: Instance, id: str, runc: str = "runc") -> None:
+    """Kill and delete a container without containerd, if runc knows it. Raises CommandError."""
     if (runc_root(instance) / id).is_dir():
-        await run("runc", "--root", str(runc_root(instance)), "delete", "--force", id)
+        await run(runc, "--root", str(runc_root(instance)), "delete", "--force", id)
 
 
 async def _remove_cgroups(instance: Instance) -> None:

@@ -104,7 +104,8 @@ async def test_containerd_version_status_and_image_fs_info(real: RuntimeConnecti
     assert real.version.runtime_name == "containerd"
     assert (await real.runtime.version()) == real.version
     conditions = {c.type: c.status for c in (await real.runtime.status()).status.conditions}
-    assert conditions == {"RuntimeReady": True, "NetworkReady": True}
+    # containerd 2.x has one more, for deprecated settings of the host.
+    assert conditions.items() >= {"RuntimeReady": True, "NetworkReady": True}.items()
     assert (await real.images.image_fs_info()).image_filesystems[0].fs_id.mountpoint
 
 
@@ -166,19 +167,26 @@ async def test_containerd_start_missing_container_counts_error(
     assert registry.get_sample_value("kubelet_runtime_operations_errors_total", labels) == 1
 
 
-async def first_event(cri: RuntimeConnection) -> pb.ContainerEventResponse | errors.Unimplemented:
+async def created_event(
+    cri: RuntimeConnection, sandbox: str
+) -> pb.ContainerEventResponse | errors.Unimplemented:
+    """Return the first event of a created container in a sandbox; a new client gets events of minutes ago."""
     async with aclosing(cri.runtime.container_events()) as events:
         try:
-            return await anext(events)
+            async for event in events:
+                created = event.container_event_type == pb.CONTAINER_CREATED_EVENT
+                if created and event.pod_sandbox_status.id == sandbox != event.container_id:
+                    return event
         except errors.Unimplemented as err:
             return err
+    raise AssertionError("the stream of events ended")
 
 
 async def test_containerd_container_events_delivered_or_unimplemented(
     real: RuntimeConnection, sandbox: str, config: pb.PodSandboxConfig, image: pb.ImageSpec
 ) -> None:
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        listening = tasks.create_task(first_event(real))
+        listening = tasks.create_task(created_event(real, sandbox))
         await asyncio.sleep(1)
         container = await real.runtime.create_container(sandbox, shell(image, "true"), config)
         heard = await listening

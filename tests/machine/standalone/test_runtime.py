@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.standalone import requirements
 from pykubelet.standalone.daemon import Daemon, find_daemons, last_log_problems, rotate_log
 from pykubelet.standalone.data_dir import claim, load_state, save_state
 from pykubelet.standalone.instance import AlreadyRunning, EmbeddedError, Instance, RuntimeFailed
-from pykubelet.standalone.requirements import inspect_host
+from pykubelet.standalone.requirements import PROGRAMS, inspect_host
 from pykubelet.standalone.runtime import PrivateRuntime, restart_delay
 from pykubelet.standalone.teardown import down, leftovers
 from pykubelet.transport.errors import CriError
@@ -268,7 +268,9 @@ def _replace_containerd(monkeypatch: pytest.MonkeyPatch, data_dir: Path, script:
     folder = data_dir.parent / "bin"
     folder.mkdir()
     program = folder / "containerd"
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    # Of several versions the newest is used.
+    version = "containerd test 99.0.0"
+    program.write_text(f'#!/bin/sh\n[ "$1" != --version ] || {{ echo {version}; exit; }}\n{script}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -276,9 +278,12 @@ def _replace_containerd(monkeypatch: pytest.MonkeyPatch, data_dir: Path, script:
 async def test_private_runtime_missing_binaries_error_names_all(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        shutil, "which", lambda name, path: None if name in ("runc", "ctr") else f"/bin/{name}"
-    )
+    folder = data_dir.parent / "bin"
+    folder.mkdir()
+    for name in PROGRAMS.keys() - {"runc", "ctr"}:
+        (folder / name).symlink_to(inspect_host().programs[name])
+    monkeypatch.setattr(requirements, "search_path", lambda: str(folder))
+    monkeypatch.setattr(requirements, "_FURTHER_DIRS", ())
     with pytest.raises(
         EmbeddedError, match=r"not installed: ctr \(containerd\); runc \(runc\): run scripts/setup"
     ):

@@ -1,10 +1,17 @@
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.pod import HostAlias
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.kuberuntime.config_builder import ConfigBuilder
 from pykubelet.kuberuntime.errors import InvalidHostname
 from pykubelet.kuberuntime.mounts import hosts_file, kernel_hostname, pod_hostname, should_mount_hosts_file
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.paths import PodDirs
 from tests.support.containers import make_pod
 
 DOMAIN = "cluster.local"
@@ -117,3 +124,17 @@ def test_should_mount_hosts_file_requires_ip_or_host_network() -> None:
     assert should_mount_hosts_file(make_pod(), ["10.0.0.1"])
     assert should_mount_hosts_file(make_pod(host_network=True), [])
     assert not should_mount_hosts_file(make_pod(), [])
+
+
+@pytest.mark.parametrize(("enabled", "name"), [(True, "other.example.com"), (False, "web")])
+def test_config_builder_hosts_file_follows_gate_hostname_override(
+    tmp_path: Path, enabled: bool, name: str
+) -> None:
+    node = RuntimeNodeOptions(gates=FeatureGates(overrides={"HostnameOverride": enabled}))
+    nothing = cast(Any, None)
+    builder = ConfigBuilder(node, PodDirs(tmp_path), nothing, nothing, lambda: None)
+    pod = make_pod(hostname_override="other.example.com")
+    PodDirs(tmp_path).make(pod.uid)
+    written = Path(builder._write_hosts_file(pod, ["10.0.0.5"])).read_text()
+    assert f"10.0.0.5\t{name}\n" in written
+    assert kernel_hostname(pod, "cluster.local", override=enabled) == name

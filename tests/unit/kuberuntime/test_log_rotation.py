@@ -184,9 +184,9 @@ async def test_manager_idle_log_watched_until_it_changes(
 async def test_manager_negative_size_disabled(logs: Path) -> None:
     host = Host(logs, RotationPolicy(-1, 5))
     host.runtime.write(1000)
-    async with asyncio.timeout(5):
-        await host.manager.run()
-    assert host.names() == ["0.log"]
+    async with host.running():
+        await asyncio.sleep(10 * INTERVAL)
+        assert host.names() == ["0.log"]
 
 
 async def test_manager_fast_log_rotated_within_bound_and_not_compressed(

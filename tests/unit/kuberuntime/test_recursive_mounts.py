@@ -8,7 +8,8 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.errors import StartError
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, recursive_handlers
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.runtime_features import recursive_handlers
 from pykubelet.volumes.plugin import MountedVolume
 from tests.unit.kuberuntime.starting import start
 
@@ -55,7 +56,7 @@ async def test_recursive_read_only_if_possible_depends_on_runtime_handler(
     tmp_path: Path, handler: str, recursive: bool
 ) -> None:
     node = RuntimeNodeOptions(
-        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
+        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=lambda: recursive_handlers(RUNTIME)
     )
     made = await mounted(tmp_path, "IfPossible", handler, node)
     assert (made.readonly, made.recursive_read_only) == (True, recursive)
@@ -63,7 +64,7 @@ async def test_recursive_read_only_if_possible_depends_on_runtime_handler(
 
 async def test_recursive_read_only_enabled_unsupported_handler_raises(tmp_path: Path) -> None:
     node = RuntimeNodeOptions(
-        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=recursive_handlers(RUNTIME)
+        pod_logs_dir=str(tmp_path / "logs"), recursive_handlers=lambda: recursive_handlers(RUNTIME)
     )
     assert (await mounted(tmp_path, "Enabled", "", node)).recursive_read_only
     with pytest.raises(StartError, match="it is not supported by the runtime"):

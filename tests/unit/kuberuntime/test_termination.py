@@ -130,6 +130,49 @@ def test_termination_message_fallback_unusual_line_preserved(
     assert termination_message(exited(log_path=log, policy="FallbackToLogsOnError")) == expected
 
 
+def log_lines(first: int, stop: int) -> str:
+    return "".join(f"{STAMP} stdout F line {number}\n" for number in range(first, stop))
+
+
+@pytest.mark.parametrize(
+    ("rotated", "expected"),
+    [
+        ({"0.log.20260101-000000": (0, 100), "0.log.20260102-000000_000001": (100, 200)}, (123, 203)),
+        ({"0.log.20260101-000000": (190, 200), "0.log.bak": (0, 100)}, (190, 203)),
+        ({"0.log.20260101-000000": (0, 100), "0.log.20260102-000000.gz": (100, 200)}, (200, 203)),
+        ({"0.log.20260101-000000.gz": (0, 200), "0.log.bak": (0, 200), "00.log": (0, 200)}, (200, 203)),
+        ({}, (200, 203)),
+    ],
+    ids=["newest", "short", "newest compressed", "others", "none"],
+)
+def test_termination_message_fallback_after_rotation_continues_in_rotated_file(
+    tmp_path: Path, rotated: dict[str, tuple[int, int]], expected: tuple[int, int]
+) -> None:
+    log = tmp_path / "0.log"
+    log.write_text(log_lines(200, 203))
+    for name, lines in rotated.items():
+        (tmp_path / name).write_text(log_lines(*lines))
+    message = termination_message(exited(log_path=log, policy="FallbackToLogsOnError"))
+    assert message.splitlines() == [f"line {number}" for number in range(*expected)]
+    assert len(message) <= LOG_BYTES
+
+
+def test_termination_message_fallback_long_rotated_lines_cut_at_limit(tmp_path: Path) -> None:
+    log = tmp_path / "0.log"
+    log.write_text(f"{STAMP} stdout F end\n")
+    (tmp_path / "0.log.20260101-000000").write_text(f"{STAMP} stdout F {'x' * 30_000}\n")
+    message = termination_message(exited(log_path=log, policy="FallbackToLogsOnError"))
+    assert message == "x" * (LOG_BYTES - 5) + "\nend\n"
+
+
+def test_termination_message_fallback_rotated_symlink_not_followed(tmp_path: Path) -> None:
+    log, secret = tmp_path / "0.log", tmp_path / "secret"
+    log.write_text(log_lines(0, 1))
+    secret.write_text(log_lines(5, 6))
+    (tmp_path / "0.log.20260101-000000").symlink_to(secret)
+    assert termination_message(exited(log_path=log, policy="FallbackToLogsOnError")) == "line 0\n"
+
+
 @pytest.mark.parametrize("kind", ["fifo", "device", "socket", "directory"])
 def test_termination_message_special_file_reported_without_blocking(
     tmp_path: Path, kind: str, soon: Any

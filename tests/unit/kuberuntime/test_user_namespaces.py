@@ -27,18 +27,18 @@ def first_id(spaces: UserNamespaces, uid: str) -> int:
 
 def test_mappings_for_pod_block_unique_and_survives_restart(tmp_path: Path) -> None:
     dirs = PodDirs(tmp_path)
-    spaces = UserNamespaces(dirs, SPACE, supported=True)
+    spaces = UserNamespaces(dirs, SPACE, supported=lambda handler: True)
     assert [first_id(spaces, uid) for uid in "abc"] == [UNIT, 2 * UNIT, 3 * UNIT]
     with pytest.raises(ContainerConfigError, match="in use"):
         spaces.mappings_for(pod("d"))
-    after_restart = UserNamespaces(dirs, SPACE, supported=True)
+    after_restart = UserNamespaces(dirs, SPACE, supported=lambda handler: True)
     assert first_id(after_restart, "b") == 2 * UNIT
     dirs.remove("b")
     assert first_id(after_restart, "d") == 2 * UNIT
 
 
 def test_mappings_for_file_equals_upstream_format(tmp_path: Path) -> None:
-    UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a"))
+    UserNamespaces(PodDirs(tmp_path), SPACE, supported=lambda handler: True).mappings_for(pod("a"))
     mapping = {"hostId": UNIT, "containerId": 0, "length": UNIT}
     written = json.loads((tmp_path / "pods" / "a" / "userns").read_text())
     assert written == {"uidMappings": [mapping], "gidMappings": [mapping]}
@@ -46,12 +46,19 @@ def test_mappings_for_file_equals_upstream_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host_users", [None, True])
 def test_mappings_for_host_users_pod_returns_none(tmp_path: Path, host_users: bool | None) -> None:
-    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=True).mappings_for(pod("a", host_users)) is None
+    spaces = UserNamespaces(PodDirs(tmp_path), SPACE, supported=lambda handler: True)
+    assert spaces.mappings_for(pod("a", host_users)) is None
     assert not (tmp_path / "pods").exists()
 
 
-def test_mappings_for_unsupported_runtime_returns_none(tmp_path: Path) -> None:
-    assert UserNamespaces(PodDirs(tmp_path), SPACE, supported=False).mappings_for(pod("a")) is None
+def test_mappings_for_unsupported_handler_raises_and_allocates_nothing(tmp_path: Path) -> None:
+    spaces = UserNamespaces(PodDirs(tmp_path), SPACE, supported=lambda handler: handler == "kata")
+    with pytest.raises(ContainerConfigError, match="hostUsers: false`, runtime does not support user namesp"):
+        spaces.mappings_for(pod("a"))
+    with pytest.raises(ContainerConfigError, match='RuntimeClass handler "gvisor" does not support user'):
+        spaces.mappings_for(pod("a"), "gvisor")
+    assert not (tmp_path / "pods").exists()
+    assert spaces.mappings_for(pod("a"), "kata") is not None
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_mappings_for_damaged_file_raises(tmp_path: Path, content: str) -> None:
     dirs.make("a")
     (dirs.pod("a") / "userns").write_text(content)
     with pytest.raises(ContainerConfigError, match="user namespace of pod a"):
-        UserNamespaces(dirs, SPACE, supported=True).mappings_for(pod("a"))
+        UserNamespaces(dirs, SPACE, supported=lambda handler: True).mappings_for(pod("a"))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
-import pytest
-
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.devices.run_options import DeviceNode
-from pykubelet.kuberuntime.options import block_volumes, can_mount_images, extra_groups, mounted_image_volumes
+from pykubelet.kuberuntime.options import block_volumes, extra_groups, mounted_image_volumes
 from pykubelet.volumes.plugin import MountedVolume
 
 MOUNTED = {
@@ -50,20 +48,3 @@ def test_mounted_image_volumes_returns_mounted_images_and_pull_policy() -> None:
         "tools": ("registry/tools:1", "Never"),
         "more": ("registry/more", "Always"),
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "can"),
-    [
-        ("containerd", "1.6.20~ds1", False),
-        ("containerd", "v2.0.5", False),
-        ("containerd", "v2.1.0-rc.1", True),
-        ("containerd", "3.0.0", True),
-        ("cri-o", "1.30.2", False),
-        ("cri-o", "1.31.0", True),
-        ("other", "0.1", True),
-        ("containerd", "unknown", True),
-    ],
-)
-def test_can_mount_images_runtime_version_returns_support(name: str, version: str, can: bool) -> None:
-    assert can_mount_images(name, version) is can

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.standalone.containerd_config import choose_subnet, conflist, containerd_config, toml
+from pykubelet.standalone.containerd_config import (
+    choose_subnet,
+    config_version,
+    conflist,
+    containerd_config,
+    toml,
+)
 from pykubelet.standalone.instance import EmbeddedError, Instance
-from pykubelet.standalone.requirements import PROGRAMS, HostRequirements, choose_snapshotter
+from pykubelet.standalone.requirements import PROGRAMS, HostRequirements, choose_snapshotter, inspect_host
 from tests.support.runtime import why_no_machine
 
 MACHINE = HostRequirements(
@@ -22,8 +28,14 @@ MACHINE = HostRequirements(
     cni_plugin_dir=Path("/usr/lib/cni"),
     apparmor=False,
     may_lower_oom_score=False,
+    containerd_version=(1, 6, 20),
 )
-CRI = "io.containerd.grpc.v1.cri"
+NEWER = dataclasses.replace(MACHINE, containerd_version=(2, 4, 2))
+CRI, IMAGES, RUNTIME = (
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.cri.v1.images",
+    "io.containerd.cri.v1.runtime",
+)
 
 
 def written(instance: Instance, machine: HostRequirements = MACHINE, **changes: str) -> dict[str, Any]:
@@ -69,6 +81,38 @@ def test_containerd_config_depends_on_host_capabilities() -> None:
         assert ("io.containerd.snapshotter.v1.native" in document["disabled_plugins"]) is not able
 
 
+def test_containerd_config_version_3_for_containerd_2_has_same_settings() -> None:
+    instance = Instance.at(Path("/srv/node"))
+    old, new = written(instance), written(instance, NEWER)
+    assert (old["version"], new["version"]) == (2, 3)
+    before = old["plugins"][CRI]
+    images, runtime = new["plugins"][IMAGES], new["plugins"][RUNTIME]
+    assert images["pinned_images"] == {"sandbox": before["sandbox_image"]}
+    assert images["snapshotter"] == before["containerd"]["snapshotter"]
+    assert images["registry"] == before["registry"]
+    assert runtime["cni"]["bin_dirs"] == [before["cni"]["bin_dir"]]
+    assert runtime["cni"]["conf_dir"] == before["cni"]["conf_dir"]
+    assert runtime["containerd"]["runtimes"] == before["containerd"]["runtimes"]
+    assert new["plugins"][CRI]["stream_server_address"] == "127.0.0.1"
+    moved = ("netns_mounts_under_state_dir", "restrict_oom_score_adj", "disable_apparmor")
+    assert all(runtime[name] == before[name] for name in moved)
+    shared = ("root", "state", "oom_score", "disabled_plugins", "grpc", "debug")
+    assert all(new[name] == old[name] for name in shared)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [((0, 0, 0), 2), ((1, 7, 27), 2), ((2, 0, 0), 3), ((2, 4, 2), 3)]
+)
+def test_config_version_follows_containerd(version: tuple[int, int, int], expected: int) -> None:
+    assert config_version(version) == expected
+
+
+def test_containerd_config_containerd_2_0_has_one_plugin_directory() -> None:
+    host = dataclasses.replace(MACHINE, containerd_version=(2, 0, 5))
+    cni = written(Instance.at(Path("/srv/node")), host)["plugins"][RUNTIME]["cni"]
+    assert cni["bin_dir"] == "/usr/lib/cni"
+
+
 @given(st.text(st.characters(codec="utf-8")))
 def test_toml_any_text_roundtrip(text: str) -> None:
     assert tomllib.loads(f"x = {toml(text)}") == {"x": text}
@@ -91,18 +135,25 @@ def test_containerd_config_accepted_by_containerd(data_dir: Path) -> None:
     instance = Instance.at(data_dir)
     data_dir.mkdir()
     path = data_dir / "config.toml"
+    host = inspect_host()
     text = containerd_config(
-        instance, MACHINE, pause_image="p:1", snapshotter="overlayfs", cgroup_driver="systemd"
+        instance, host, pause_image="p:1", snapshotter="overlayfs", cgroup_driver="systemd"
     )
     path.write_text(text)
     try:
         shown = subprocess.run(
-            ["containerd", "--config", str(path), "config", "dump"],
+            [str(host.programs["containerd"]), "--config", str(path), "config", "dump"],
             capture_output=True,
             text=True,
             check=True,
         )
-        assert tomllib.loads(shown.stdout)["plugins"][CRI]["sandbox_image"] == "p:1"
+        plugins = tomllib.loads(shown.stdout)["plugins"]
+        if IMAGES in plugins:
+            assert plugins[IMAGES]["pinned_images"] == {"sandbox": "p:1"}
+            options = plugins[RUNTIME]["containerd"]["runtimes"]["runc"]["options"]
+            assert options["SystemdCgroup"] is True
+        else:
+            assert plugins[CRI]["sandbox_image"] == "p:1"
         assert "unknown" not in shown.stderr.lower()
     finally:
         path.unlink()
