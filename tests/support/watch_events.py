@@ -75,6 +75,7 @@ class ScriptedSource:
         self.times: list[float] = []
         self.pauses: list[float] = []
         self.default: Callable[[], Step] | None = None
+        self.streams_lists = False
 
     def _next(self, verb: str, params: Any) -> Step:
         self.asked.append((verb, dict(params)))
@@ -109,6 +110,9 @@ class ScriptedSource:
                 await asyncio.sleep(step)
             else:
                 yield step if isinstance(step, bytes) else json.dumps(step).encode() + b"\n"
+
+    def disable_streaming(self) -> None:
+        self.streams_lists = False
 
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

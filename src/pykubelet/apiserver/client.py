@@ -15,6 +15,7 @@ whether the node's pods are evicted.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from pykubelet.apiserver.errors import (
 from pykubelet.apiserver.metrics import RestMetrics
 from pykubelet.apiserver.transport import Chunks, Response, Transport
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import SpanKind, Tracer, own_span
 from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.rate_limiter import TokenBucket
 
@@ -154,6 +156,8 @@ def _without_nulls(value: Any) -> Any:
 
 
 MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+STREAMING_REFUSED_SECONDS = 600.0
+"""Seconds without streaming lists after the API server has refused one; it may be upgraded."""
 MAX_RETRIES = 10
 MAX_CONCURRENT_REQUESTS = 12
 """Regular limit on the concurrent requests of a client; see `ConcurrencyLimiter`."""
@@ -199,14 +203,24 @@ class RestClient:
         timeout: float,
         retries: int,
         metrics: RestMetrics | None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._transport = transport
+        self._tracer = tracer
         self._limit = limit
         self._timeout = timeout
         self._retries = retries
         self._metrics = metrics
         self._concurrency = ConcurrencyLimiter(MAX_CONCURRENT_REQUESTS)
         self._renewal_error_log = ErrorLogLimiter(log, "Failed to renew rejected credentials")
+
+    def set_rate(self, qps: float, burst: int) -> None:
+        """Change the rate limit, also for requests that wait for it."""
+        self._limit.set_rate(qps, burst)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Change the timeout of requests that start afterwards."""
+        self._timeout = seconds
 
     async def call(self, request: Request) -> bytes:
         """Send the request and return the body of a 2xx response. Raises KubeError."""
@@ -240,17 +254,23 @@ class RestClient:
                 self._metrics.retried(error.code, request.method, self._transport.host)
 
     async def _send(self, request: Request, credentials: Credentials) -> Response:
+        attributes = {"http.request.method": request.method, "url.path": request.path}
         try:
-            return await self._transport.fetch(
-                credentials,
-                request.method,
-                request.path,
-                params=request.params,
-                body=request.body,
-                content_type=request.content_type,
-                deadline=asyncio.get_running_loop().time() + self._timeout,
-                max_bytes=MAX_RESPONSE_BYTES,
-            )
+            with own_span(self._tracer, f"HTTP {request.method}", attributes, SpanKind.CLIENT) as span:
+                response = await self._transport.fetch(
+                    credentials,
+                    request.method,
+                    request.path,
+                    params=request.params,
+                    body=request.body,
+                    content_type=request.content_type,
+                    deadline=asyncio.get_running_loop().time() + self._timeout,
+                    max_bytes=MAX_RESPONSE_BYTES,
+                )
+                span.set_attribute("http.response.status_code", response.code)
+                if response.code >= 400:
+                    span.fail(f"HTTP status {response.code}")
+                return response
         except TimedOut as err:
             raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
 
@@ -339,9 +359,32 @@ class ApiClient:
         timeout: float = 60.0,
         retries: int = MAX_RETRIES,
         metrics: RestMetrics | None = None,
+        tracer: Tracer | None = None,
+        streams_lists: bool = False,
     ) -> None:
         self.transport = transport
-        self._rest = RestClient(transport, limit, timeout=timeout, retries=retries, metrics=metrics)
+        self._streaming_from = 0.0 if streams_lists else math.inf
+        """Loop time from which on reflectors use streaming lists."""
+        self._rest = RestClient(
+            transport, limit, timeout=timeout, retries=retries, metrics=metrics, tracer=tracer
+        )
+
+    @property
+    def streams_lists(self) -> bool:
+        """Whether reflectors use streaming lists (feature gate WatchListClient) and no refusal is recent."""
+        return asyncio.get_running_loop().time() >= self._streaming_from
+
+    def disable_streaming(self) -> None:
+        """Use no streaming lists for `STREAMING_REFUSED_SECONDS`, because the server has refused one."""
+        self._streaming_from = asyncio.get_running_loop().time() + STREAMING_REFUSED_SECONDS
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the rate limit, also for requests that wait for it."""
+        self._rest.set_rate(*limits.effective)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Change the timeout of requests that start afterwards."""
+        self._rest.set_timeout(seconds)
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Params = ()) -> T:
         """Get an object; `params` such as `resourceVersion=0` reads it from the server's cache."""
@@ -485,7 +528,12 @@ class Limits:
 
     def bucket(self) -> TokenBucket:
         """Return a new token bucket with this limit."""
-        return TokenBucket(self.qps or _DEFAULT_QPS, self.burst or _DEFAULT_BURST)
+        return TokenBucket(*self.effective)
+
+    @property
+    def effective(self) -> tuple[float, int]:
+        """Rate and burst, with client-go's defaults for zero."""
+        return self.qps or _DEFAULT_QPS, self.burst or _DEFAULT_BURST
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +546,11 @@ class Clients:
     """Unlimited, with a short timeout and without retries: its caller retries."""
 
 
+def heartbeat_timeout(lease_seconds: float, status_seconds: float) -> float:
+    """Return the timeout of a heartbeat in seconds: until the next one is due, or the lease expires."""
+    return min(lease_seconds, status_seconds)
+
+
 def make_clients(
     transport: Transport,
     *,
@@ -506,16 +559,21 @@ def make_clients(
     lease_seconds: float,
     status_seconds: float,
     metrics: RestMetrics | None = None,
+    tracer: Tracer | None = None,
+    streams_lists: bool = False,
 ) -> Clients:
     """Build the three clients; a heartbeat times out when the next is due or the lease expires."""
     return Clients(
-        objects=ApiClient(transport, objects.bucket(), metrics=metrics),
-        events=ApiClient(transport, events.bucket(), metrics=metrics),
+        objects=ApiClient(
+            transport, objects.bucket(), metrics=metrics, tracer=tracer, streams_lists=streams_lists
+        ),
+        events=ApiClient(transport, events.bucket(), metrics=metrics, tracer=tracer),
         heartbeats=ApiClient(
             transport,
             TokenBucket(-1, 0),
-            timeout=min(lease_seconds, status_seconds),
+            timeout=heartbeat_timeout(lease_seconds, status_seconds),
             retries=0,
             metrics=metrics,
+            tracer=tracer,
         ),
     )

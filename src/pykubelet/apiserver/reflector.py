@@ -1,4 +1,4 @@
-"""Reflector: a local copy of API objects, kept up to date by list and watch.
+"""Reflector: a local copy of API objects, kept up to date by list and watch, or by a streaming list.
 
     reflector = Reflector(client, PODS, on_update, field_selector="spec.nodeName=one")
     scope.start(reflector.run(), name="pods of this node")
@@ -8,6 +8,12 @@ not at all, and a watch continues from the last observed resource version. If th
 that version, the objects are relisted and the differences are delivered as if they had been watched. Only
 cancellation ends a reflector: unreachable servers, timeouts and invalid responses are retried with
 exponential back-off.
+
+With the feature gate WatchListClient the objects come as the first events of the watch, up to a bookmark with
+the annotation `k8s.io/initial-events-end` (`InitialEvents`), so that neither side holds a complete list as
+one document. Nothing is delivered before that bookmark. From a server that refuses it, does not know it, or
+breaks its rules, an ordinary list is requested instead. An API server with an etcd before 3.4.31 or 3.5.13
+refuses it; then all reflectors list for some minutes before one tries again.
 
 `Store` is pure state without I/O. An object that cannot be decoded keeps its last valid form, so that an
 unexpected field does not look like a deletion; `unreadable` holds these objects and the reasons. An object
@@ -21,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol
@@ -29,12 +35,22 @@ from typing import Any, Generic, NoReturn, Protocol
 import msgspec
 
 from pykubelet.api.meta import ObjectMeta, ObjectStruct, plan_reading
-from pykubelet.apiserver.client import Metadata, Params, RawPage, Resource, T, read_object
+from pykubelet.apiserver.client import (
+    MAX_RESPONSE_BYTES,
+    Metadata,
+    Params,
+    RawPage,
+    Resource,
+    T,
+    read_object,
+)
 from pykubelet.apiserver.errors import (
     ApiError,
+    Forbidden,
     Gone,
     InvalidResponse,
     KubeError,
+    NotFound,
     Status,
     Superseded,
     TooManyRequests,
@@ -223,8 +239,12 @@ class Store(Generic[T]):
             self.objects.pop(key, None)
 
     def _bookmark(self, event: WatchEvent) -> str:
+        return self.read_metadata(event.object).resource_version
+
+    def read_metadata(self, raw: bytes) -> ObjectMeta:
+        """Decode the metadata of a bookmark. Raises InvalidResponse."""
         try:
-            return read_object(_Envelope, event.object).metadata.resource_version
+            return read_object(_Envelope, raw).metadata
         except ValueError as err:
             raise InvalidResponse(f"a bookmark of {self._resource.plural} cannot be read: {err}") from None
 
@@ -250,6 +270,59 @@ def _same(old: T, other: T | Unreadable) -> bool:
     return old.metadata.uid == uid or (isinstance(other, Unreadable) and not uid)
 
 
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+"""Annotation of the bookmark that ends the initial events of a streaming list."""
+MAX_INITIAL_BYTES = MAX_RESPONSE_BYTES
+"""Bytes of all initial events together, as of a list."""
+INITIAL_SILENCE_SECONDS = 30.0
+"""Seconds without data before the end of the initial events, after which the server is taken not to know
+streaming lists: it serves an ordinary watch and never sends the bookmark."""
+INITIAL_SECONDS = 120.0
+"""Seconds until the initial events must have ended, however slowly they arrive."""
+
+
+class InitialEvents(Generic[T]):
+    """Initial events of a streaming list, collected until the bookmark that ends them."""
+
+    def __init__(self, store: Store[T], max_bytes: int = MAX_INITIAL_BYTES) -> None:
+        self._store = store
+        self._left = max_bytes
+        self._found: dict[Key, T | Unreadable] = {}
+        self.version = ""
+        """Resource version of the list, once it is complete."""
+
+    def take(self) -> Iterable[T | Unreadable]:
+        """Return the listed objects and release them: the watch that follows lasts for minutes."""
+        found, self._found = self._found, {}
+        return found.values()
+
+    def add(self, events: Sequence[WatchEvent]) -> Sequence[WatchEvent] | None:
+        """Add events; return those after the end of the list, None while it is not complete.
+
+        Raises KubeError for an error event, an invalid one, and for too many bytes.
+        """
+        for index, event in enumerate(events):
+            self._left -= memoryview(event.object).nbytes
+            if self._left < 0:
+                raise InvalidResponse("the initial events of a watch are larger than a list may be")
+            if event.type == "ERROR":
+                raise status_error(read_status(event.object) or Status(message="no reason was given"))
+            if event.type == "BOOKMARK":
+                metadata = self._store.read_metadata(event.object)
+                if metadata.annotations.get(INITIAL_EVENTS_END) == "true":
+                    if not metadata.resource_version:
+                        raise InvalidResponse("the bookmark that ends a list has no resourceVersion")
+                    self.version = metadata.resource_version
+                    return events[index + 1 :]
+            elif event.type in ("ADDED", "MODIFIED", "DELETED"):
+                obj = self._store.read(event.object)
+                if event.type == "DELETED":
+                    self._found.pop(_key(obj.metadata), None)
+                else:
+                    self._found[_key(obj.metadata)] = obj
+        return None
+
+
 PAGE = 500
 WATCH_SECONDS = (300, 600)
 """Bounds, in seconds, of the random watch timeout, so that not all watches end simultaneously."""
@@ -264,6 +337,13 @@ _SHORT_SECONDS = 1.0
 
 class ListerWatcher(Protocol):
     """Source of objects: an ApiClient."""
+
+    @property
+    def streams_lists(self) -> bool:
+        """Whether to try a streaming list before an ordinary one."""
+
+    def disable_streaming(self) -> None:
+        """Use no streaming lists for some time, because the server has refused one."""
 
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
         """List objects without decoding the items."""
@@ -345,10 +425,11 @@ class Reflector(Generic[T]):
         plan_reading(self._resource.struct)
         while True:
             try:
-                if self._must_list:
+                if not self._must_list:
+                    await self._watch()
+                elif not (self._source.streams_lists and await self._stream_list()):
                     await self._list()
                     self._must_list = False
-                await self._watch()
             except Superseded:
                 continue
             except KubeError as err:
@@ -379,6 +460,10 @@ class Reflector(Generic[T]):
             # The latest state in a single page: neither its version nor a continue token can expire.
             self._version_lost = True
             found, version = await self._pages("", 0)
+        await self._listed(found, version)
+
+    async def _listed(self, found: Iterable[T | Unreadable], version: str) -> None:
+        """Replace the objects with a complete list."""
         self._version, self._version_lost = version, False
         update = self._store.replace(found)
         self._synced.set()
@@ -402,26 +487,56 @@ class Reflector(Generic[T]):
             raise InvalidResponse(f"the list of {self._resource.plural} has no resourceVersion")
         return found, page.resource_version
 
-    async def _watch(self) -> None:
-        """Watch until the server closes it regularly. Raises KubeError if it ends otherwise."""
+    async def _stream_list(self) -> bool:
+        """List by a watch, and go on watching until the server closes it regularly.
+
+        Return False if an ordinary list is needed: the server has refused, or has not completed the list.
+        Raises KubeError, also if the watch ends otherwise after a complete list.
+        """
+        initial = InitialEvents(self._store)
+        try:
+            await self._watch(initial)
+        except (Superseded, Unreachable, TooManyRequests, Unauthorized):
+            raise
+        except KubeError as err:
+            if initial.version:
+                raise
+            if isinstance(err, ApiError) and _is_version_unknown(err):
+                self._version_lost = True
+            elif isinstance(err, ApiError) and not isinstance(err, Forbidden | NotFound):
+                self._source.disable_streaming()
+            log.v(4).info("Failed to stream the list, listing", resource=self._resource.plural, err=err)
+        return bool(initial.version)
+
+    async def _watch(self, initial: InitialEvents[T] | None = None) -> None:
+        """Watch until the server closes it regularly. Raises KubeError if it ends otherwise.
+
+        With `initial`, the objects are listed first.
+        """
         shortest, longest = WATCH_SECONDS
         seconds = int(shortest + (longest - shortest) * self._rng())
-        params = [
-            *self._selectors,
-            ("resourceVersion", self._version),
-            ("allowWatchBookmarks", "true"),
-            ("timeoutSeconds", str(seconds)),
-        ]
+        params = [*self._selectors, ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(seconds))]
+        if initial is not None:
+            params += [("sendInitialEvents", "true"), ("resourceVersionMatch", "NotOlderThan")]
+        if version := "" if initial is not None and self._version_lost else self._version:
+            params.append(("resourceVersion", version))
         loop = asyncio.get_running_loop()
         started_at, silent = loop.time(), True
         stream = WatchStream()
         async with self._source.watch(
             self._resource, self._namespace, params, seconds=seconds + GRACE_SECONDS
         ) as chunks:
-            self._succeeded()
             bookmarks = 0
-            while chunk := await self._next(chunks, SILENT_SECONDS if bookmarks >= BOOKMARKS else None):
-                if events := stream.feed(chunk):
+            if initial is None:
+                self._succeeded()
+            while chunk := await self._next(chunks, self._silence(initial, bookmarks, started_at)):
+                events: Sequence[WatchEvent] = stream.feed(chunk)
+                if initial is not None and not initial.version:
+                    if (rest := initial.add(events)) is None:
+                        continue
+                    await self._listed(initial.take(), initial.version)
+                    self._must_list, silent, events = False, False, rest
+                if events:
                     silent = False
                     bookmarks += sum(event.type == "BOOKMARK" for event in events)
                     applied = self._store.apply(events)
@@ -433,8 +548,17 @@ class Reflector(Generic[T]):
                         raise applied.error
         if not stream.finish():
             raise InvalidResponse(f"the watch of {self._resource.plural} ended in the middle of an event")
+        if initial is not None and not initial.version:
+            raise InvalidResponse(f"the watch of {self._resource.plural} ended before the list was complete")
         if silent and loop.time() - started_at < _SHORT_SECONDS:
             raise InvalidResponse(f"the watch of {self._resource.plural} ended as soon as it began")
+
+    def _silence(self, initial: InitialEvents[T] | None, bookmarks: int, started_at: float) -> float | None:
+        """Return the seconds without data after which a watch is considered dead; None for no limit."""
+        if initial is not None and not initial.version:
+            left = started_at + INITIAL_SECONDS - asyncio.get_running_loop().time()
+            return max(0.0, min(INITIAL_SILENCE_SECONDS, left))
+        return SILENT_SECONDS if bookmarks >= BOOKMARKS else None
 
     async def _next(self, chunks: AsyncIterator[bytes], timeout: float | None) -> bytes:
         """Return the next chunk; empty at the end of the stream or if the watch went silent."""

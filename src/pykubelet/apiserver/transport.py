@@ -54,6 +54,7 @@ from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.tls import explain_tls
 from pykubelet.linux.host_info import architecture
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import current_span
 from pykubelet.transport.http1 import HttpProtocolError
 from pykubelet.util.backoff import ErrorLogLimiter
 
@@ -379,6 +380,8 @@ class Transport:
         self, credentials: Credentials, body: bytes | None, content_type: str
     ) -> list[tuple[str, str]]:
         headers = [*self._headers.items(), *credentials.headers]
+        if (span := current_span()) is not None:
+            headers.append(("Traceparent", span.context.traceparent))
         if body is not None:
             headers.append(("Content-Type", content_type))
         return headers

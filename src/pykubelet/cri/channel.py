@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError, Message
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import SpanKind, Tracer
 from pykubelet.transport.endpoint import Endpoint
 from pykubelet.transport.errors import BadResponse, CriError, Unavailable, from_status
 from pykubelet.transport.grpc_connection import Connection, Status, connect_unix
@@ -103,6 +104,7 @@ _trace = log.v(5)
 Response = TypeVar("Response", bound=Message)
 Check = Callable[[Response], str]
 """Validates a response; returns what is wrong with it, or ""."""
+_Headers = Sequence[tuple[str, str]]
 FOREVER = math.inf
 """Timeout of a call without a deadline."""
 
@@ -110,9 +112,12 @@ FOREVER = math.inf
 class Channel:
     """A connection that is established by the first call and re-established after it breaks."""
 
-    def __init__(self, endpoint: Endpoint, metrics: CriMetrics) -> None:
+    def __init__(self, endpoint: Endpoint, metrics: CriMetrics, tracer: Tracer | None = None) -> None:
         self.endpoint = endpoint
+        self._tracer = tracer
         self.metrics = metrics
+        self.connects = 0
+        """Number of connections so far; another value than before may mean another version of the runtime."""
         self._connections: list[Connection] = []
         """The last one takes new calls; the others stay until their calls have ended."""
         self._connecting: asyncio.Future[None] | None = None
@@ -135,9 +140,9 @@ class Channel:
         `operation` is its name in the metrics; without one it is not measured. A response that `check`
         rejects is a failure like any other. `headers` are added to the request. Raises CriError.
         """
-        with self._watch(method, request, operation):
+        with self._watch(method, request, operation) as trace:
             connection = await self._connected(_name(method))
-            call = connection.call(method, request.SerializeToString(), headers, timeout)
+            call = connection.call(method, request.SerializeToString(), (*trace, *headers), timeout)
             message = await call.wait_response()
             if call.status != _OK or message is None:
                 raise self._failure(_name(method), call.status, message)
@@ -159,9 +164,9 @@ class Channel:
 
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops sending.
         """
-        with self._watch(method, request, operation):
+        with self._watch(method, request, operation) as trace:
             connection = await self._connected(_name(method))
-            call = connection.call(method, request.SerializeToString(), (), timeout)
+            call = connection.call(method, request.SerializeToString(), trace, timeout)
             try:
                 while (message := await call.read()) is not None:
                     yield _parse(_name(method), response_type, message)
@@ -208,6 +213,7 @@ class Channel:
             connection.close(_CLOSED)
             raise Unavailable(name, "Unavailable", f"the runtime at {self.endpoint} accepts no calls")
         self._connections = [*(existing for existing in self._connections if existing.open), connection]
+        self.connects += 1
 
     def _failure(self, name: str, status: Status | None, message: bytes | None) -> CriError:
         assert status is not None
@@ -216,15 +222,19 @@ class Channel:
         return from_status(name, status.code, status.message)
 
     @contextmanager
-    def _watch(self, method: str, request: Message, operation: str) -> Iterator[None]:
-        """Measure and log the outcome of a call."""
+    def _watch(self, method: str, request: Message, operation: str) -> Iterator[_Headers]:
+        """Measure, trace and log the outcome of a call; yield the headers that carry its trace."""
         name = _name(method)
         if self._closed:
             raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
         started = perf_counter()
         code = "Unknown"
+        span = None
+        if self._tracer is not None:
+            attributes = {"rpc.method": method[1:], "rpc.system.name": "grpc", **_subject(request)}
+            span = self._tracer.start(method[1:], attributes, kind=SpanKind.CLIENT)
         try:
-            yield
+            yield () if span is None else (("traceparent", span.context.traceparent),)
             code = "OK"
         except GeneratorExit:
             # The reader closed the stream.
@@ -232,12 +242,17 @@ class Channel:
             raise
         except CriError as err:
             code = err.code
+            if span is not None:
+                span.fail(err.message)
             raise
         except asyncio.CancelledError:
             code = "Canceled"
             raise
         finally:
             seconds = perf_counter() - started
+            if span is not None:
+                span.set_attribute("rpc.response.status_code", code)
+                span.end()
             if operation:
                 self.metrics.observe(operation, seconds, failed=code != "OK")
             if _trace:

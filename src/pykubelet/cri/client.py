@@ -26,6 +26,7 @@ from contextlib import aclosing, contextmanager
 from time import perf_counter
 from typing import ClassVar, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
 
 from pykubelet.api.duration import Duration
@@ -48,7 +49,9 @@ class Service:
     def __init__(self, channel: Channel, timeout: Duration, *, stream_lists: bool = False) -> None:
         self._channel = channel
         self._timeout = timeout.seconds
-        self._streaming = stream_lists
+        self._stream_lists = stream_lists
+        self._unary_connection = -1
+        """Number of the connection on which the runtime did not implement streamed lists."""
 
     async def _call(
         self,
@@ -86,13 +89,18 @@ class Service:
             operation=operation,
         )
 
+    @property
+    def _streaming(self) -> bool:
+        """Whether lists are streamed; each new connection is tried, since the runtime may be a newer one."""
+        return self._stream_lists and self._unary_connection != self._channel.connects
+
     @contextmanager
     def _fall_back(self) -> Iterator[None]:
         """Suppress Unimplemented and disable streaming, so that the caller continues with a unary list."""
         try:
             yield
         except Unimplemented as err:
-            self._streaming = False
+            self._unary_connection = self._channel.connects
             log.info("Container runtime does not implement streaming lists, using unary lists", call=err.call)
 
 
@@ -275,6 +283,22 @@ def image_ref(response: pb.PullImageResponse) -> str:
 def url(response: pb.ExecResponse | pb.AttachResponse | pb.PortForwardResponse) -> str:
     """Validate that a prepared stream has a URL."""
     return _missing({"url": response.url})
+
+
+def info_field(
+    response: pb.StatusResponse | pb.PodSandboxStatusResponse | pb.ContainerStatusResponse,
+    key: str,
+    name: str,
+) -> str:
+    """Return a text field of the JSON object `key` in a verbose response; empty if it has none.
+
+    What runtimes report there is not specified, so anything else than expected counts as none.
+    """
+    try:
+        fields = msgspec.json.decode(response.info.get(key) or "{}", type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(fields[name], type=str) if name in fields else ""
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return ""
 
 
 def _missing(fields: dict[str, str | int]) -> str:

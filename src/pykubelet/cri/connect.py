@@ -31,6 +31,7 @@ from pykubelet.cri.client import (
     StatsClient,
 )
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import Tracer
 from pykubelet.transport.endpoint import Endpoint
 from pykubelet.transport.errors import BadResponse, ConnectError, CriError, Unavailable, Unimplemented
 
@@ -153,11 +154,12 @@ async def connect(
     metrics: CriMetrics,
     connect_timeout: Duration = CONNECT_TIMEOUT,
     stream_lists: bool = False,
+    tracer: Tracer | None = None,
 ) -> RuntimeConnection:
     """Connect to a runtime and its image service (by default at the same endpoint).
 
     `timeout` is the deadline of ordinary calls later on, `connect_timeout` bounds this handshake.
-    `stream_lists` uses streaming list calls if the runtime has them.
+    `stream_lists` uses streaming list calls if the runtime has them. With a `tracer`, calls are traced.
 
     Raises ConnectError (EndpointError for an endpoint that is not valid): one line with the cause and a
     remedy. Nothing stays open then.
@@ -165,7 +167,7 @@ async def connect(
     endpoints = [_parse(endpoint)]
     if image_endpoint and (parsed_image := _parse(image_endpoint)).path != endpoints[0].path:
         endpoints.append(parsed_image)
-    channels = tuple(Channel(parsed, metrics) for parsed in endpoints)
+    channels = tuple(Channel(parsed, metrics, tracer) for parsed in endpoints)
     runtime, images = channels[0], channels[-1]
     try:
         end = asyncio.get_running_loop().time() + connect_timeout.seconds

@@ -214,7 +214,7 @@ async def test_cri_client_stream_lists_uses_streaming_rpc(
 
 
 @pytest.mark.parametrize("method", STREAMS)
-async def test_cri_client_stream_lists_unimplemented_falls_back_permanently(
+async def test_cri_client_stream_lists_unimplemented_falls_back_until_reconnect(
     scripted: Runtime, metrics: CriMetrics, method: str
 ) -> None:
     plain, call, _, _ = STREAMS[method]
@@ -225,7 +225,15 @@ async def test_cri_client_stream_lists_unimplemented_falls_back_permanently(
         scripted.seen.clear()
         assert await call(cri) == []
         assert await call(cri) == []
-    assert [seen.method for seen in scripted.seen] == [method, plain, plain]
+        assert [seen.method for seen in scripted.seen] == [method, plain, plain]
+        await scripted.stop()
+        del scripted.answers[method]
+        await scripted.start()
+        await cri.runtime.version()
+        await cri.images.image_fs_info()
+        scripted.seen.clear()
+        assert await call(cri) == []
+    assert [seen.method for seen in scripted.seen] == [method]
 
 
 async def test_cri_client_stream_lists_other_error_raised(scripted: Runtime, metrics: CriMetrics) -> None:

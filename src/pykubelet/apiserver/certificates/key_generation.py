@@ -53,6 +53,27 @@ async def draft_request(subject: Subject, key: str = "") -> SigningRequest:
     return msgspec.json.decode(await _run(order), type=SigningRequest)
 
 
+class StubRequest(msgspec.Struct, frozen=True):
+    """A key as PEM (PKCS#8), and a PKCS#10 request as DER that only proves the possession of the key."""
+
+    key: str
+    request: bytes
+
+    def __repr__(self) -> str:
+        return "StubRequest(…)"
+
+
+KEY_TYPES = frozenset(("RSA3072", "RSA4096", "ECDSAP256", "ECDSAP384", "ECDSAP521", "ED25519"))
+"""Key types of pod certificates."""
+
+
+async def draft_stub_request(key_type: str) -> StubRequest:
+    """Return a new key of a type of KEY_TYPES and a stub request for it. Raises KeyGenerationError."""
+    if key_type not in KEY_TYPES:
+        raise KeyGenerationError(f'unknown key type "{key_type}"; known are {", ".join(sorted(KEY_TYPES))}')
+    return msgspec.json.decode(await _run(_Order("stub-request", "", key=key_type)), type=StubRequest)
+
+
 async def self_signed(host: str, *, dns: Sequence[str] = (), ips: Sequence[str] = ()) -> SelfSigned:
     """Return a self-signed serving certificate for a host. Raises KeyGenerationError."""
     order = _Order("self-signed", host, dns=tuple(dns), ips=tuple(ips))

@@ -8,6 +8,7 @@ the kubelet only this module imports it, and no other module imports this one.
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import json
 import sys
@@ -17,10 +18,16 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+_PUBLIC_EXPONENT = 65537
+_CURVES: dict[str, tuple[ec.EllipticCurve, hashes.HashAlgorithm]] = {
+    "ECDSAP256": (ec.SECP256R1(), hashes.SHA256()),
+    "ECDSAP384": (ec.SECP384R1(), hashes.SHA384()),
+    "ECDSAP521": (ec.SECP521R1(), hashes.SHA512()),
+}
 _EARLIER = timedelta(hours=1)
 _LIFE = timedelta(days=365)
 
@@ -29,8 +36,30 @@ _LONGEST_HOST = 40
 
 
 def execute(order: dict[str, Any]) -> dict[str, Any]:
-    """Execute an order: `request` a certificate for a key, or generate a `self-signed` one."""
+    """Execute an order: `request`, `stub-request` (of a pod) or `self-signed`."""
+    if order["make"] == "stub-request":
+        return _stub_request(order["key"])
     return _request(order) if order["make"] == "request" else _self_signed(order)
+
+
+def _stub_request(key_type: str) -> dict[str, Any]:
+    """Generate a key of a type and a request without a subject, signed with the hash that suits the key."""
+    key: Key | ed25519.Ed25519PrivateKey
+    digest: hashes.HashAlgorithm | None = hashes.SHA256()
+    if key_type in _CURVES:
+        curve, digest = _CURVES[key_type]
+        key = ec.generate_private_key(curve)
+    elif key_type == "ED25519":
+        key, digest = ed25519.Ed25519PrivateKey.generate(), None
+    else:
+        key = rsa.generate_private_key(_PUBLIC_EXPONENT, int(key_type.removeprefix("RSA")))
+    request = x509.CertificateSigningRequestBuilder(x509.Name([])).sign(key, digest)  # type: ignore[arg-type]
+    return {
+        "key": key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+        "request": base64.b64encode(request.public_bytes(serialization.Encoding.DER)).decode(),
+    }
 
 
 def _request(order: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from pykubelet.apiserver.certificates.x509 import Subject
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.logs import get_logger
 from pykubelet.util.backoff import ErrorLogLimiter
+from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
 SERVER_PREFIX = "kubelet-server"
@@ -122,6 +123,10 @@ class RequestedCertificate:
             rng=rng,
         )
 
+    def set_fallback(self, files: Files | None) -> None:
+        """Replace the files to serve with while there is no valid issued certificate."""
+        self._fallback = files
+
     def current(self) -> Files | None:
         """Return the issued certificate while it is valid, else the administrator's files, or None."""
         if (pair := self._rotation.current()) is not None:
@@ -142,6 +147,43 @@ class RequestedCertificate:
             self._client, draft, SERVING_SIGNER, self._clock(), seconds=WAIT_SECONDS
         )
         return self._store.update(certificate, draft.key.encode())
+
+
+class SwitchableCertificate:
+    """A serving certificate whose source can be replaced by another one."""
+
+    def __init__(self, source: ServingCertificate) -> None:
+        self._source = source
+        self._listeners: list[Callable[[], None]] = []
+        self._switched = asyncio.Event()
+        source.add_listener(self._notify)
+
+    def switch(self, source: ServingCertificate) -> None:
+        """Use another source from now on; the previous one ends."""
+        self._source = source
+        source.add_listener(self._notify)
+        self._switched.set()
+        self._notify()
+
+    def current(self) -> Files | None:
+        """Return the paths of certificate and key; None while there is no valid certificate."""
+        return self._source.current()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Add a listener that is called after each change."""
+        self._listeners.append(listener)
+
+    async def run(self) -> NoReturn:
+        """Keep the certificate of the current source valid until cancelled."""
+        while True:
+            self._switched.clear()
+            async with TaskScope() as scope:
+                scope.start(self._source.run(), name="serving-certificate-source")
+                await self._switched.wait()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
 
 
 class CertificateFiles:
