@@ -75,3 +75,62 @@ def test_pod_checkpoint_api_server_unavailable_pods_restored(
     )
     node.delete_pod(kept)
     node.wait("no checkpoint but the node's", lambda: [path.stem for path in folder.iterdir()] == ["node"])
+
+
+def test_pod_checkpoint_pod_with_claim_restored_without_api_server(
+    plane: Plane, make_node: Callable[..., ClusterNode], namespace: str, tmp_path: Path
+) -> None:
+    folder, data, volume = tmp_path / "checkpoints", tmp_path / "data", unique("pv")
+    data.mkdir()
+    (data / "file").write_text("kept")
+    node = make_node(flags=[f"--pod-checkpoint-dir={folder}"])
+    node.start()
+    node.wait_registered()
+    common = {"accessModes": ["ReadWriteOnce"], "storageClassName": ""}
+    plane.create(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": common
+            | {
+                "capacity": {"storage": "1Mi"},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": {"namespace": namespace, "name": "data"},
+                "hostPath": {"path": str(data)},
+            },
+        }
+    )
+    try:
+        plane.create(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "data", "namespace": namespace},
+                "spec": common | {"volumeName": volume, "resources": {"requests": {"storage": "1Mi"}}},
+            }
+        )
+        plane.wait_for(
+            "persistentvolumeclaim",
+            "data",
+            namespace,
+            lambda found: found["status"].get("phase") == "Bound",
+            60,
+        )
+        claimed = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+        document = node.pod_document(unique("p"), namespace, volumes=[claimed])
+        document["spec"]["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+        pod = node.wait_pod_ready(plane.create(document))
+        name = pod["metadata"]["name"]
+        checkpoint = folder / f"{pod['metadata']['uid']}.json"
+        node.wait("the claim's checkpoint", lambda: volume in checkpoint.read_text())
+        node.stop()
+        for box in node.truth.sandboxes():
+            node.truth.remove_sandbox(box.id)
+        with plane.without_server():
+            node.start()
+            node.wait("the pod to run", lambda: node.truth.running(name), 60)
+            assert node.shell(name, "cat /data/file") == "kept"
+        node.delete_pod(pod)
+    finally:
+        plane.delete("persistentvolume", volume)

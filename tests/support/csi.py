@@ -20,6 +20,7 @@ from pykubelet.apiserver.client import PatchKind, Resource, T
 from pykubelet.apiserver.errors import AlreadyExists, Conflict, NotFound
 from pykubelet.linux.mounts import plan_unmounts, read_mounts, unmount
 from pykubelet.pluginmanager.registration import PluginRegistration
+from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
 from pykubelet.volumes.csi.plugin import CsiPlugin
@@ -109,7 +110,15 @@ class Rig:
         """Those that run, by the kind's identity."""
         self.kind = self.new_kind()
 
-    def new_kind(self, *, health: bool = False, clock: Callable[[], float] = time.time) -> CsiPlugin:
+    def new_kind(
+        self,
+        *,
+        health: bool = False,
+        clock: Callable[[], float] = time.time,
+        attaches: bool = False,
+        checkpoints: Checkpoints | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> CsiPlugin:
         """The kind as a new agent has it."""
         given = VolumeHost(
             self.root,
@@ -125,6 +134,9 @@ class Rig:
             metrics=self._metrics,
             record_object_event=self._tell_of,
             volume_health=health,
+            attaches_volumes=attaches,
+            checkpoints=checkpoints,
+            on_ready=on_ready,
         )
         return CsiPlugin(given, clock)
 

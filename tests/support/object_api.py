@@ -73,6 +73,11 @@ class ObjectApi(ApiClient):
     def count(self, verb: str) -> int:
         return sum(asked[0] == verb for asked in self.asked)
 
+    streams_lists = False
+
+    def disable_streaming(self) -> None:
+        raise AssertionError("nothing was streamed")
+
     async def get(self, resource: Resource[T], name: str, namespace: str = "", *, params: Params = ()) -> T:
         await self._answer("get", f"{resource.plural}/{namespace}/{name}", params)
         document = self.objects.get((resource.plural, namespace, name))
@@ -151,6 +156,8 @@ def _chosen(document: Document, params: Sequence[tuple[str, str]]) -> bool:
     selector = dict(params).get("fieldSelector", "")
     if selector.startswith("metadata.name="):
         return bool(document["metadata"]["name"] == selector.removeprefix("metadata.name="))
+    if selector.startswith("spec.nodeName="):
+        return bool(document["spec"]["nodeName"] == selector.removeprefix("spec.nodeName="))
     if selector == "spec.clusterIP!=None":
         return bool(document["spec"].get("clusterIP") != "None")
     assert not selector, selector

@@ -15,15 +15,17 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.selector import LabelSelector
 from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
+from pykubelet.api.volume import PodCertificateProjection
 from pykubelet.apiserver.client import ApiClient, Resource, T
 from pykubelet.apiserver.errors import NotFound, Unreachable
 from pykubelet.linux.mounts import Mount, plan_unmounts, read_mounts, unmount
-from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.base import CredentialBundle, ObjectError, ObjectNotFound, PodObjects
+from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.ownership import RecordEvent
+from pykubelet.volumes.ownership import RecordEvent, RecordObjectEvent, record_no_event
 from pykubelet.volumes.plugin import MemoryLimits
 
 ALLOCATABLE = 1 << 30
@@ -76,6 +78,14 @@ class Shelf:
             name = f"{signer}{sorted(selector.match_labels) if selector is not None else 'nothing'}"
         self._check("clustertrustbundle", name, self.bundles)
         return self.bundles[name]
+
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        if not source.signer_name.startswith("example.com/"):
+            raise ObjectError("credential bundle is not issued yet")
+        text = f"{pod.metadata.name}/{volume}/{index}/{self.generation}\n"
+        return CredentialBundle(private_key=f"key {text}", certificate_chain=f"chain {text}")
 
     def _check(self, kind: str, name: str, there: dict[str, Any]) -> None:
         if name in self.broken:
@@ -149,10 +159,18 @@ def volumes_at(
     node_labels: Callable[[], Mapping[str, str] | None] = lambda: None,
     on_in_use_change: Callable[[], None] | None = None,
     record_event: RecordEvent = lambda pod, kind, reason, message: None,
+    record_object_event: RecordObjectEvent = record_no_event,
+    checkpoints: Checkpoints | None = None,
 ) -> PodVolumes:
     cluster = None
     if server is not None:
-        cluster = ClusterNode(cast(ApiClient, server), node_labels, on_in_use_change=on_in_use_change)
+        cluster = ClusterNode(
+            cast(ApiClient, server),
+            node_labels,
+            on_in_use_change=on_in_use_change,
+            record_object_event=record_object_event,
+            checkpoints=checkpoints,
+        )
     return PodVolumes(
         root,
         objects=objects,

@@ -81,8 +81,23 @@ class CsiNode(ObjectStruct):
     spec: CsiNodeSpec = field(default_factory=CsiNodeSpec)
 
 
+class VolumeAttachmentSource(ObjectStruct):
+    """The volume to attach: a PersistentVolume, or the spec of a translated in-tree volume."""
+
+    persistent_volume_name: str | None = None
+    inline_volume_spec: VolumeSpec | None = None
+
+
+class VolumeAttachmentSpec(ObjectStruct):
+    """The node, the CSI driver and the volume of an attachment."""
+
+    attacher: str = ""
+    node_name: str = ""
+    source: VolumeAttachmentSource = field(default_factory=VolumeAttachmentSource)
+
+
 class VolumeAttachmentError(ObjectStruct):
-    """Error of an attach operation."""
+    """Error of an attach or detach operation."""
 
     message: str = ""
     error_code: int | None = None
@@ -94,12 +109,14 @@ class AttachmentStatus(ObjectStruct):
     attached: bool = False
     attachment_metadata: dict[str, str] = {}
     attach_error: VolumeAttachmentError | None = None
+    detach_error: VolumeAttachmentError | None = None
 
 
 class VolumeAttachment(ObjectStruct):
     """The attachment of a volume to a node."""
 
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
+    spec: VolumeAttachmentSpec = field(default_factory=VolumeAttachmentSpec)
     status: AttachmentStatus = field(default_factory=AttachmentStatus)
 
 

@@ -113,6 +113,18 @@ class ProjectedTrustBundle(ObjectStruct):
     optional: bool | None = None
 
 
+class PodCertificateProjection(ObjectStruct):
+    """A key and a certificate chain that a signer issues for the pod, in one file or in two."""
+
+    signer_name: str = ""
+    key_type: str = ""
+    max_expiration_seconds: int | None = None
+    credential_bundle_path: str = ""
+    key_path: str = ""
+    certificate_chain_path: str = ""
+    user_annotations: dict[str, str] = {}
+
+
 class Projection(ObjectStruct):
     """A source of a projected volume; exactly one field is set."""
 
@@ -121,7 +133,7 @@ class Projection(ObjectStruct):
     downward_api: ProjectedFields | None = None
     service_account_token: ProjectedToken | None = None
     cluster_trust_bundle: ProjectedTrustBundle | None = None
-    pod_certificate: dict[str, Any] | None = None
+    pod_certificate: PodCertificateProjection | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -7,11 +7,16 @@ Volumes, environment variables and image pulls use `PodObjects`, independent of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol
 
 from pykubelet.api.core import ConfigMap, Secret
+from pykubelet.api.meta import ObjectStruct
 from pykubelet.api.pod import Pod
 from pykubelet.api.selector import LabelSelector
+from pykubelet.api.volume import PodCertificateProjection
+
+RecordPodEvent = Callable[[Pod, Literal["Normal", "Warning"], str, str], None]
+"""Records an event about a pod: its type, reason and message."""
 
 
 class ObjectError(Exception):
@@ -22,8 +27,18 @@ class ObjectNotFound(ObjectError):
     """The object does not exist; callers for which it is optional continue."""
 
 
+class CredentialBundle(ObjectStruct):
+    """A private key and its certificate chain, both PEM; the repr hides them."""
+
+    private_key: str
+    certificate_chain: str
+
+    def __repr__(self) -> str:
+        return "CredentialBundle(…)"
+
+
 class PodObjects(Protocol):
-    """Secrets, configMaps, tokens and trust bundles that pods on this node may use.
+    """Secrets, configMaps, tokens, certificates and trust bundles that pods on this node may use.
 
     A pod is registered while it may need objects; the objects that it refers to are cached for that long.
     Unregistered pods are served too, with one API request each time.
@@ -55,6 +70,14 @@ class PodObjects(Protocol):
 
         Without a selector no bundle of the signer matches, with an empty one all do. Raises ObjectError,
         ObjectNotFound if no bundle matches.
+        """
+
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        """Return the key and certificate of a source of a projected volume, by its index. Raises ObjectError.
+
+        The same ones are returned until their refresh, so callers request them for every use.
         """
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
@@ -89,6 +112,12 @@ class NoObjects:
     ) -> str:
         """Raise ObjectError."""
         self._raise_unavailable(f"clusterTrustBundle {name or signer}")
+
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        """Raise ObjectError."""
+        self._raise_unavailable(f"a certificate of {source.signer_name} for volume {volume}")
 
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Do nothing: no object ever changes."""

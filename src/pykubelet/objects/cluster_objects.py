@@ -18,10 +18,13 @@ from typing import Literal, NoReturn
 from pykubelet.api.core import ConfigMap, Secret, ServiceAccount
 from pykubelet.api.pod import Pod
 from pykubelet.api.selector import LabelSelector
+from pykubelet.api.volume import PodCertificateProjection
 from pykubelet.apiserver.client import CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, ApiClient, Resource
 from pykubelet.apiserver.reflector import Key
+from pykubelet.objects.base import CredentialBundle, ObjectError, RecordPodEvent
 from pykubelet.objects.cache_based import CacheBasedObjects, UncachedObjects
 from pykubelet.objects.fetch import L, ObjectStore, fetch
+from pykubelet.objects.pod_certificates import PodCertificates
 from pykubelet.objects.references import config_map_names, secret_names, uses_trust_bundles
 from pykubelet.objects.tokens import TokenCache
 from pykubelet.objects.trust_bundles import TrustBundles
@@ -45,7 +48,8 @@ class ClusterObjects:
     """PodObjects of a cluster node.
 
     `strategy` is Watch, Cache or Get; `ttl` returns the seconds for Cache, None for the default; a watch ends
-    after `idle_seconds` without a request for its object; `clock` returns Unix time in seconds.
+    after `idle_seconds` without a request for its object; `clock` returns Unix time in seconds. `node`: name
+    and, from a function, uid of this node, to request pod certificates; None if they are not enabled.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class ClusterObjects:
         strategy: str = "Watch",
         ttl: Callable[[], float | None] = lambda: None,
         idle_seconds: float = 300.0,
+        node: tuple[str, Callable[[], str]] | None = None,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
@@ -66,6 +71,18 @@ class ClusterObjects:
         self._uses: dict[str, set[_Used]] = {}
         self._users: dict[_Used, set[str]] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self._event_listeners: list[RecordPodEvent] = []
+        self.certificates: PodCertificates | None = None
+        if node is not None:
+            self.certificates = PodCertificates(
+                client,
+                scope,
+                *node,
+                lambda uid: self._notify({uid}),
+                record_event=self._record_event,
+                clock=clock,
+                rng=rng,
+            )
 
         def store(resource: Resource[L], on_change: Callable[[Key], None]) -> ObjectStore[L]:
             if strategy == "Cache":
@@ -77,6 +94,12 @@ class ClusterObjects:
         self._config_maps = store(CONFIG_MAPS, lambda key: self._changed(("ConfigMap", key)))
         self._secrets = store(SECRETS, lambda key: self._changed(("Secret", key)))
         scope.start(self._clean_up(), name="objects of pods")
+
+    def set_idle_seconds(self, seconds: float) -> None:
+        """Change the seconds without a request after which a watch ends."""
+        for store in (self._config_maps, self._secrets):
+            if isinstance(store, WatchBasedObjects):
+                store.set_idle_seconds(seconds)
 
     def register(self, pod: Pod) -> None:
         """Cache the objects of a pod from now on; a new version of the pod replaces the old one."""
@@ -99,6 +122,8 @@ class ClusterObjects:
             self._remove_user(use, uid)
         self._bundle_users.discard(uid)
         self._tokens.forget(uid)
+        if self.certificates is not None:
+            self.certificates.forget(uid)
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
         """Return a configMap of the pod's namespace. Raises ObjectError, ObjectNotFound if it is missing."""
@@ -124,9 +149,27 @@ class ClusterObjects:
         """Return root certificates as PEM: one bundle by name, or those of a signer. Raises ObjectError."""
         return await (self._bundles.by_name(name) if name else self._bundles.by_signer(signer, selector))
 
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        """Return the key and certificate of a source of a projected volume. Raises ObjectError."""
+        if self.certificates is None:
+            raise ObjectError(
+                "podCertificate requires the feature gate PodCertificateRequest on this node: enable it"
+            )
+        return await self.certificates.get(pod, volume, index, source)
+
     def add_listener(self, listener: Callable[[str], None]) -> None:
         """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
+
+    def add_event_listener(self, record: RecordPodEvent) -> None:
+        """Add a recorder of events about pods."""
+        self._event_listeners.append(record)
+
+    def _record_event(self, pod: Pod, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
+        for record in self._event_listeners:
+            record(pod, kind, reason, message)
 
     def _store(self, use: _Used) -> ObjectStore[ConfigMap] | ObjectStore[Secret]:
         return self._config_maps if use[0] == "ConfigMap" else self._secrets
@@ -153,6 +196,8 @@ class ClusterObjects:
         while True:
             await asyncio.sleep(CLEANUP_SECONDS)
             self._tokens.drop_expired()
+            if self.certificates is not None:
+                self.certificates.notify_due()
             for store in (self._config_maps, self._secrets):
                 if isinstance(store, WatchBasedObjects):
                     store.stop_idle()

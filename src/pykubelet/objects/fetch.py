@@ -45,6 +45,15 @@ class RetryingListerWatcher:
         self._source = source
         self._is_first = True
 
+    @property
+    def streams_lists(self) -> bool:
+        """Whether to try a streaming list before an ordinary one."""
+        return self._source.streams_lists
+
+    def disable_streaming(self) -> None:
+        """Use no streaming lists for some time, because the server has refused one."""
+        self._source.disable_streaming()
+
     async def list_page(self, resource: Resource[Any], namespace: str, params: Params) -> RawPage:
         """List objects without decoding the items."""
         if not self._is_first:

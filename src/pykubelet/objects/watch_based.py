@@ -52,7 +52,7 @@ class WatchBasedObjects(Generic[L]):
         self._resource = resource
         self._scope = scope
         self._on_change = on_change
-        self._idle_seconds = max(idle_seconds, MIN_IDLE_SECONDS)
+        self.set_idle_seconds(idle_seconds)
         self._watched: dict[Key, _Watched[L]] = {}
 
     @property
@@ -92,6 +92,10 @@ class WatchBasedObjects(Generic[L]):
             watched.stop()
             log.v(4).info("Stopped watching immutable object", kind=self._resource.kind, object=_ref(key))
         return found
+
+    def set_idle_seconds(self, seconds: float) -> None:
+        """Change the seconds without a request after which a watch ends."""
+        self._idle_seconds = max(seconds, MIN_IDLE_SECONDS)
 
     def stop_idle(self) -> None:
         """Stop the watches of objects without recent requests."""
@@ -173,7 +177,10 @@ def _now() -> float:
 
 
 class LazyInformer(Generic[T]):
-    """Informer of all objects of one kind, started by the first request."""
+    """Informer of all objects of one kind, or of those that a field selector matches.
+
+    It is started by the first request.
+    """
 
     def __init__(
         self,
@@ -181,10 +188,12 @@ class LazyInformer(Generic[T]):
         resource: Resource[T],
         scope: TaskScope,
         on_update: Callable[[StoreDelta[T]], Awaitable[None]] | None = None,
+        *,
+        field_selector: str = "",
     ) -> None:
         self._scope = scope
         self._name = f"copy of {resource.plural}"
-        self._reflector = Reflector(client, resource, on_update or _ignore)
+        self._reflector = Reflector(client, resource, on_update or _ignore, field_selector=field_selector)
         self._started = False
 
     async def objects(self, seconds: float) -> Mapping[Key, T]:

@@ -1,10 +1,10 @@
 """Checkpoints of API server pods and their objects on disk (`--pod-checkpoint-dir`).
 
 They let pods survive a reboot while the API server is unreachable. Every pod that the API server bound to
-this node has a file: the pod with its last status, and the configMaps, secrets, tokens, trust bundles and
-runtime handlers that it used. One more file holds the Node object as the API server had it, because pods that
-select node labels would be rejected without it. The API server's state replaces the checkpoints when it
-responds.
+this node has a file: the pod with its last status, and the configMaps, secrets, tokens, certificates, trust
+bundles, claims with their volumes, CSIDrivers and runtime handlers that it used. One more file holds the Node
+object as the API server had it, because pods that select node labels would be rejected without it. The API
+server's state replaces the checkpoints when it responds.
 
 Files are replaced atomically, fsynced, and removed with their pod. They contain secrets: directory and files
 are accessible to root only. Changes are batched and written in a thread; when `run` is cancelled, pending
@@ -33,8 +33,10 @@ from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.selector import LabelSelector
+from pykubelet.api.storage import CsiDriver, PersistentVolume, PersistentVolumeClaim
+from pykubelet.api.volume import PodCertificateProjection
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.base import CredentialBundle, ObjectError, ObjectNotFound, PodObjects
 from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.util.files import fsync_directory, write_atomically
 from pykubelet.util.tasks import finish_in_thread
@@ -49,6 +51,13 @@ _NODE = "node"
 V = TypeVar("V")
 
 
+class BoundClaim(ObjectStruct):
+    """A claim and the persistent volume that it is bound to."""
+
+    claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
+    volume: PersistentVolume = field(default_factory=PersistentVolume)
+
+
 class Checkpoint(ObjectStruct):
     """A pod and the objects that it used, by name."""
 
@@ -57,6 +66,10 @@ class Checkpoint(ObjectStruct):
     secrets: dict[str, Secret] = {}
     tokens: dict[str, str] = {}
     trust_bundles: dict[str, str] = {}
+    certificates: dict[str, CredentialBundle] = {}
+    """Keys and certificates by volume and index of the source."""
+    claims: dict[str, BoundClaim] = {}
+    csi_drivers: dict[str, CsiDriver] = {}
     handlers: dict[str, str] = {}
     """Runtime handlers by RuntimeClass name."""
 
@@ -112,6 +125,9 @@ class Checkpoints:
         secret: Secret | None = None,
         token: tuple[str, str] | None = None,
         trust_bundle: tuple[str, str] | None = None,
+        certificate: tuple[str, CredentialBundle] | None = None,
+        claim: BoundClaim | None = None,
+        csi_driver: CsiDriver | None = None,
         handler: tuple[str, str] | None = None,
     ) -> None:
         """Store objects that a pod used; unchanged ones are not written again."""
@@ -126,6 +142,12 @@ class Checkpoints:
             changed |= _put(known.tokens, *token)
         if trust_bundle is not None:
             changed |= _put(known.trust_bundles, *trust_bundle)
+        if certificate is not None:
+            changed |= _put(known.certificates, *certificate)
+        if claim is not None:
+            changed |= _put(known.claims, claim.claim.metadata.name, claim)
+        if csi_driver is not None:
+            changed |= _put(known.csi_drivers, csi_driver.metadata.name, csi_driver)
         if handler is not None:
             changed |= _put(known.handlers, *handler)
         if changed:
@@ -279,6 +301,18 @@ class CheckpointedObjects:
         except ObjectError as err:
             return self._checkpointed(pod, err, lambda known: known.trust_bundles.get(key))
         self._checkpoints.save_used_objects(pod.uid, trust_bundle=(key, found))
+        return found
+
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        """Return a key and its certificate, or the checkpointed ones, which may have expired."""
+        key = f"{volume}:{index}"
+        try:
+            found = await self._objects.pod_certificate(pod, volume, index, source)
+        except ObjectError as err:
+            return self._checkpointed(pod, err, lambda known: known.certificates.get(key))
+        self._checkpoints.save_used_objects(pod.uid, certificate=(key, found))
         return found
 
     async def handler(self, pod: Pod) -> str:

@@ -64,16 +64,20 @@ _MAX_LINKS = 10
 class PathWatch:
     """inotify watch of several paths; a context manager for use by one task.
 
-    Without inotify it logs an error and only sleeps, so that its owner scans periodically.
+    Without inotify it logs an error and only sleeps, so that its owner scans periodically. A file that is not
+    written for `settled_seconds` counts as complete although it was not closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settled_seconds: float = SETTLED_SECONDS) -> None:
+        self._settled_seconds = settled_seconds
         self._inotify: Inotify | None = None
         self._armed: dict[int, tuple[Path, Names]] = {}
         self._writing: dict[Path, float] = {}
         self._removed: set[Path] = set()
         self._woken = False
         """Whether a relevant event was read outside of `wait`."""
+        self._deadline: asyncio.Timeout | None = None
+        """End of the current wait."""
         self._logged_error = ""
 
     def __enter__(self) -> Self:
@@ -130,12 +134,17 @@ class PathWatch:
             while (left := end - loop.time()) > 0 and await self._wait_for_event(min(QUIET_SECONDS, left)):
                 pass
 
+    def end_wait(self) -> None:
+        """End the current `wait`, if any, as after its timeout."""
+        if self._deadline is not None:
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+
     async def _wait_for_event(self, timeout: float) -> bool:
-        if self._inotify is None:
-            await asyncio.sleep(timeout)
-            return False
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as self._deadline:
+                if self._inotify is None:
+                    await asyncio.get_running_loop().create_future()
+                    return False
                 async for event in self._inotify:
                     if self._is_relevant(event):
                         return True
@@ -143,6 +152,8 @@ class PathWatch:
                     await asyncio.sleep(0)
         except TimeoutError:
             pass
+        finally:
+            self._deadline = None
         return False
 
     def _is_relevant(self, event: Event) -> bool:
@@ -156,7 +167,7 @@ class PathWatch:
         if event.mask & _REMOVED:
             self._removed.add(path)
         if event.mask & Mask.MODIFY:
-            self._writing[path] = asyncio.get_running_loop().time() + SETTLED_SECONDS
+            self._writing[path] = asyncio.get_running_loop().time() + self._settled_seconds
         elif event.mask & _CLOSED:
             self._writing.pop(path, None)
         return True
@@ -359,6 +370,7 @@ class FileSource:
     ) -> None:
         self._path = path
         self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
+        self._watch: PathWatch | None = None
         self._node_name = node_name
         self._emit = emit
         self._serve = serve
@@ -374,10 +386,17 @@ class FileSource:
         self._exposed: dict[Path, tuple[bytes, str]] = {}
         self._unused_logged = False
 
+    def set_period(self, period: Duration) -> None:
+        """Change the time between two checks, and check immediately."""
+        self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
+        if self._watch is not None:
+            self._watch.end_wait()
+
     async def run(self) -> None:
         """Watch until cancelled."""
         log.v(1).info("Watching path", path=self._path)
-        with PathWatch() as watch:
+        with PathWatch() as self._watch:
+            watch = self._watch
             while True:
                 watch.arm(await asyncio.to_thread(directories_to_watch, self._path))
                 unsettled = await self._scan(watch)

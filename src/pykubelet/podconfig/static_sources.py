@@ -1,9 +1,10 @@
-"""Start of the configured static pod sources: a manifest file or directory, and a URL."""
+"""The configured static pod sources: a manifest file or directory, and a URL."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from pykubelet.api.duration import Duration
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.file_source import Emit, FileSource
@@ -15,39 +16,57 @@ from pykubelet.util.tasks import TaskScope
 log = get_logger(__name__)
 
 
-def start_sources(
-    config: KubeletConfiguration,
-    node_name: str,
-    mux: PodMux,
-    emit: Emit,
-    scope: TaskScope,
-    *,
-    objects: LocalObjects | None,
-) -> None:
-    """Start the configured sources and register them with the mux.
+class StaticSources:
+    """The configured static pod sources of one node."""
 
-    `objects` receives the configMaps and secrets of the manifests; None on a cluster node.
-    """
-    if config.static_pod_path:
-        log.info("Adding static pod path", path=config.static_pod_path)
-        file_source = FileSource(
-            Path(config.static_pod_path),
-            config.file_check_frequency,
-            node_name,
-            emit,
-            serve=objects.offer if objects is not None else None,
-        )
-        mux.expect("file")
-        scope.start(file_source.run(), name="source-file")
-    if config.static_pod_url:
-        log.info("Adding pod URL", url=config.static_pod_url)
-        url_source = UrlSource(
-            config.static_pod_url,
-            config.static_pod_url_header,
-            config.http_check_frequency,
-            node_name,
-            emit,
-            served=LOCAL_KINDS if config.static_pod_path and objects is not None else frozenset(),
-        )
-        mux.expect("http")
-        scope.start(url_source.run(), name="source-http")
+    def __init__(
+        self,
+        config: KubeletConfiguration,
+        node_name: str,
+        mux: PodMux,
+        emit: Emit,
+        *,
+        objects: LocalObjects | None,
+    ) -> None:
+        """Initialize, without starting; `emit` is called with the pods of a source.
+
+        `objects` receives the configMaps and secrets of the manifests; None on a cluster node.
+        """
+        self._mux = mux
+        self._file: FileSource | None = None
+        self._url: UrlSource | None = None
+        if config.static_pod_path:
+            log.info("Adding static pod path", path=config.static_pod_path)
+            self._file = FileSource(
+                Path(config.static_pod_path),
+                config.file_check_frequency,
+                node_name,
+                emit,
+                serve=objects.offer if objects is not None else None,
+            )
+        if config.static_pod_url:
+            log.info("Adding pod URL", url=config.static_pod_url)
+            self._url = UrlSource(
+                config.static_pod_url,
+                config.static_pod_url_header,
+                config.http_check_frequency,
+                node_name,
+                emit,
+                served=LOCAL_KINDS if config.static_pod_path and objects is not None else frozenset(),
+            )
+
+    def set_periods(self, *, file: Duration, url: Duration) -> None:
+        """Change the time between two checks of each source, and check immediately."""
+        if self._file is not None:
+            self._file.set_period(file)
+        if self._url is not None:
+            self._url.set_period(url)
+
+    def start(self, scope: TaskScope) -> None:
+        """Start the sources and register them with the mux."""
+        if self._file is not None:
+            self._mux.expect("file")
+            scope.start(self._file.run(), name="source-file")
+        if self._url is not None:
+            self._mux.expect("http")
+            scope.start(self._url.run(), name="source-http")

@@ -9,6 +9,7 @@ reported, so no pods are removed because of it; only an empty first response mea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import time
@@ -57,6 +58,7 @@ class UrlSource:
         self._url = url
         self._headers = [(name, value) for name, values in headers.items() for value in values]
         self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
+        self._period_changed = asyncio.Event()
         self._node_name = node_name
         self._emit = emit
         self._served = served
@@ -70,6 +72,11 @@ class UrlSource:
         self._remind_at = 0.0
         self._emitted: tuple[list[Pod], list[Problem]] | None = None
 
+    def set_period(self, period: Duration) -> None:
+        """Change the time between two requests, and send one immediately."""
+        self._period = max(period.seconds, _MIN_PERIOD_SECONDS)
+        self._period_changed.set()
+
     async def run(self) -> None:
         """Fetch periodically until cancelled."""
         log.v(1).info("Watching URL", url=self._origin)
@@ -80,7 +87,10 @@ class UrlSource:
         ) as session:
             while True:
                 await self._check(session)
-                await asyncio.sleep(self._period)
+                self._period_changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._period):
+                        await self._period_changed.wait()
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
         try:

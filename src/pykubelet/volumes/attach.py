@@ -26,6 +26,7 @@ import msgspec
 from pykubelet.apiserver.client import NODES, ApiClient
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
+from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 from pykubelet.volumes.ownership import RecordObjectEvent, record_no_event
@@ -174,6 +175,8 @@ class ClusterNode:
     """Requests a new report of `status.volumesInUse`; None if it is not reported."""
     record_object_event: RecordObjectEvent = record_no_event
     """Records an event about an object that is no pod."""
+    checkpoints: Checkpoints | None = None
+    """Checkpoints of pods with their claims; None without `--pod-checkpoint-dir`."""
     volume_health: bool = False
     """Whether volumes that CSI drivers report as abnormal become events (`CSIVolumeHealth`)."""
 

@@ -34,13 +34,17 @@ class DiskError(VolumePluginError):
     """Raised when a disk cannot be probed, formatted or repaired, or is unformatted and read-only."""
 
 
+class FilesystemMismatch(HelperError):
+    """Raised when a disk cannot be mounted because it has another format than the requested one."""
+
+
 async def format_and_mount(
     device: Path, mount_point: Path, fs_type: str, options: Sequence[str], *, read_only: bool
 ) -> None:
     """Ensure that a disk is mounted at `mount_point`; an empty one is formatted.
 
     `fs_type` is "" for ext4. Idempotent: a disk that is already mounted is left unchanged. Raises
-    VolumePluginError and OSError.
+    VolumePluginError (FilesystemMismatch for a disk with another format) and OSError.
     """
     if is_mounted(mount_point):
         return
@@ -60,9 +64,11 @@ async def format_and_mount(
     make_directory(mount_point)
     try:
         await mount_with_helper(fs_type, str(device), mount_point, [*options, "defaults"], scoped=True)
-    except HelperError:
+    except HelperError as err:
         if not is_mounted(mount_point):
             mount_point.rmdir()
+        if found and found != fs_type:
+            raise FilesystemMismatch(str(err), status=err.status, output=err.output) from err
         raise
 
 

@@ -69,6 +69,8 @@ def set_up_failure_text(
 
 def failure_event(problem: str) -> str:
     """Return the event reason for an entry of `VolumeError.problems`."""
+    if problem.startswith("AttachVolume."):
+        return "FailedAttachVolume"
     mapping = problem.startswith("MapVolume.") and not problem.startswith("MapVolume.NodeAffinity")
     return "FailedMapVolume" if mapping else "FailedMount"
 

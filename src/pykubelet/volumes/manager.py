@@ -21,14 +21,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from pykubelet.api.core import ObjectReference
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import Volume
 from pykubelet.logs import get_logger
 from pykubelet.objects.base import PodObjects
+from pykubelet.tracing.span import child_span
 from pykubelet.util.tasks import TaskScope, in_own_thread
 from pykubelet.volumes.attach import AttachedVolumes, ClusterNode
 from pykubelet.volumes.block import global_map_path
 from pykubelet.volumes.csi.names import MIGRATED
+from pykubelet.volumes.disks import FilesystemMismatch
 from pykubelet.volumes.errors import (
     BadOptions,
     VolumeError,
@@ -46,6 +49,7 @@ from pykubelet.volumes.plugin import (
     MountedVolume,
     NodeView,
     VolumeHost,
+    VolumeOptions,
     VolumePlugin,
     VolumeToMount,
 )
@@ -190,8 +194,9 @@ class PodVolumes:
         memory: MemoryLimits,
         node_name: str = "",
         cluster: ClusterNode | None = None,
-        image_volumes: bool = False,
+        image_volumes: Callable[[], bool] = lambda: False,
         flex_drivers: Path | None = None,
+        options: VolumeOptions | None = None,
         record_event: RecordEvent = lambda pod, kind, reason, message: None,
         find_pod: Callable[[str], Pod | None] = lambda uid: None,
         tasks: TaskScope | None = None,
@@ -199,7 +204,7 @@ class PodVolumes:
     ) -> None:
         """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
-        `cluster`: None in standalone mode; `image_volumes`: whether the runtime mounts images;
+        `cluster`: None in standalone mode; `image_volumes` returns whether the runtime mounts images;
         `flex_drivers`: the directory of FlexVolume drivers; `record_event` records events about pods;
         `find_pod` returns the pod with a uid, also a terminating one; `tasks`: the scope of operations that
         outlive their callers.
@@ -207,6 +212,7 @@ class PodVolumes:
         self._root = root
         self.metrics = metrics or VolumeMetrics()
         self._record_event = record_event
+        self._record_object_event = cluster.record_object_event if cluster is not None else record_no_event
         self._listeners: list[Callable[[str], None]] = []
         api = cluster.api if cluster is not None else None
         self._operations = PendingOperations(tasks)
@@ -223,7 +229,7 @@ class PodVolumes:
             node_name=node_name,
             wake=self._wake,
             record_event=record_event,
-            record_object_event=cluster.record_object_event if cluster is not None else record_no_event,
+            record_object_event=self._record_object_event,
             volume_health=cluster is not None and cluster.volume_health,
             on_ready=(cluster.on_in_use_change if cluster is not None else None) or (lambda: None),
             find_pod=find_pod,
@@ -234,10 +240,14 @@ class PodVolumes:
             metrics=self.metrics,
             image_volumes=image_volumes,
             flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
+            checkpoints=cluster.checkpoints if cluster is not None else None,
+            options=options or VolumeOptions(),
         )
         self.plugins = load_plugins(host)
         node_labels = cluster.node_labels if cluster is not None else lambda: None
-        self._pvc_resolver = PvcResolver(api, node_name, node_labels, plugin_types=self.plugins)
+        self._pvc_resolver = PvcResolver(
+            api, node_name, node_labels, plugin_types=self.plugins, checkpoints=host.checkpoints
+        )
         self._recorder = OperationRecorder(self.metrics, self.plugins, self._state)
         self._unmounter = PodUnmounter(root, self.plugins, self._operations, self._recorder.record_unmount)
         self._waiting_for_exclusive: set[str] = set()
@@ -382,7 +392,10 @@ class PodVolumes:
         self, pod: Pod, volume: Volume, refreshing: bool
     ) -> MountedVolume | Problem | None:
         started_at = asyncio.get_running_loop().time()
-        outcome = await self._set_up_volume(pod, volume, refreshing)
+        with child_span("mountVolume", {"k8s.volume.name": volume.name}) as span:
+            outcome = await self._set_up_volume(pod, volume, refreshing)
+            if isinstance(outcome, Problem):
+                span.fail(str(outcome))
         self._recorder.record_mount(pod, volume, outcome, started_at, refreshing=refreshing)
         return outcome
 
@@ -467,6 +480,24 @@ class PodVolumes:
             log.v(2).info("Claim is no longer valid", pod=pod.full_name, volumeName=volume.name, err=str(err))
             return record.volume
 
+    async def _plugin_set_up(self, plugin: VolumePlugin, to_mount: VolumeToMount) -> MountedVolume:
+        """Call the plugin; a disk of another format is also an event about the persistent volume."""
+        try:
+            return await plugin.set_up(to_mount)
+        except FilesystemMismatch as err:
+            if to_mount.persistent is not None:
+                meta = to_mount.persistent.metadata
+                reference = ObjectReference(
+                    kind="PersistentVolume",
+                    api_version="v1",
+                    name=meta.name,
+                    uid=meta.uid,
+                    resource_version=meta.resource_version,
+                )
+                message = f'MountVolume failed for volume "{to_mount.name}" {err}'
+                self._record_object_event(reference, "Warning", "FailedMountOnFilesystemMismatch", message)
+            raise
+
     async def _set_up_registered(self, plugin: VolumePlugin, to_mount: VolumeToMount) -> MountedVolume:
         """Set up and record a volume that is persistent or has a slow plugin."""
         persistent = to_mount.persistent
@@ -483,10 +514,10 @@ class PodVolumes:
         if plugin.slow:
             key = f"{to_mount.uid}/{to_mount.name}"
             mounted = await self._operations.run(
-                key, _SET_UP, lambda: plugin.set_up(to_mount), timeout=MOUNT_TIMEOUT_SECONDS
+                key, _SET_UP, lambda: self._plugin_set_up(plugin, to_mount), timeout=MOUNT_TIMEOUT_SECONDS
             )
         else:
-            mounted = await plugin.set_up(to_mount)
+            mounted = await self._plugin_set_up(plugin, to_mount)
         named = to_mount.pod_volume.persistent_volume_claim
         mounted = replace(
             mounted,

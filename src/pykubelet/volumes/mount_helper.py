@@ -31,6 +31,8 @@ _MAX_OUTPUT_BYTES = 64 << 10
 _MAX_SUMMARY_LENGTH = 1000
 _READ_BYTES = 16 << 10
 _KILL_TIMEOUT_SECONDS = 2.0
+MOUNTER_TYPES = frozenset(("nfs", "glusterfs", "ceph", "cifs"))
+"""File system types that `--experimental-mounter-path` mounts."""
 _PACKAGES = {
     "blkid": "util-linux",
     "blockdev": "util-linux",
@@ -109,11 +111,22 @@ def join_options(options: Iterable[str], extra: Iterable[str]) -> list[str]:
 
 
 def mount_command(
-    fs_type: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
+    fs_type: str,
+    source: str,
+    target: Path,
+    options: Sequence[str],
+    *,
+    scoped: bool = False,
+    mounter: str = "",
 ) -> list[str]:
-    """Return the mount command; `scoped` runs it in a systemd scope apart from the kubelet's service."""
+    """Return the mount command; `scoped` runs it in a systemd scope apart from the kubelet's service.
+
+    `mounter` is a binary that runs the `mount` of another root directory, for file systems that need one.
+    """
     flags = [*(("-t", fs_type) if fs_type else ()), *(("-o", ",".join(options)) if options else ())]
     command = ["mount", *flags, source, str(target)]
+    if mounter and fs_type in MOUNTER_TYPES:
+        command = [mounter, *command]
     if scoped:
         description = f"--description=Kubernetes transient mount for {target}"
         return ["systemd-run", description, "--scope", "--", *command]
@@ -121,19 +134,26 @@ def mount_command(
 
 
 async def mount_with_helper(
-    fs_type: str, source: str, target: Path, options: Sequence[str], *, scoped: bool = False
+    fs_type: str,
+    source: str,
+    target: Path,
+    options: Sequence[str],
+    *,
+    scoped: bool = False,
+    mounter: str = "",
 ) -> None:
-    """Mount with the host's `mount`. Raises HelperError.
+    """Mount with the host's `mount`, or with `mounter` (`--experimental-mounter-path`). Raises HelperError.
 
     `scoped`: the file system may need a daemon, which must survive the kubelet's service under systemd.
     """
     scoped = scoped and has_systemd()
+    command = mount_command(fs_type, source, target, options, scoped=scoped, mounter=mounter)
     try:
-        await run_helper(*mount_command(fs_type, source, target, options, scoped=scoped))
+        await run_helper(*command)
     except HelperError as err:
         binary = f"mount.{fs_type}"
         hint = ""
-        if binary in _PACKAGES and shutil.which(binary, path=search_path()) is None:
+        if not mounter and binary in _PACKAGES and shutil.which(binary, path=search_path()) is None:
             hint = f"; {missing_helper_text(binary)}"
         raise type(err)(f"mount failed: {err}{hint}", status=err.status, output=err.output) from err
 

@@ -18,6 +18,7 @@ from pykubelet.api.storage import PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.objects.base import PodObjects
+from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.ownership import RecordEvent, RecordObjectEvent, record_no_event
 
@@ -65,7 +66,7 @@ class NodeView(Protocol):
         """Whether pod-level resources count (`PodLevelResources`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MemoryLimits:
     """Memory limits that bound the size of volumes in memory, in bytes."""
 
@@ -73,6 +74,10 @@ class MemoryLimits:
     """Returns the memory limit of a pod; None if it has none."""
     allocatable: int
     """Memory limit of all pods together."""
+
+    def set_allocatable(self, allocatable: int) -> None:
+        """Change the memory limit of all pods together, for volumes that are mounted afterwards."""
+        self.allocatable = allocatable
 
 
 async def _report_nothing(volume: VolumeToMount, name: str) -> None:
@@ -82,6 +87,16 @@ async def _report_nothing(volume: VolumeToMount, name: str) -> None:
 async def _no_attached_device(volume: VolumeToMount, name: str) -> str:
     """Return no device: in standalone mode no controller attaches volumes."""
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeOptions:
+    """Settings of the node that concern how volumes are mounted."""
+
+    mounter: str = ""
+    """Binary that mounts network file systems (`--experimental-mounter-path`); empty for `mount`."""
+    se_linux_mount: bool = False
+    """Whether volumes of all access modes are mounted with the pod's SELinux label (gate `SELinuxMount`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +136,13 @@ class VolumeHost:
     request_cleanup: Callable[[], None] = lambda: None
     """Requests a call of all plugins' `unmount_unused` soon."""
     metrics: VolumeMetrics = field(default_factory=VolumeMetrics)
-    image_volumes: bool = False
-    """Whether the runtime mounts images by itself."""
+    image_volumes: Callable[[], bool] = lambda: False
+    """Returns whether the runtime mounts images by itself."""
     flex_drivers: Path = Path(FLEX_DRIVERS)
     """Directory of FlexVolume drivers (`--volume-plugin-dir`)."""
+    checkpoints: Checkpoints | None = None
+    """Checkpoints of pods and their objects; None without `--pod-checkpoint-dir`."""
+    options: VolumeOptions = field(default_factory=VolumeOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 The node authorizer lets a node get the single claims and volumes that its pods name, and not watch them. Both
 are therefore requested with every attempt, and a pod whose claim is not bound is retried with the pod
-worker's exponential back-off, as upstream does.
+worker's exponential back-off, as upstream does. With `--pod-checkpoint-dir` they are stored with the pod, and
+the stored ones are used while the API server is unreachable. A volume that must be attached still waits for
+the API server, because only it can tell that the volume is attached to no other node.
 
 The validation is pure. Its error texts are upstream's: users and tools search events for them.
 """
@@ -26,10 +28,14 @@ from pykubelet.api.storage import (
 from pykubelet.api.volume import Volume
 from pykubelet.apiserver.client import CLAIMS, PERSISTENT_VOLUMES, ApiClient
 from pykubelet.apiserver.errors import ApiError, KubeError
+from pykubelet.logs import get_logger
 from pykubelet.objects.fetch import retry_until_observed
+from pykubelet.podconfig.checkpoints import BoundClaim, Checkpoints
 from pykubelet.volumes.csi.names import MIGRATED
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.plugin import VolumeToMount
+
+log = get_logger(__name__)
 
 
 class ClaimError(VolumePluginError):
@@ -178,16 +184,18 @@ class PvcResolver:
         node_name: str,
         node_labels: Callable[[], Mapping[str, str] | None],
         plugin_types: Container[str] = (),
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Initialize with the API client, and the node's name and labels; labels are None while unknown.
 
         `plugin_types`: the volume types that have a plugin; other types that are migrated to CSI are
-        translated.
+        translated. `checkpoints`: None without `--pod-checkpoint-dir`.
         """
         self._api = api
         self._plugin_types = plugin_types
         self._node_name = node_name
         self._node_labels = node_labels
+        self._checkpoints = checkpoints
 
     async def resolve(self, pod: Pod, volume: Volume) -> VolumeToMount:
         """Return the volume behind a pod's claim.
@@ -202,18 +210,35 @@ class PvcResolver:
                 "could have one: use emptyDir or hostPath"
             )
         where = f"{pod.metadata.namespace}/{name}"
-        claim = await self._claim(self._api, pod.metadata.namespace, name)
-        check_claim(claim, where)
-        if volume.persistent_volume_claim is None:
-            check_owner(claim, pod)
-        found = await self._volume(self._api, claim, where)
-        check_volume(found, claim, where)
+        claim, found = await self._bound(self._api, pod, volume, name, where)
         found = self._migrated(found, where)
         check_mode(found, pod, volume)
         labels = self._node_labels()
         if labels is not None:
             check_affinity(found, labels, self._node_name)
         return volume_to_mount(pod, volume, claim, found)
+
+    async def _bound(
+        self, api: ApiClient, pod: Pod, volume: Volume, name: str, where: str
+    ) -> tuple[PersistentVolumeClaim, PersistentVolume]:
+        """Return the claim and its volume, or the checkpointed ones while the API server is unreachable."""
+        try:
+            claim = await self._claim(api, pod.metadata.namespace, name)
+            check_claim(claim, where)
+            if volume.persistent_volume_claim is None:
+                check_owner(claim, pod)
+            found = await self._volume(api, claim, where)
+            check_volume(found, claim, where)
+        except ApiServerUnavailable as err:
+            known = self._checkpoints.get(pod.uid) if self._checkpoints is not None else None
+            bound = known.claims.get(name) if known is not None else None
+            if bound is None:
+                raise
+            log.v(2).info("Using checkpointed claim", pod=pod.full_name, claim=where, err=err)
+            return bound.claim, bound.volume
+        if self._checkpoints is not None:
+            self._checkpoints.save_used_objects(pod.uid, claim=BoundClaim(claim=claim, volume=found))
+        return claim, found
 
     def _migrated(self, found: PersistentVolume, where: str) -> PersistentVolume:
         if not any(kind in MIGRATED and kind not in self._plugin_types for kind, _ in found.spec.sources):

@@ -10,7 +10,14 @@ import pytest
 
 from pykubelet.linux.loop_devices import attach_loop, detach_loop
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.disks import PARTITIONED, DiskError, disk_format, format_and_mount, parse_format
+from pykubelet.volumes.disks import (
+    PARTITIONED,
+    DiskError,
+    FilesystemMismatch,
+    disk_format,
+    format_and_mount,
+    parse_format,
+)
 from pykubelet.volumes.mount_helper import HelperError, is_mounted
 from tests.support.volume_programs import stand_ins, wait_until_free
 from tests.support.volumes import needs_root
@@ -82,7 +89,7 @@ class TestDisks:
 
     async def test_format_and_mount_other_file_system_raises(self, disk: Path, place: Path) -> None:
         subprocess.run(["mkfs.ext4", "-q", str(disk)], check=True)
-        with pytest.raises(HelperError, match=r"^mount failed: mount -t xfs -o defaults "):
+        with pytest.raises(FilesystemMismatch, match=r"^mount failed: mount -t xfs -o defaults "):
             await format_and_mount(disk, place, "xfs", [], read_only=False)
         assert await disk_format(disk) == "ext4"
 

@@ -47,6 +47,18 @@ def test_join_options_deduplicates_and_sorts(wanted: list[str], own: list[str], 
 
 
 @pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("nfs", ["/opt/mounter", "mount", "-t", "nfs", "s:/x", str(TARGET)]),
+        ("ext4", ["mount", "-t", "ext4", "s:/x", str(TARGET)]),
+    ],
+)
+def test_mount_command_mounter_is_used_for_network_file_systems(kind: str, command: list[str]) -> None:
+    """Verify `--experimental-mounter-path`."""
+    assert mount_command(kind, "s:/x", TARGET, [], mounter="/opt/mounter") == command
+
+
+@pytest.mark.parametrize(
     ("kind", "options", "scoped", "command"),
     [
         ("nfs", ["hard", "ro"], False, "mount -t nfs -o hard,ro s:/x {t}"),

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from pykubelet.api.certificates import CLIENT_SIGNER, SERVING_SIGNER, CertificateSigningRequest
 from pykubelet.api.meta import from_document
@@ -25,6 +27,7 @@ from pykubelet.apiserver.certificates.key_generation import (
     KeyGenerationError,
     SigningRequest,
     draft_request,
+    draft_stub_request,
     self_signed,
 )
 from pykubelet.apiserver.certificates.x509 import Subject, certificates, read_request, subject
@@ -116,6 +119,35 @@ async def test_self_signed_does_not_import_cryptography() -> None:
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     assert (await process.communicate())[0].decode().strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("key_type", "kind", "bits"),
+    [
+        ("RSA3072", "RSAPrivateKey", 3072),
+        ("ECDSAP256", "ECPrivateKey", 256),
+        ("ECDSAP384", "ECPrivateKey", 384),
+        ("ECDSAP521", "ECPrivateKey", 521),
+        ("ED25519", "Ed25519PrivateKey", None),
+    ],
+)
+async def test_draft_stub_request_key_has_type_and_signs_request(
+    key_type: str, kind: str, bits: int | None
+) -> None:
+    draft = await draft_stub_request(key_type)
+    assert draft.key.startswith("-----BEGIN PRIVATE KEY-----\n"), "PKCS#8"
+    key: Any = serialization.load_pem_private_key(draft.key.encode(), None)
+    assert (type(key).__name__, getattr(key, "key_size", None)) == (kind, bits)
+    request = x509.load_der_x509_csr(draft.request)
+    assert request.is_signature_valid
+    assert request.public_key() == key.public_key()
+    assert (list(request.subject), list(request.extensions)) == ([], [])
+    assert draft.key not in repr(draft)
+
+
+async def test_draft_stub_request_unknown_key_type_raises() -> None:
+    with pytest.raises(KeyGenerationError, match='unknown key type "RSA512"; known are ECDSAP256, '):
+        await draft_stub_request("RSA512")
 
 
 async def test_draft_request_is_cancellable_and_times_out(

@@ -71,7 +71,9 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pods that were given the disk."""
     given: list[str] = []
 
-    async def bind(self: object, wanted: Any, disk: Path, place: Path, *, read_only: bool) -> None:
+    async def bind(
+        self: object, wanted: Any, disk: Path, place: Path, label: str, *, read_only: bool
+    ) -> None:
         disk.mkdir(parents=True, exist_ok=True)
         given.append(wanted.uid)
 

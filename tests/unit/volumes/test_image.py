@@ -21,7 +21,7 @@ async def test_mount_image_volume_follows_runtime_support(root: Path, shelf: She
         objects=shelf,
         node=Node(),
         memory=MemoryLimits(lambda pod: None, ALLOCATABLE),
-        image_volumes=possible,
+        image_volumes=lambda: possible,
     )
     if possible:
         mounted = await volumes.mount(pod_with(TOOLS))

@@ -338,8 +338,30 @@ class TestProjected:
             f'{FAILED} "v" : [configmap "a" not found, secret "b" not found, '
             "references non-existent secret key: q, failed to fetch token: the API server is away, "
             "ClusterTrustBundle projection requires either name or signerName to be set, "
-            "podCertificate is not supported by this node: use a secret that holds the certificate]"
+            "credential bundle is not issued yet]"
         )
+
+    async def test_mount_pod_certificate_writes_each_named_file_and_follows_refresh(
+        self, volumes: PodVolumes, shelf: Shelf
+    ) -> None:
+        signer = {"signerName": "example.com/s", "keyType": "ED25519"}
+        both = {"keyPath": "two/key.pem", "certificateChainPath": "two/chain.pem"}
+        pod = pod_with(
+            projected(
+                {"podCertificate": signer | {"credentialBundlePath": "one.pem"}},
+                {"podCertificate": signer | both},
+            )
+        )
+        mounted = (await volumes.mount(pod))["v"]
+        assert texts(mounted) == {
+            "one.pem": "key p/v/0/1\nchain p/v/0/1\n",
+            "two/key.pem": "key p/v/1/1\n",
+            "two/chain.pem": "chain p/v/1/1\n",
+        }
+        shelf.generation = 2
+        await volumes.refresh(pod)
+        assert texts(mounted)["two/key.pem"] == "key p/v/1/2\n"
+        assert texts(mounted)["two/chain.pem"] == "chain p/v/1/2\n", "both at once, by one rename"
 
     @pytest.mark.parametrize(
         ("spec", "mode", "user", "group"),

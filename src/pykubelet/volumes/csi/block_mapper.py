@@ -48,9 +48,7 @@ class CsiBlockMapper:
         client = deps.drivers.client_for_pod(volume.driver, volume_to_mount.uid)
         published: dict[str, str] = {}
         if must_attach(volume, spec):
-            published = await deps.attachments.publish_context(
-                volume.driver, volume.handle, volume_to_mount.uid
-            )
+            published = await deps.attachments.publish_context(volume)
         paths, link = (
             deps.paths.device(volume_to_mount.name),
             deps.paths.device_link(volume_to_mount.uid, volume_to_mount.name),

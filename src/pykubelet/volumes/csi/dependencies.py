@@ -44,6 +44,8 @@ class CsiDependencies:
     on_pending_unpublish: Callable[[], None]
     """Called after a pending unpublish call was stored and its volume was removed from the pod."""
     deadlines: UnpublishDeadlines = field(default_factory=UnpublishDeadlines)
+    se_linux_mount: bool = False
+    """Whether volumes of all access modes are mounted with SELinux labels (gate `SELinuxMount`)."""
     staged: set[str] = field(default_factory=set)
     """Unique names of the volumes that this process has staged; others are staged again."""
 

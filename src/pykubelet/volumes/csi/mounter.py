@@ -5,8 +5,8 @@ undo it. A driver that returns a final error has left nothing behind; after a ti
 result the call is retried, or undone when the pod is gone.
 
 On a host with SELinux, a volume is mounted with the pod's label instead of relabelling each file, if the
-driver supports it (`seLinuxMount`), no other pod can use the volume (`ReadWriteOncePod`), all containers that
-use it have the same label, and the pod does not require relabelling (`seLinuxChangePolicy: Recursive`).
+driver supports it (`seLinuxMount`; rules in `volumes/selinux.py`). Two pods with different labels cannot have
+the same volume on one node then.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pykubelet.api.pod import Pod, SELinuxOptions
 from pykubelet.api.storage import CsiDriverSpec
-from pykubelet.linux.kernel import FS, has_selinux
+from pykubelet.linux.kernel import has_selinux
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import finish_in_thread
@@ -44,77 +43,12 @@ from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import MountedVolume
+from pykubelet.volumes.selinux import label_conflict, mount_label, supports_context_mount
 
 if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient
 
 log = get_logger(__name__)
-RECURSIVE = "Recursive"
-_POLICIES = Path("/etc/selinux")
-
-
-def mount_label(
-    volume: CsiVolume, spec: CsiDriverSpec | None, fs: Path = FS, policies: Path = _POLICIES
-) -> str:
-    """Return the SELinux label to mount a volume with; empty to mount it without a label."""
-    if spec is None or not spec.se_linux_mount or volume.access_modes != ("ReadWriteOncePod",):
-        return ""
-    if volume.volume_to_mount.pod.spec.security_context.se_linux_change_policy == RECURSIVE:
-        return ""
-    options = _options(volume.volume_to_mount.pod, volume.volume_to_mount.pod_volume.name)
-    if options is None or not has_selinux(fs):
-        return ""
-    default = _file_label(policies)
-    if default is None:
-        return ""
-    user, role, kind, level = default
-    return ":".join((options.get("user") or user, role, kind, options.get("level") or level))
-
-
-def _options(pod: Pod, volume: str) -> dict[str, str] | None:
-    """Return the SELinux options of the containers that use a volume; None if unset or different.
-
-    A container's own options replace those of the pod, as they do for its processes.
-    """
-    spec = pod.spec
-    found = set()
-    for container in (*spec.init_containers, *spec.containers, *spec.ephemeral_containers):
-        if all(mount.name != volume for mount in container.volume_mounts):
-            continue
-        context = container.security_context
-        own = context.se_linux_options if context is not None else None
-        options = own if own is not None else spec.security_context.se_linux_options
-        if options is not None:
-            found.add(tuple(sorted(_fields(options).items())))
-    return (dict(found.pop()) or None) if len(found) == 1 else None
-
-
-def _fields(options: SELinuxOptions) -> dict[str, str]:
-    found = {"user": options.user, "role": options.role, "type": options.type, "level": options.level}
-    return {name: value for name, value in found.items() if value}
-
-
-def _file_label(policies: Path) -> tuple[str, str, str, str] | None:
-    """Return user, role, type and level of container files in the host's policy; None if not found."""
-    try:
-        for line in (policies / "config").read_text().splitlines():
-            key, _, name = line.partition("=")
-            if key.strip() == "SELINUXTYPE":
-                contexts = policies / name.strip() / "contexts" / "lxc_contexts"
-                return _read_contexts(contexts.read_text())
-    except OSError:
-        pass
-    return None
-
-
-def _read_contexts(text: str) -> tuple[str, str, str, str] | None:
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "file":
-            parts = value.strip().strip('"').split(":", 3)
-            if len(parts) == 4:
-                return parts[0], parts[1], parts[2], parts[3]
-    return None
 
 
 class CsiMounter:
@@ -131,13 +65,14 @@ class CsiMounter:
         client = deps.drivers.client_for_pod(volume.driver, volume_to_mount.uid)
         published: dict[str, str] = {}
         if must_attach(volume, spec):
-            published = await deps.attachments.publish_context(
-                volume.driver, volume.handle, volume_to_mount.uid
-            )
+            published = await deps.attachments.publish_context(volume)
         with driver_call(f"{KIND}: failed to ask driver {volume.driver} what it can do: "):
             capabilities = await client.capabilities()
         group = volume_to_mount.pod.spec.security_context.fs_group
-        label = mount_label(volume, spec)
+        label = ""
+        if context_mount := supports_context_mount(volume_to_mount, all_modes=deps.se_linux_mount):
+            supported = spec is not None and spec.se_linux_mount is True
+            label = mount_label(volume_to_mount, supported=supported)
         capability = volume.capability(group=group if MOUNT_GROUP in capabilities else None, label=label)
         context = await deps.request_context.for_publishing(
             volume, published, spec, standalone=deps.informer.standalone
@@ -145,6 +80,8 @@ class CsiMounter:
         path = deps.paths.published(volume_to_mount.uid, volume_to_mount.name)
         async with deps.locks(volume.unique_name):
             await unpublish_pending_before(deps, volume, client, path)
+            if context_mount and spec is not None and spec.se_linux_mount:
+                await finish_in_thread(partial(self._check_labels, volume, label))
             staged = ""
             if not volume.ephemeral and STAGE_UNSTAGE in capabilities:
                 staged = await self._stage(volume, client, capability, published, label)
@@ -240,6 +177,19 @@ class CsiMounter:
             raise
         self._deps.staged.add(volume.unique_name)
         return str(staging_path)
+
+    def _check_labels(self, volume: CsiVolume, label: str) -> None:
+        """Raise VolumePluginError if another pod on this node has the volume with another label."""
+        uid, name = volume.volume_to_mount.uid, volume.volume_to_mount.name
+        own = self._deps.paths.data(uid, name)
+        for data_file in self._deps.paths.all_data():
+            data = read_data(data_file) if data_file != own else None
+            if (
+                data is not None
+                and (data.driver_name, data.volume_handle) == (volume.driver, volume.handle)
+                and data.se_linux_mount_context != label
+            ):
+                raise label_conflict(name, data.se_linux_mount_context, label)
 
     async def _unstage_other_label(self, staging_path: Path, data_file: Path, label: str) -> None:
         """Unstage a volume that was staged with another SELinux label for a pod that has terminated.

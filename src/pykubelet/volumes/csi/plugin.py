@@ -26,9 +26,10 @@ from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.client import PluginError
 from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.csi.attacher import KubeletAttacher
 from pykubelet.volumes.csi.block_mapper import CsiBlockMapper
 from pykubelet.volumes.csi.csinode import AttachLimitUpdater, CsiNodeManager
-from pykubelet.volumes.csi.dependencies import CsiDependencies, run_operations
+from pykubelet.volumes.csi.dependencies import CsiDependencies, UnstageOperations, run_operations
 from pykubelet.volumes.csi.drivers import PLUGIN_TYPE, CsiDriverInformer, CsiNodePublisher, Drivers
 from pykubelet.volumes.csi.expansion import NodeExpander
 from pykubelet.volumes.csi.mounter import CsiMounter
@@ -40,7 +41,7 @@ from pykubelet.volumes.csi.types import DriverUsage
 from pykubelet.volumes.csi.unpublish import UnpublishRetrier
 from pykubelet.volumes.csi.volume import CsiVolume, check_mode, must_attach
 from pykubelet.volumes.csi.volume_attachments import AttachLimitExceeded, Attachments
-from pykubelet.volumes.errors import VolumeLimitExceeded
+from pykubelet.volumes.errors import VolumeLimitExceeded, VolumePluginError
 from pykubelet.volumes.operations import Locks, PendingOperations
 from pykubelet.volumes.plugin import MountedVolume, VolumeHost, VolumeToMount
 from pykubelet.volumes.usage import VolumeStats
@@ -81,13 +82,20 @@ class CsiPlugin:
         api = host.api
         self._csinode = CsiNodeManager(api, host.node_name) if api is not None else None
         self.drivers = Drivers(self._csinode or CsiNodePublisher(), host.wake, host.metrics)
-        self.attachments = Attachments(api, host.node_name, host.wake)
+        root = host.root.resolve()
+        self._attacher = (
+            KubeletAttacher(api, host.node_name, root, host.record_event, host.metrics, self._is_on_node)
+            if api is not None and host.attaches_volumes
+            else None
+        )
+        attach = self._attacher.attach if self._attacher is not None else None
+        self.attachments = Attachments(api, host.node_name, host.wake, attach)
         self._informer = CsiDriverInformer(api)
         self.drivers.add_listener(self._informer.start_watch)
-        pending_unpublishes, locks = PendingUnpublishStore(host.root.resolve()), Locks()
+        pending_unpublishes, locks = PendingUnpublishStore(root), Locks()
         self._retrier = UnpublishRetrier(pending_unpublishes, self.drivers, locks, host.request_cleanup)
         self._deps = CsiDependencies(
-            CsiPaths(host.root.resolve()),
+            CsiPaths(root),
             host.node_name,
             self.drivers,
             self._informer,
@@ -100,6 +108,7 @@ class CsiPlugin:
             locks,
             # Wakes the retrier, which calls the driver if it is registered.
             on_pending_unpublish=self._retrier.wake,
+            se_linux_mount=host.options.se_linux_mount,
         )
         # Volumes that stayed staged without their driver are unstaged when it registers.
         self.drivers.add_listener(host.request_cleanup)
@@ -116,6 +125,7 @@ class CsiPlugin:
         self._health_events = host.volume_health
         self._on_ready = host.on_ready
         self._clock = clock
+        self._checkpoints = host.checkpoints
         self._published: dict[tuple[str, str], _PublishedVolume] = {}
 
     @property
@@ -156,8 +166,7 @@ class CsiPlugin:
     async def set_up(self, volume_to_mount: VolumeToMount) -> MountedVolume:
         """Set up a volume; one that is set up is republished if its driver requires it, and expanded."""
         volume = CsiVolume.parse(volume_to_mount)
-        found = await self._informer.get(volume.driver)
-        spec = found.spec if found is not None else None
+        spec = await self._driver_spec(volume)
         key = (volume_to_mount.uid, volume_to_mount.name)
         published = self._published.get(key)
         if published is not None and self._is_recorded(volume_to_mount):
@@ -176,6 +185,20 @@ class CsiPlugin:
         self._published[key] = _PublishedVolume(volume, mounted, path)
         return mounted
 
+    async def _driver_spec(self, volume: CsiVolume) -> CsiDriverSpec | None:
+        """Return the spec of the driver's CSIDriver, or the checkpointed one; None if it has no CSIDriver."""
+        uid = volume.volume_to_mount.uid
+        try:
+            found = await self._informer.get(volume.driver)
+        except VolumePluginError:
+            known = self._checkpoints.get(uid) if self._checkpoints is not None else None
+            if known is None or volume.driver not in known.csi_drivers:
+                raise
+            return known.csi_drivers[volume.driver].spec
+        if found is not None and self._checkpoints is not None:
+            self._checkpoints.save_used_objects(uid, csi_driver=found)
+        return found.spec if found is not None else None
+
     async def tear_down(self, uid: str, name: str) -> None:
         """Unpublish a volume of a pod."""
         self._published.pop((uid, name), None)
@@ -186,7 +209,7 @@ class CsiPlugin:
             self.attachments.forget(uid)
 
     async def unmount_unused(self, in_use: Collection[str]) -> None:
-        """Unstage the volumes that no pod uses."""
+        """Unstage the volumes that no pod uses, and detach those that the kubelet has attached."""
         self._expander.retain({published.volume.unique_name for published in self._published.values()})
         for waiters in (self.drivers, self.attachments):
             # A pod that is deleted before any of its volumes was set up is not torn down: forget it here.
@@ -194,11 +217,24 @@ class CsiPlugin:
         operations = await self._mounter.unstage_operations(
             in_use
         ) | await self._block_mapper.unstage_operations(in_use)
+        failure: VolumePluginError | None = None
+        try:
+            await self._run_unstage_operations(operations, "unstaging")
+        except VolumePluginError as err:
+            # Volumes that could be unstaged are detached nevertheless.
+            failure = err
+        if self._attacher is not None:
+            detach_operations = await self._attacher.detach_operations(in_use)
+            await self._run_unstage_operations(detach_operations, "detaching")
+        if failure is not None:
+            raise failure
+
+    async def _run_unstage_operations(self, operations: UnstageOperations, what: str) -> None:
         # One operation per volume: a hung driver is waited for briefly and does not block the others.
         await run_operations(
             [
                 self._unstage_operations.run(
-                    name, "unstaging", work, timeout=UNSTAGE_TIMEOUT_SECONDS, use_backoff=False
+                    name, what, work, timeout=UNSTAGE_TIMEOUT_SECONDS, use_backoff=False
                 )
                 for name, work in operations.items()
             ]
@@ -230,6 +266,10 @@ class CsiPlugin:
             if not pending_call.ephemeral
         )
         return frozenset(unique_name(driver, handle) for driver, handle in used if self._is_attached(driver))
+
+    def _is_on_node(self, name: str) -> bool:
+        """Return whether a volume, by its unique name, is published or staged on this node. Blocks."""
+        return name in self.in_use()
 
     def _is_attached(self, driver: str) -> bool:
         found = self._informer.cached(driver)

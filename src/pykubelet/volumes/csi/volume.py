@@ -12,6 +12,7 @@ from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_hand
 from pykubelet.volumes.csi.types import VolumeCapability
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.plugin import VolumeToMount
+from pykubelet.volumes.selinux import context_option
 
 READ_WRITE_ONCE = "ReadWriteOnce"
 _ONE_NODE = frozenset((READ_WRITE_ONCE, "ReadWriteOncePod"))
@@ -95,7 +96,7 @@ class CsiVolume:
         persistent = self.volume_to_mount.persistent
         options = tuple(persistent.spec.mount_options) if persistent is not None else ()
         if label:
-            options = (*options, f'context="{label}"')
+            options = (*options, context_option(label))
         return VolumeCapability(mode, fs_type=self.fs_type, mount_options=options, group=group)
 
 

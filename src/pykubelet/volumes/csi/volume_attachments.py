@@ -5,11 +5,12 @@ and then the controller adds it to the node's `status.volumesAttached`. A node i
 VolumeAttachments, but it watches its own Node: a pod whose volume is not attached waits until the node's
 status lists it, and then the VolumeAttachment is read, which is authoritative and contains the publish
 context. The waiting pods are in memory only; they are registered again with the next sync after a restart.
+With `enableControllerAttachDetach: false` the kubelet creates the VolumeAttachments (`attacher.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -20,6 +21,7 @@ from pykubelet.logs import get_logger
 from pykubelet.objects.fetch import err_text
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.csi.names import ATTACHMENTS, attachment_name, unique_name
+from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 
 log = get_logger(__name__)
@@ -47,16 +49,28 @@ class AttachLimitExceeded(AttachFailed):
 class Attachments:
     """Attachment state of volumes, and the pods to wake when their volumes are attached."""
 
-    def __init__(self, api: ApiClient | None, node_name: str, wake: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        api: ApiClient | None,
+        node_name: str,
+        wake: Callable[[str], None],
+        attach: Callable[[CsiVolume], Awaitable[VolumeAttachment]] | None = None,
+    ) -> None:
+        """Initialize; `attach` attaches a volume, None if the attach/detach controller does."""
         self._api = api
         self._node = node_name
         self._waiters = PodWaiters(wake)
+        self._attach = attach
 
-    async def publish_context(self, driver: str, handle: str, uid: str) -> dict[str, str]:
+    async def publish_context(self, volume_to_publish: CsiVolume) -> dict[str, str]:
         """Return the publish context of an attached volume.
 
         Raises VolumeNotReady while it is not attached, and VolumePluginError if it cannot be.
         """
+        driver, handle = volume_to_publish.driver, volume_to_publish.handle
+        uid = volume_to_publish.volume_to_mount.uid
+        if self._attach is not None:
+            return (await self._attach(volume_to_publish)).status.attachment_metadata
         if self._api is None:
             raise AttachFailed(
                 f"volume {handle} of driver {driver} must be attached by a cluster, and this node has none"

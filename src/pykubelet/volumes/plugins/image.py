@@ -27,7 +27,7 @@ class ImagePlugin(BaseVolumePlugin):
         """Return the image. Raises VolumePluginError if the runtime would only mount an empty directory."""
         source = volume.source
         assert isinstance(source, ImageVolume)
-        if not self._supported:
+        if not self._supported():
             raise VolumePluginError(
                 "this node's container runtime cannot mount images: "
                 "containerd can from version 2.1 on, CRI-O from 1.31"

@@ -29,6 +29,7 @@ from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import PodVolumePaths, bind_directory, mount_at
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
+from pykubelet.volumes.selinux import context_option, label_conflict, mount_label, supports_context_mount
 
 log = get_logger(__name__)
 _SESSION = "iscsi_session"
@@ -150,6 +151,8 @@ class NetworkDiskPlugin(BaseVolumePlugin):
         self._locks = Locks()
         self._attached_names: dict[Path, str] = {}
         """Names in the node's status of the attached disks, by mount point or metadata directory."""
+        self._labels: dict[Path, str] = {}
+        """SELinux labels of the disks that this process has mounted, by mount point."""
 
     def disk_name(self, volume: VolumeToMount) -> str:
         """Return the disk's path relative to the plugin's directory. Raises VolumePluginError."""
@@ -191,9 +194,11 @@ class NetworkDiskPlugin(BaseVolumePlugin):
             self._attached_names[(self._disks / DEVICES if volume.block else self._disks) / name] = attached
             if volume.block:
                 return await self._as_device(volume, name, read_only=read_only)
+            label = self._label(volume, self._disks / name)
             if not is_mounted(mount_point):
-                await self._bind(volume, self._disks / name, mount_point, read_only=read_only)
-        return MountedVolume(str(mount_point), read_only=read_only, relabel=not read_only, attached=attached)
+                await self._bind(volume, self._disks / name, mount_point, label, read_only=read_only)
+        relabel = not read_only and not label
+        return MountedVolume(str(mount_point), read_only=read_only, relabel=relabel, attached=attached)
 
     def in_use(self) -> Collection[str]:
         """Return the disks attached here, until they are detached; then another node may attach them."""
@@ -207,6 +212,7 @@ class NetworkDiskPlugin(BaseVolumePlugin):
                     await self._release(disk_dir, as_device=directory.name == DEVICES)
         for disk_dir in [disk_dir for disk_dir in self._attached_names if not disk_dir.exists()]:
             del self._attached_names[disk_dir]
+            self._labels.pop(disk_dir, None)
 
     async def _as_device(self, volume: VolumeToMount, name: str, *, read_only: bool) -> MountedVolume:
         device = await self.attach(volume, self._disks / DEVICES / name)
@@ -222,11 +228,29 @@ class NetworkDiskPlugin(BaseVolumePlugin):
             f"{self.directory_name.replace('~', '/')}/{self.attached_name(volume)}" if self.host.api else ""
         )
 
-    async def _bind(self, volume: VolumeToMount, disk: Path, mount_point: Path, *, read_only: bool) -> None:
+    def _label(self, volume: VolumeToMount, disk: Path) -> str:
+        """Return the SELinux label to mount a disk with. Raises VolumePluginError.
+
+        A disk that is mounted already keeps its label, which must be the same; labels of disks that an
+        earlier kubelet process mounted are not known, and are accepted.
+        """
+        if not supports_context_mount(volume, all_modes=self.host.options.se_linux_mount):
+            return ""
+        label = mount_label(volume, supported=True)
+        known = self._labels.get(disk, label)
+        if known != label and is_mounted(disk):
+            raise label_conflict(volume.name, known, label)
+        return label
+
+    async def _bind(
+        self, volume: VolumeToMount, disk: Path, mount_point: Path, label: str, *, read_only: bool
+    ) -> None:
         if not is_mounted(disk):
             device = await self.attach(volume, disk)
             options = join_options(volume.mount_options, ["ro"] if read_only else [])
+            options += [context_option(label)] if label else []
             await format_and_mount(device, disk, volume.source.fs_type, options, read_only=read_only)
+            self._labels[disk] = label
         if not read_only:
             await apply_fs_group(volume.pod, disk, self.host.record_event)
         await _thread(lambda: bind_directory(disk, mount_point, MS_RDONLY if read_only else 0))

@@ -35,6 +35,7 @@ class NfsPlugin(BaseVolumePlugin):
 
     def __init__(self, host: VolumeHost) -> None:
         self._root = host.root
+        self._mounter = host.options.mounter
 
     async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Ensure that the export is mounted. Raises HelperError."""
@@ -48,7 +49,7 @@ class NfsPlugin(BaseVolumePlugin):
             remote = nfs_source(source)
             make_directory(mount_point)
             try:
-                await mount_with_helper("nfs", remote, mount_point, options)
+                await mount_with_helper("nfs", remote, mount_point, options, mounter=self._mounter)
             except HelperError:
                 if is_mounted(mount_point):
                     await unmount_with_helper(mount_point)

@@ -10,6 +10,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.volume import (
     DEFAULT_MODE,
     DEFAULT_TOKEN_SECONDS,
+    PodCertificateProjection,
     ProjectedToken,
     ProjectedTrustBundle,
     ProjectedVolume,
@@ -43,7 +44,10 @@ class ProjectedPlugin(BaseVolumePlugin):
         pod, source = volume.pod, volume.source
         assert isinstance(source, ProjectedVolume)
         mode = DEFAULT_MODE if source.default_mode is None else source.default_mode
-        collected = await run_concurrently([self._collected(pod, part, mode) for part in source.sources])
+        name = volume.pod_volume.name
+        collected = await run_concurrently(
+            [self._collected(pod, name, index, part, mode) for index, part in enumerate(source.sources)]
+        )
         files: dict[str, File] = {}
         problems = []
         for part in collected:
@@ -55,9 +59,13 @@ class ProjectedPlugin(BaseVolumePlugin):
             raise VolumePluginError(join_reasons(problems))
         return await self._writer.write(pod, volume.name, files)
 
-    async def _collected(self, pod: Pod, source: Projection, mode: int) -> dict[str, File] | str:
+    async def _collected(
+        self, pod: Pod, volume: str, index: int, source: Projection, mode: int
+    ) -> dict[str, File] | str:
         """Return the files of one source, or the reason of its failure."""
         try:
+            if source.pod_certificate is not None:
+                return await self._certificate(pod, volume, index, source.pod_certificate, mode)
             return await self._files(pod, source, mode)
         except (VolumePluginError, ObjectError) as err:
             return str(err)
@@ -76,11 +84,18 @@ class ProjectedPlugin(BaseVolumePlugin):
             return await self._token(pod, source.service_account_token, mode)
         if source.cluster_trust_bundle is not None:
             return await self._trust_bundle(pod, source.cluster_trust_bundle, mode)
-        if source.pod_certificate is not None:
-            raise VolumePluginError(
-                "podCertificate is not supported by this node: use a secret that holds the certificate"
-            )
         return {}
+
+    async def _certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection, mode: int
+    ) -> dict[str, File]:
+        bundle = await self._host.objects.pod_certificate(pod, volume, index, source)
+        texts = {
+            source.credential_bundle_path: bundle.private_key + bundle.certificate_chain,
+            source.key_path: bundle.private_key,
+            source.certificate_chain_path: bundle.certificate_chain,
+        }
+        return {path: _identity_file(pod, text, mode) for path, text in texts.items() if path}
 
     async def _token(self, pod: Pod, source: ProjectedToken, mode: int) -> dict[str, File]:
         seconds = DEFAULT_TOKEN_SECONDS if source.expiration_seconds is None else source.expiration_seconds

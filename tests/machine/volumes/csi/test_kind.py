@@ -297,17 +297,18 @@ async def test_csi_selinux_label_changed_volume_is_restaged(
     rig: Rig, make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine of the test has no SELinux, and the driver does not mind."""
-    monkeypatch.setattr(
-        files, "mount_label", lambda volume, spec: f"label-of-{volume.volume_to_mount.uid[:3]}"
-    )
+    monkeypatch.setattr(files, "supports_context_mount", lambda volume, all_modes: True)
+    monkeypatch.setattr(files, "mount_label", lambda volume, supported: f"label-of-{volume.uid[:3]}")
     driver = make_driver()
-    rig.driver_object()
+    rig.driver_object(seLinuxMount=True)
     async with rig.running() as kind:
         await rig.registered()
         for uid in ("u-1", "u-1-more", "u-2"):
             await kind.set_up(persistent(make_pod(uid)))
             staged = rig.root / "plugins/kubernetes.io/csi" / DRIVER / staging_dir_name("vol-1")
             assert data(staged)["seLinuxMountContext"] == f"label-of-{uid[:3]}"
+            with pytest.raises(VolumePluginError, match=r"^conflicting SELinux labels of volume pv-vol-1: "):
+                await kind.set_up(persistent(make_pod("u-3")))
             await kind.tear_down(uid, "pv-vol-1")
         await kind.unmount_unused(())
     stage, unstage = "NodeStageVolume", "NodeUnstageVolume"

@@ -13,11 +13,17 @@ from pykubelet.volumes.csi.csinode import CsiNodeManager
 from pykubelet.volumes.csi.drivers import SYNC_TIMEOUT_SECONDS, CsiDriverInformer, PodWaiters
 from pykubelet.volumes.csi.names import unique_name
 from pykubelet.volumes.csi.types import NodeFacts
+from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.csi.volume_attachments import Attachments
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
-from tests.support.csi import NODE, Rig, StorageApi, make_pod
+from tests.support.csi import NODE, Rig, StorageApi, make_pod, persistent
+from tests.support.csi_driver.process import DRIVER
 
 pytestmark = pytest.mark.looptime
+
+
+def csi_volume(uid: str) -> CsiVolume:
+    return CsiVolume.parse(persistent(make_pod(uid), "h"))
 
 
 @asynccontextmanager
@@ -72,7 +78,7 @@ async def test_csi_driver_informer_standalone_returns_none() -> None:
     assert await objects.get("one") is None
     assert objects.cached("one") is None
     with pytest.raises(VolumePluginError, match="must be attached by a cluster, and this node has none"):
-        await Attachments(None, NODE, lambda uid: None).publish_context("d", "h", "u")
+        await Attachments(None, NODE, lambda uid: None).publish_context(csi_volume("u"))
 
 
 async def test_csi_node_manager_creates_csinode_after_node_registration() -> None:
@@ -85,6 +91,25 @@ async def test_csi_node_manager_creates_csinode_after_node_registration() -> Non
     api.put("nodes", NODE, "")
     await asyncio.wait_for(task, 30)
     assert ("csinodes", "", NODE) in api.objects
+
+
+async def test_csi_plugin_node_is_not_ready_until_csinode_exists(tmp_path: Path) -> None:
+    api = StorageApi()
+    del api.objects[("nodes", "", NODE)]
+    reports: list[str] = []
+    rig = Rig(tmp_path, api)
+    kind = rig.new_kind(on_ready=lambda: reports.append(kind.problem))
+    task = asyncio.create_task(kind.run())
+    await asyncio.sleep(5)
+    assert kind.problem == "CSINode is not yet initialized"
+    assert reports == []
+    api.put("nodes", NODE, "")
+    await asyncio.sleep(30)
+    assert reports == [""], "the status is reported as soon as the node is ready"
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert Rig(tmp_path, None).kind.problem == "", "a standalone node has no CSINode"
 
 
 async def test_csi_node_manager_old_csinode_gets_migrated_plugins_annotation() -> None:
@@ -139,11 +164,11 @@ async def test_csi_unmount_unused_waiters_of_removed_pods_deleted(tmp_path: Path
         with pytest.raises(VolumeNotReady):
             rig.kind.drivers.client_for_pod("d", uid)
         with pytest.raises(VolumeNotReady):
-            await rig.kind.attachments.publish_context("d", "h", uid)
+            await rig.kind.attachments.publish_context(csi_volume(uid))
     rig.pods["known"] = make_pod("known")
     (rig.root / "pods/on-disk").mkdir(parents=True)
     await rig.kind.unmount_unused(())
-    for waited_for, name in ((rig.kind.drivers, "d"), (rig.kind.attachments, unique_name("d", "h"))):
+    for waited_for, name in ((rig.kind.drivers, "d"), (rig.kind.attachments, unique_name(DRIVER, "h"))):
         rig.woken.clear()
         waited_for._waiters.wake_all([name])
         assert rig.woken == ["known", "on-disk"]

@@ -34,7 +34,6 @@ from pykubelet.volumes.csi.expansion import (
     finished_patch,
     in_progress_patch,
 )
-from pykubelet.volumes.csi.mounter import mount_label
 from pykubelet.volumes.csi.names import attachment_name, inline_handle, unique_name
 from pykubelet.volumes.csi.paths import CsiPaths
 from pykubelet.volumes.csi.request_context import token_end
@@ -224,61 +223,6 @@ def test_token_end_returns_expiry_or_none() -> None:
     assert token_end(token(extended)) == "2026-01-01T00:00:07Z"
     for odd in ("", "opaque", "a.b.c", token([]), token({}), token({"exp": "soon"})):
         assert token_end(odd) is None
-
-
-def using(*levels: str | None) -> list[dict[str, Any]]:
-    """Containers that use the volume, each with a level of its own, or none."""
-    return [
-        {
-            "name": f"c{index}",
-            "image": "i",
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
-            "securityContext": {"seLinuxOptions": {"level": level}} if level else {},
-        }
-        for index, level in enumerate(levels)
-    ]
-
-
-def test_mount_label_selinux_enabled_returns_pod_label(tmp_path: Path) -> None:
-    pod = make_pod(securityContext={"seLinuxOptions": {"level": "s0:c1,c2"}}, containers=using(None))
-    volume = CsiVolume.parse(persistent(pod, modes=["ReadWriteOncePod"]))
-    fs, policies = tmp_path / "fs", tmp_path / "etc"
-    driver = spec(seLinuxMount=True)
-    assert mount_label(volume, driver, fs, policies) == ""
-    fs.mkdir()
-    (fs / "enforce").touch()
-    assert mount_label(volume, driver, fs, policies) == "", "no policy to take the label of"
-    (policies / "targeted/contexts").mkdir(parents=True)
-    (policies / "config").write_text("SELINUX=enforcing\nSELINUXTYPE=targeted\n")
-    contexts = (
-        'process = "system_u:system_r:container_t:s0"\nfile = "system_u:object_r:container_file_t:s0"\n'
-    )
-    (policies / "targeted/contexts/lxc_contexts").write_text(contexts)
-    label = "system_u:object_r:container_file_t:s0:c1,c2"
-    assert mount_label(volume, driver, fs, policies) == label
-    assert volume.capability(label=label).mount_options == (f'context="{label}"',)
-    assert mount_label(volume, spec(), fs, policies) == ""
-    shared = CsiVolume.parse(persistent(pod, modes=["ReadWriteOnce"]))
-    assert mount_label(shared, driver, fs, policies) == ""
-
-    def label_for(context: dict[str, Any] | None = None, **spec: Any) -> str:
-        pod = make_pod(securityContext=context or {}, **spec)
-        wanted = CsiVolume.parse(persistent(pod, modes=["ReadWriteOncePod"]))
-        return mount_label(wanted, driver, fs, policies).removeprefix("system_u:object_r:container_file_t:")
-
-    common = {"seLinuxOptions": {"level": "s0:c9", "user": "u"}}
-    other = {"name": "other", "image": "i", "securityContext": {"seLinuxOptions": {"level": "s0:c7"}}}
-    assert label_for(containers=using(None)) == ""
-    assert label_for(containers=using("s0:c1", "s0:c2")) == ""
-    assert label_for(common, containers=using("s0:c1", None)) == ""
-    assert label_for(containers=using("s0:c1", None)) == "s0:c1"
-    assert label_for(common, containers=using("s0:c1")) == "s0:c1", "in the place of all of the pod's"
-    assert label_for(containers=[*using("s0:c1"), other]) == "s0:c1", "the other one does not use it"
-    assert label_for(containers=[other]) == ""
-    assert label_for(initContainers=using("s0:c1"), containers=[other]) == "s0:c1"
-    recursive = common | {"seLinuxChangePolicy": "Recursive"}
-    assert label_for(recursive, containers=using("s0:c1")) == "", "each file is relabelled instead"
-    assert label_for(common | {"seLinuxChangePolicy": "MountOption"}, containers=using("s0:c1")) == "s0:c1"
 
 
 # Growth
