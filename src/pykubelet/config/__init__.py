@@ -2,6 +2,7 @@
 
 - `load`: reads a command line and the files that it names; the entry point of the package.
 - `flags`: command line parser; `flag`: flag types; `flag_table`: all flags.
+- `removed_flags`: flags of old versions that are rejected.
 - `kubelet_flags`: settings that exist only as flags.
 - `types`: KubeletConfiguration v1beta1 and its defaults; `codec`: strict decoding and encoding of it.
 - `documents`: YAML and JSON files; `kubeconfig_file`: kubeconfig files.

@@ -241,7 +241,7 @@ def _unknown(keys: list[str], known: Iterable[str], path: str) -> Iterable[Probl
 
 def to_document(config: KubeletConfiguration) -> dict[str, Any]:
     """Return the complete configuration as JSON types, with the fields in the order of their definition."""
-    document = _plain(config)
+    document = to_plain(config)
     assert isinstance(document, dict)
     return document
 
@@ -256,19 +256,20 @@ def document_to_yaml(document: dict[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """Return a value of the configuration as JSON types."""
     match value:
         case msgspec.Struct():
             return {
-                field.encode_name: _plain(getattr(value, field.name))
+                field.encode_name: to_plain(getattr(value, field.name))
                 for field in msgspec.structs.fields(type(value))
             }
         case Duration():
             return str(value)
         case list():
-            return [_plain(item) for item in value]
+            return [to_plain(item) for item in value]
         case dict():
-            return {key: _plain(item) for key, item in value.items()}
+            return {key: to_plain(item) for key, item in value.items()}
     return value
 
 

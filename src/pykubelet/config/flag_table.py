@@ -69,6 +69,12 @@ NODE_FLAGS = (
         flag_only(
             "config-dir", STRING, "Directory of *.conf drop-ins, merged over --config in lexical order."
         ),
+        flag_only("watch-config", BOOL, "Apply changes of --config and --config-dir when the files change."),
+        flag_only(
+            "use-last-good-config",
+            BOOL,
+            "Start with the last valid configuration if the files are invalid; implied by --watch-config.",
+        ),
         in_file(
             "feature-gates", GATES, "feature_gates", "Turn features on or off, such as EventedPLEG=true."
         ),
@@ -101,6 +107,11 @@ NODE_FLAGS = (
             "pod-checkpoint-dir",
             STRING,
             "Directory where pods of the API server are kept, to bring them back while it is unreachable.",
+        ),
+        flag_only(
+            "drain-on-stop",
+            BOOL,
+            "Terminate all pods within shutdownGracePeriod when the agent is stopped by SIGTERM or SIGINT.",
         ),
         flag_only(
             "bootstrap-kubeconfig",
@@ -611,6 +622,12 @@ LOG_FLAGS = (
         ),
         without_effect(
             "master-service-namespace", STRING, "default", "the API server's service is always in default"
+        ),
+        without_effect(
+            "azure-container-registry-config",
+            STRING,
+            "",
+            "Azure's credential provider replaces it, see --image-credential-provider-config",
         ),
         without_effect("application-metrics-count-limit", INT, "100", _CADVISOR),
         without_effect("container-hints", STRING, "/etc/cadvisor/container_hints.json", _CADVISOR),

@@ -123,6 +123,11 @@ def _set(flag: Flag, text: str, parsed: ParsedFlags) -> None:
 
 def _unknown(argument: str, name: str) -> Problem:
     plain = name.lstrip("-").replace("_", "-")
+    # Only an invalid command line needs this table.
+    from pykubelet.config.removed_flags import REMOVED_BY_NAME
+
+    if (removed := REMOVED_BY_NAME.get(plain)) is not None:
+        return Problem(f"--{plain}", removed.problem)
     close = difflib.get_close_matches(plain[:80], BY_NAME, n=1)
     hint = f"did you mean --{close[0]}?" if close else "see --help for the flags there are"
     shown = argument.partition("=")[0] if argument.startswith("--") else argument

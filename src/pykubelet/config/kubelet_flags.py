@@ -49,6 +49,10 @@ class KubeletFlags:
 
     config: str = ""
     config_dir: str = ""
+    watch_config: bool = False
+    """Whether a change of the configuration files is applied without a request."""
+    use_last_good_config: bool = False
+    """Whether a start with invalid files uses the last valid configuration; implied by `watch_config`."""
     root_dir: str = "/var/lib/kubelet"
     cert_dir: str = "/var/lib/kubelet/pki"
     device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
@@ -61,6 +65,8 @@ class KubeletFlags:
     bootstrap_kubeconfig: str = ""
     pod_checkpoint_dir: str = ""
     """Empty: pods of the API server are not stored on disk."""
+    drain_on_stop: bool = False
+    """Whether all pods are terminated when the kubelet is stopped by a signal."""
     hostname_override: str = ""
     node_ip: str = ""
     """Value of `--node-ip`; `node_ips` has it as addresses."""
@@ -135,6 +141,10 @@ def check_flags(flags: KubeletFlags, config: KubeletConfiguration) -> list[Probl
         problems.append(Problem("--node-ip", fault))
     if fault := _hostname_fault(flags.hostname_override):
         problems.append(Problem("--hostname-override", fault))
+    has_periods = config.shutdown_grace_period > 0 or config.shutdown_grace_period_by_pod_priority
+    if flags.drain_on_stop and not has_periods:
+        message = "there is no time to terminate pods in: set shutdownGracePeriod too, such as 30s"
+        problems.append(Problem("--drain-on-stop", message))
     if flags.exit_on_lock_contention and not flags.lock_file:
         problems.append(
             Problem("--exit-on-lock-contention", "there is no lock to watch: set --lock-file too")

@@ -245,16 +245,22 @@ class LoadedConfig:
     flag_values: dict[str, str]
     """Value or default of every flag by name, sorted, with secrets masked."""
     action: Action
+    argv: tuple[str, ...] = ()
+    """The command line, from which the configuration can be loaded again."""
+    files: dict[str, Any] | None = None
+    """Document of the merged files without flags; None without files, or if no flag requires it."""
+    fallback: str = ""
+    """Reason why the last valid configuration is used instead of the files; empty if it is not."""
 
     def log_options(self) -> LogOptions:
         """Return the settings of the kubelet's own logs."""
         return log_options(self.flags, self.config)
 
 
-def load(argv: Sequence[str]) -> LoadedConfig:
+def load(argv: Sequence[str], *, last_good: Path | None = None) -> LoadedConfig:
     """Load a command line (without the command) and the files that it names.
 
-    Raises ConfigError with all problems.
+    `last_good` is a file to read instead of those. Raises ConfigError with all problems.
     """
     parsed = parse_flags(argv)
     flags = _kubelet_flags(parsed)
@@ -264,7 +270,8 @@ def load(argv: Sequence[str]) -> LoadedConfig:
         return LoadedConfig(flags, baseline(), FeatureGates(), [], flag_values, action)
 
     requested_gates = parsed.values.get("feature-gates", {})
-    (config, set_fields), unreadable = _from_files(flags, requested_gates)
+    (config, set_fields), unreadable = _from_files(flags, requested_gates, last_good)
+    files = to_document(config) if _keeps_last_good(flags) else None
     _overlay(config, parsed)
     gates = FeatureGates().with_overrides(
         config.feature_gates,
@@ -277,10 +284,12 @@ def load(argv: Sequence[str]) -> LoadedConfig:
         raise ConfigError(dict.fromkeys(problems))
     warnings = [
         *_warnings(parsed, flags, config),
-        *no_effect_warnings(set_fields, (BY_NAME[name] for name in parsed.names()), gates),
+        *no_effect_warnings(
+            () if last_good is not None else set_fields, (BY_NAME[name] for name in parsed.names()), gates
+        ),
         *gates.warnings,
     ]
-    return LoadedConfig(flags, config, gates, warnings, flag_values, action)
+    return LoadedConfig(flags, config, gates, warnings, flag_values, action, tuple(argv), files)
 
 
 def baseline() -> KubeletConfiguration:
@@ -300,14 +309,20 @@ def _action(flags: KubeletFlags) -> Action:
     return "version" if flags.version in ("true", "raw") else "run"
 
 
+def _keeps_last_good(flags: KubeletFlags) -> bool:
+    return (flags.watch_config or flags.use_last_good_config) and bool(flags.config or flags.config_dir)
+
+
 def _from_files(
-    flags: KubeletFlags, requested_gates: Mapping[str, bool]
+    flags: KubeletFlags, requested_gates: Mapping[str, bool], last_good: Path | None
 ) -> tuple[ConfigFiles, list[Problem]]:
     def gates_for(in_file: dict[str, bool]) -> Callable[[str], bool]:
         return FeatureGates().with_overrides({**in_file, **requested_gates}).enabled
 
     path = Path(flags.config) if flags.config else None
     drop_ins = Path(flags.config_dir) if flags.config_dir else None
+    if last_good is not None:
+        path, drop_ins = last_good, None
     try:
         return load_config_files(path, drop_ins, gates_for), []
     except ConfigError as error:
@@ -364,6 +379,9 @@ def _warnings(parsed: ParsedFlags, flags: KubeletFlags, config: KubeletConfigura
             "--bootstrap-kubeconfig has no effect without --kubeconfig, which says where to keep the "
             "credentials: the agent runs standalone"
         )
+    for name in ("watch-config", "use-last-good-config"):
+        if getattr(flags, name.replace("-", "_")) and not (flags.config or flags.config_dir):
+            warnings.append(f"--{name} has no effect without configuration files: set --config")
     reserved = config.kube_reserved_cgroup
     if config.kubelet_cgroups and reserved and not config.kubelet_cgroups.startswith(reserved):
         warnings.append(

@@ -17,11 +17,10 @@ from pykubelet.config.feature_gates import FeatureGates, known_gates
 from pykubelet.config.flag import Flag
 from pykubelet.config.flag_table import field_path
 
-_NO_SHUTDOWN = "graceful node shutdown is not implemented yet"
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"
 FIELDS: Mapping[str, str] = {
-    "content_type": "requests to the API server are always encoded as JSON",
+    "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
     "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
@@ -30,16 +29,10 @@ FIELDS: Mapping[str, str] = {
     "logging.options.json.info_buffer_size": _UNBUFFERED,
     "logging.options.text.info_buffer_size": _UNBUFFERED,
     "show_hidden_metrics_for_version": "no metric is hidden",
-    "shutdown_grace_period": _NO_SHUTDOWN,
-    "shutdown_grace_period_by_pod_priority": _NO_SHUTDOWN,
-    "shutdown_grace_period_critical_pods": _NO_SHUTDOWN,
-    "tracing": "tracing is not implemented yet",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
-    "experimental_mounter_path": "volumes are mounted with mount(8); use a CSI driver instead",
     "global_housekeeping_interval": "the collector is told of new containers and never searches for them",
-    "keep_terminated_pod_volumes": "volumes of terminated pods are always unmounted",
     "pod_infra_container_image": "the container runtime configures the sandbox image",
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
@@ -48,6 +41,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "AllowDNSOnlyNodeCSR",
         "CPUManagerPolicyAlphaOptions",
         "CPUManagerPolicyBetaOptions",
+        "CRIListStreaming",
         "CSIVolumeHealth",
         "ClusterTrustBundle",
         "ComponentFlagz",
@@ -59,6 +53,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "DisableCPUQuotaWithExclusiveCPUs",
         "DynamicResourceAllocation",
         "EnvFiles",
+        "EventedPLEG",
         "ExtendWebSocketsToKubelet",
         "GracefulNodeShutdown",
         "GracefulNodeShutdownBasedOnPodPriority",
@@ -79,6 +74,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "NodeLogQuery",
         "NodeSwap",
         "PodAndContainerStatsFromCRI",
+        "PodCertificateRequest",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "QOSReserved",
@@ -89,10 +85,12 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "RestartAllContainersOnContainerExits",
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",
+        "SELinuxMount",
         "SupplementalGroupsPolicy",
         "TaintTolerationComparisonOperators",
         "UserNamespacesHostNetworkSupport",
         "UserNamespacesSupport",
+        "WatchListClient",
     }
 )
 """Feature gates that some code reads."""

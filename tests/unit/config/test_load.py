@@ -85,9 +85,15 @@ def test_load_config_file_flags_one_common_warning() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_load_each_flag_warns_by_status(flag: Any) -> None:
+def test_load_each_flag_warns_by_status(flag: Any, tmp_path: Path) -> None:
     text, _, beside = SAMPLES.get(flag.name, Sample(*sample(flag)))
+    config = tmp_path / "config.yaml"
+    kind = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    config.write_text(json.dumps(kind | {"shutdownGracePeriod": "30s"}))
     companions = {
+        "drain-on-stop": [f"--config={config}"],
+        "use-last-good-config": [f"--config={config}"],
+        "watch-config": [f"--config={config}"],
         "exit-on-lock-contention": ["--lock-file=/l"],
         "bootstrap-kubeconfig": ["--kubeconfig=/k"],
         "image-credential-provider-config": ["--image-credential-provider-bin-dir=/b"],
@@ -159,6 +165,7 @@ def test_load_unreadable_config_file_other_problems_still_reported(tmp_path: Pat
         (["--node-ip=node-1"], ["not an IP address"]),
         (["--hostname-override=my node"], ["--hostname-override", "node-1.example.com"]),
         (["--hostname-override= "], ["--hostname-override"]),
+        (["--drain-on-stop"], ["--drain-on-stop", "shutdownGracePeriod"]),
         (["--exit-on-lock-contention"], ["--lock-file"]),
         (["--image-credential-provider-config=/c"], ["--image-credential-provider-bin-dir"]),
         (["--image-credential-provider-bin-dir=/c"], ["--image-credential-provider-config"]),

@@ -31,6 +31,7 @@ NESTED_READERS = {
     "logging.vmodule": ("config/kubelet_flags.py", "item"),
     "register_with_taints": ("node/settings.py", "taint"),
     "reserved_memory": ("cm/memory/numa_nodes.py", "reservation"),
+    "shutdown_grace_period_by_pod_priority": ("node/shutdown_groups.py", "entry"),
     "user_namespaces": ("agent/host_setup.py", "settings"),
 }
 """File and local name where the fields of a nested struct are read, unless it has the struct's own name."""
@@ -108,7 +109,7 @@ def test_config_field_is_read_or_listed(path: str) -> None:
 
 def test_config_field_reader_unread_field_is_found() -> None:
     assert not is_read("hairpin_mode")
-    assert not is_read("shutdown_grace_period_by_pod_priority.priority")
+    assert not is_read("logging.options.json.info_buffer_size")
     # Other structs have fields of these names, which some code reads.
     assert not is_read("memory_swap.enabled")
     assert not is_read("register_with_taints.name")
@@ -181,7 +182,6 @@ SAMPLE_VALUES: dict[str, Any] = {
     "logging.options.text.info_buffer_size": "1Mi",
     "show_hidden_metrics_for_version": "1.35",
     "shutdown_grace_period_by_pod_priority": [{"priority": 1, "shutdownGracePeriodSeconds": 3}],
-    "tracing": {"endpoint": "127.0.0.1:4317", "samplingRatePerMillion": 1},
 }
 
 
