@@ -9,6 +9,7 @@
 - `pull_manager.py`: access of pods to images that are present; `pull_records.py`: its records on disk.
 - `credentials.py`: keyring, pull secrets and the node's credential files.
 - `credential_provider.py`: exec plugins that provide registry credentials.
+- `python_providers.py`: third-party code that provides them.
 - `image_gc.py`: removal of unused images by disk usage and age, and for the eviction manager.
 - `metrics.py`: metrics of pulls, pull records, credential providers and garbage collection.
 """

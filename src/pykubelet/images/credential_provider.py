@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -406,6 +406,20 @@ class ProviderResult(NamedTuple):
     """One line per failed provider."""
 
 
+class CredentialPlugin(Protocol):
+    """A credential provider: an exec plugin, or third-party code (`python_providers.py`)."""
+
+    @property
+    def name(self) -> str:
+        """Name in logs."""
+
+    def is_for(self, repository: str) -> bool:
+        """Return whether the provider is for this image."""
+
+    async def registries(self, repository: str, pod: Pod) -> _Tracked:
+        """Return credentials and their source. Raises ProviderError."""
+
+
 class ProviderPlugins:
     """All credential providers of the node."""
 
@@ -416,12 +430,39 @@ class ProviderPlugins:
         tasks: TaskScope,
         metrics: ImageMetrics,
         accounts: ClusterObjects | None = None,
+        further: Sequence[CredentialPlugin] = (),
     ) -> None:
-        self._plugins = [_Plugin(provider, bin_dir, tasks, metrics, accounts) for provider in providers]
+        """Initialize with the configured exec plugins and `further` providers, which are tried after them."""
+        self._bin_dir = bin_dir
+        self._tasks = tasks
+        self._metrics = metrics
+        self._accounts = accounts
+        self._providers: Sequence[CredentialProvider] = ()
+        self._further = list(further)
+        self._exec_plugins: list[_Plugin] = []
+        self.set_providers(providers)
+
+    @property
+    def providers(self) -> Sequence[CredentialProvider]:
+        """The configuration in effect."""
+        return self._providers
+
+    def set_providers(self, providers: Sequence[CredentialProvider]) -> None:
+        """Replace the configuration; a provider that has not changed keeps its cached credentials."""
+        known = dict(zip((provider.name for provider in self._providers), self._exec_plugins, strict=True))
+        unchanged = {provider.name for provider in self._providers if provider in providers}
+        self._exec_plugins = [
+            known[provider.name]
+            if provider.name in unchanged
+            else _Plugin(provider, self._bin_dir, self._tasks, self._metrics, self._accounts)
+            for provider in providers
+        ]
+        self._providers = list(providers)
 
     async def lookup(self, repository: str, pod: Pod) -> ProviderResult:
         """Query all providers that match this repository concurrently."""
-        matching = [plugin for plugin in self._plugins if plugin.is_for(repository)]
+        plugins: list[CredentialPlugin] = [*self._exec_plugins, *self._further]
+        matching = [plugin for plugin in plugins if plugin.is_for(repository)]
         async with asyncio.TaskGroup() as tasks:
             runs = [tasks.create_task(_try(plugin, repository, pod)) for plugin in matching]
         keyring, failures = Keyring(), []
@@ -438,7 +479,7 @@ _Tracked = tuple[Registries, CredentialSource | None]
 """Credentials of a provider, and the service account whose token it received."""
 
 
-async def _try(plugin: _Plugin, repository: str, pod: Pod) -> _Tracked | str:
+async def _try(plugin: CredentialPlugin, repository: str, pod: Pod) -> _Tracked | str:
     try:
         return await plugin.registries(repository, pod)
     except (ProviderError, ScopeClosed) as err:

@@ -138,9 +138,19 @@ class ImageManager:
         self._clock = clock or _loop_time
         self._status_cache = ImageStatusCache(service, tasks)
         self._reservations = ImageReservations()
+        self._limits = limits
         self._pulls = Pulls(service, self._status_cache, limits, tasks)
         self._back_off = KeyedBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
+
+    @property
+    def plugins(self) -> ProviderPlugins | None:
+        """Credential providers; None if none are configured."""
+        return self._plugins
+
+    def set_pull_limits(self, *, serialize: bool, max_parallel: int | None, qps: float, burst: int) -> None:
+        """Change the limits of pulls that start afterwards."""
+        self._limits.set_limits(serialize=serialize, max_parallel=max_parallel, qps=qps, burst=burst)
 
     async def ensure(
         self,

@@ -31,6 +31,7 @@ from typing import Literal, NamedTuple, Protocol
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials
 from pykubelet.logs import get_logger
+from pykubelet.tracing.span import child_span
 from pykubelet.transport.errors import BadResponse, CriError
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.singleflight import Singleflight
@@ -218,16 +219,27 @@ class PullLimits:
     def __init__(
         self, *, serialize: bool = True, max_parallel: int | None = None, qps: float = 5, burst: int = 10
     ) -> None:
-        parallel = 1 if serialize else max_parallel or 0
-        self._slots = asyncio.Semaphore(parallel) if parallel > 0 else None
+        self._parallel = 1 if serialize else max_parallel or 0
+        self._slots = asyncio.Semaphore(self._parallel) if self._parallel > 0 else None
         # A rate of zero means no limit, whatever the burst.
-        self._bucket = TokenBucket(qps, burst) if qps > 0 else None
+        self._bucket = TokenBucket(qps, burst)
+
+    def set_limits(self, *, serialize: bool, max_parallel: int | None, qps: float, burst: int) -> None:
+        """Change the limits of pulls that start afterwards.
+
+        Pulls that are in progress or wait for a slot keep the slots of the previous limit.
+        """
+        parallel = 1 if serialize else max_parallel or 0
+        if parallel != self._parallel:
+            self._parallel = parallel
+            self._slots = asyncio.Semaphore(parallel) if parallel > 0 else None
+        self._bucket.set_rate(qps, burst)
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Hold a pull slot within the context, after waiting for one. Raises PullRateExceeded."""
         async with self._slots or nullcontext():
-            if self._bucket and not self._bucket.try_acquire(asyncio.get_running_loop().time()):
+            if not self._bucket.try_acquire(asyncio.get_running_loop().time()):
                 raise PullRateExceeded
             yield
 
@@ -325,7 +337,14 @@ class Pulls:
         """
         namespace = sandbox.metadata.namespace if sandbox is not None else ""
         key = _Key(Selection.from_spec(spec), namespace, tuple(credentials))
-        return await self._calls.run(key, lambda: self._pull_in_slot(spec, credentials, sandbox), fresh=fresh)
+        with child_span("pullImage", {"container.image.name": spec.image}) as span:
+            result = await self._calls.run(
+                key, lambda: self._pull_in_slot(spec, credentials, sandbox), fresh=fresh
+            )
+            span.set_attribute("container.image.id", result.image_ref)
+            if result.image is not None:
+                span.set_attribute("container.image.size", result.image.size)
+            return result
 
     async def _pull_in_slot(
         self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None

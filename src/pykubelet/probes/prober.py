@@ -43,6 +43,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, Pod, Probe
 from pykubelet.logs import get_logger
+from pykubelet.probes.custom import CustomProbes, selected_handler
 from pykubelet.probes.metrics import Labels, ProbeMetrics, ProbeSeries
 from pykubelet.probes.results import (
     ProbeState,
@@ -266,12 +267,13 @@ class Prober:
         host_ip: Callable[[], str],
         clock: Callable[[], int] = time.time_ns,
         exec_slots: int | None = None,
+        custom: CustomProbes | None = None,
     ) -> None:
         """Initialize with `host_ip` for pods with hostNetwork, and `clock` in nanoseconds since the epoch."""
         self.results = ResultsManager()
         self._report = report
         self._metrics = ProbeMetrics(registry)
-        self._checker = Checker(exec_sync, ExecSlots(exec_slots or default_slots()))
+        self._checker = Checker(exec_sync, ExecSlots(exec_slots or default_slots()), custom)
         self._host_ip = host_ip
         self._clock = clock
         self._start_time = asyncio.get_running_loop().time()
@@ -440,7 +442,8 @@ class Prober:
         tick, start_time = worker.tick, asyncio.get_running_loop().time()
         prepared = worker.prepared
         if prepared is None or not prepared.is_for(entry.container_id, entry.ip):
-            target = Target(entry.container, entry.container_id, entry.ip)
+            custom = selected_handler(entry.pod, entry.container.name, worker.kind, worker.probe)
+            target = Target(entry.container, entry.container_id, entry.ip, custom)
             prepared = worker.prepared = PreparedProbe(worker.probe, target, self._checker)
 
         def handle(outcome: ProbeResult) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
 from pykubelet.api.pod import EnvVar, ExecAction, Probe
 from pykubelet.logs import get_logger
+from pykubelet.probes.custom import CustomProbes
 from pykubelet.probes.exchanges import Exchange, Exchanges
 from pykubelet.probes.grpc_probe import grpc_check
 from pykubelet.probes.network_probes import (
@@ -115,9 +116,10 @@ ATTEMPTS = 3
 class Checker:
     """Runs probes of every type; owns what they share."""
 
-    def __init__(self, exec_sync: ExecSync, slots: ExecSlots) -> None:
+    def __init__(self, exec_sync: ExecSync, slots: ExecSlots, custom: CustomProbes | None = None) -> None:
         self._exec_sync = exec_sync
         self._slots = slots
+        self._custom = custom or CustomProbes({})
         self.tls = unverified_tls()
         self.exchanges = Exchanges()
 
@@ -135,6 +137,9 @@ class Checker:
 
     async def _run_handler(self, probe: Probe, target: Target) -> ProbeResult:
         timeout = probe_parameters(probe).timeout
+        if probe.exec is not None and target.custom is not None:
+            command = expand(probe.exec.command, target.container.env)
+            return await self._custom.check(target, command, timeout)
         if probe.exec is not None:
             return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)
         if probe.http_get is not None:

@@ -124,6 +124,15 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectedHandler:
+    """The third-party handler that a pod's annotation selects for a probe (`probes/custom.py`)."""
+
+    handler: str
+    pod: Pod
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """The container to probe, and the IP address of its pod."""
 
@@ -131,6 +140,8 @@ class Target:
     container_id: str
     ip: str
     """IP address of the pod, or of the host with hostNetwork."""
+    custom: SelectedHandler | None = None
+    """Third-party handler that replaces the exec handler; None for the probe's own."""
 
 
 class BadTarget(Exception):
