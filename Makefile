@@ -11,6 +11,9 @@ UNIT := -m "not machine" --ignore=tests/cluster
 ARGS ?=
 # A file, directory or test id for `make test`.
 ONE ?=
+# 2: test on containerd 2.x and runc, built from source once, instead of the host's.
+RUNTIME ?=
+export RUNTIME
 WORKERS ?= auto
 N ?= 20
 SECONDS ?= 600
@@ -30,13 +33,13 @@ setup: ## install what is missing (Debian/Ubuntu) and make .venv
 run: setup ## start a node: the agent with its own container runtime
 	@exec $(PY)/pykubelet up --data-dir $(DATA_DIR)
 
-test: ## run the whole test suite, or ONE= of it (as root: it runs real containers)
+test: ## run the whole test suite, or ONE= of it (as root: it runs real containers; RUNTIME=2: on containerd 2.x)
 	@scripts/setup --test
 	@$(PYTEST) $(ONE) $(ARGS)
 
 pressure: ## put the node under pressure, with the upstream kubelet as well (15 minutes; alone on the machine)
 	@scripts/setup --test
-	@PYKUBELET_PRESSURE=1 $(PYTEST) --maxprocesses=1 -m pressure tests/cluster $(ARGS)
+	@export PYKUBELET_PRESSURE=1; $(PYTEST) --maxprocesses=1 -m pressure tests/cluster $(ARGS)
 
 unit: WORKERS = 4
 unit: setup ## run the tests that need neither root, containers nor a control plane, with fewer random examples
@@ -60,7 +63,7 @@ vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
 
-conformance: ## run the upstream node suite (40 minutes); PASS=host or vm, AGENT=reference FOCUS= SKIP= PROCS= choose
+conformance: ## run the upstream node suite (40 minutes); PASS=host, vm or pressure (hours), AGENT=reference FOCUS= SKIP= PROCS= RUNTIME=2 choose
 	@scripts/setup --conformance
 	$(PY)/python -m tests.conformance
 
@@ -70,6 +73,7 @@ check: setup ## formatting, lint, types, layers, architecture figure, wording
 	$(PY)/mypy
 	$(PY)/lint-imports
 	scripts/diagram --check
+	$(PY)/python scripts/flags --check
 	scripts/wording
 
 format: setup ## format and fix what can be fixed

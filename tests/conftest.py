@@ -27,6 +27,7 @@ from pykubelet.standalone.data_dir import SHARED_DIRECTORIES, load_state
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.teardown import down
 from tests import durations
+from tests.support import newer_runtime
 from tests.support.runtime import RunningRuntime, runtime_process, why_no_machine
 
 # How long an example takes says something of the machine's load, nothing of the code. The examples come
@@ -73,11 +74,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.plane_is_built = _plane_is_built()
     for name, value in getattr(config, "workerinput", {}).get("decided", {}).items():
         setattr(config.option, name, value)
+    _choose_runtime(config)
     os.environ.setdefault("PYTHONHASHSEED", str(config.option.seed % 2**32))
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
     if config.option.store_durations and not _is_worker(config):
         config.pluginmanager.register(durations.Recorder(), "durations")
+
+
+def _choose_runtime(config: pytest.Config) -> None:
+    """Put containerd 2.x first in PATH for RUNTIME=2; the first run on a machine builds it."""
+    if config.option.collectonly:
+        return
+    try:
+        newer_runtime.put_first(lambda text: print(text, file=sys.stderr, flush=True))
+    except (NotAvailable, ValueError) as err:
+        raise pytest.UsageError(str(err)) from err
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -218,6 +230,8 @@ def private_runtime() -> Iterator[RunningRuntime]:
 def _data_dir() -> Iterator[Path]:
     # Sockets have short paths, and pytest's own temporary directories have long ones.
     with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as parent:
+        # Pods with user namespaces reach their files as another user.
+        Path(parent).chmod(0o711)
         path = Path(parent) / "d"
         try:
             yield path

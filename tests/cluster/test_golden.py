@@ -28,7 +28,6 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.host_info import read_machine
-from pykubelet.node.status import NOT_IMPLEMENTED
 from tests.cluster.conftest import fresh_namespace
 from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
 from tests.support.cri_recorder import Recording, recorded
@@ -379,8 +378,7 @@ def test_golden_node_object_matches_recording(replay: Replay) -> None:
     for field in ("images", "daemonEndpoints"):
         assert ours["status"].pop(field).__class__ is theirs["status"].pop(field).__class__
     declared, expected = ours["status"].pop("declaredFeatures", []), theirs["status"].pop("declaredFeatures")
-    assert set(expected) >= NOT_IMPLEMENTED
-    assert declared == (expected if REFERENCE else [name for name in expected if name not in NOT_IMPLEMENTED])
+    assert declared == expected
     # The recorded cluster gave its nodes no addresses for pods.
     assert ours["spec"].keys() == {"podCIDR", "podCIDRs"}
     ours["spec"] = {}

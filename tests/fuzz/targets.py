@@ -124,7 +124,7 @@ async def _requests() -> AsyncIterator[Take]:
                 now=lambda: datetime.now(UTC),
             ),
             debug=DebugDependencies(
-                configz={}, flags=dict, started=datetime.now(UTC), node_logs=folder / "logs"
+                configz=dict, flags=dict, started=datetime.now(UTC), node_logs=folder / "logs"
             ),
             manifests=ManifestDirectory(folder / "manifests", "n", clock=lambda: 0),
         )

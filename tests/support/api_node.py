@@ -182,7 +182,7 @@ async def start(authority: Authority, pairs: dict[str, Pair], tmp_path: Path) ->
                     now=lambda: datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC),
                 ),
                 debug=DebugDependencies(
-                    configz={"kubeletconfig": {"kind": "KubeletConfiguration"}},
+                    configz=lambda: {"kubeletconfig": {"kind": "KubeletConfiguration"}},
                     flags=lambda: {"v": "2", "config": "/etc/x"},
                     started=datetime(2026, 1, 1, tzinfo=UTC),
                     node_logs=tmp_path / "logs",

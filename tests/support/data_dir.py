@@ -21,6 +21,8 @@ def short_dir() -> Iterator[Path]:
     if reason := why_no_machine():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as parent:
+        # Pods with user namespaces reach their files as another user.
+        Path(parent).chmod(0o711)
         path = Path(parent) / "d"
         try:
             yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -30,8 +31,13 @@ class Stalls:
 
 @asynccontextmanager
 async def watched_loop() -> AsyncIterator[Stalls]:
-    """Measure stalls while the context is open; the processor is busy all the time."""
+    """Measure stalls while the context is open; the processor is busy all the time.
+
+    Garbage collections do not go over the objects of earlier tests, which may take longer than any stall.
+    """
     stalls = Stalls()
+    gc.collect()
+    gc.freeze()
     task = asyncio.create_task(stalls.watch(), name="stalls")
     try:
         yield stalls
@@ -41,3 +47,4 @@ async def watched_loop() -> AsyncIterator[Stalls]:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+        gc.unfreeze()

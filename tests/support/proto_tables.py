@@ -59,7 +59,18 @@ def kind_of(field: FieldDescriptor) -> str:
     else:
         scalars = {
             getattr(FieldDescriptor, f"TYPE_{n.upper()}"): n
-            for n in ["string", "bool", "bytes", "int32", "int64", "uint32", "uint64", "double"]
+            for n in [
+                "string",
+                "bool",
+                "bytes",
+                "int32",
+                "int64",
+                "uint32",
+                "uint64",
+                "double",
+                "fixed32",
+                "fixed64",
+            ]
         }
         name = scalars[field.type]
     return f"repeated {name}" if field.is_repeated else name

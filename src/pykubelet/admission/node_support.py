@@ -238,7 +238,12 @@ class Sysctls:
     for_running = False
 
     def __init__(self, deps: AdmitHandlerDeps) -> None:
-        patterns = [normal_name(pattern) for pattern in (*safe_sysctls(deps.kernel), *deps.allowed_sysctls)]
+        self._kernel = deps.kernel
+        self.set_allowed(deps.allowed_sysctls)
+
+    def set_allowed(self, allowed: Iterable[str]) -> None:
+        """Replace `allowedUnsafeSysctls` (names, or prefixes followed by `*`) for pods admitted later."""
+        patterns = [normal_name(pattern) for pattern in (*safe_sysctls(self._kernel), *allowed)]
         self._names = frozenset(pattern for pattern in patterns if not pattern.endswith("*"))
         self._prefixes = tuple(pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*"))
 

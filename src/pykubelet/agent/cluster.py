@@ -23,7 +23,7 @@ from pykubelet.apiserver.certificates.serving import (
     ServingCertificate,
 )
 from pykubelet.apiserver.certificates.store import CertificateMetrics
-from pykubelet.apiserver.client import NODES, ApiClient, Clients, Limits, make_clients
+from pykubelet.apiserver.client import NODES, ApiClient, Clients, Limits, heartbeat_timeout, make_clients
 from pykubelet.apiserver.credentials import follow_kubeconfig
 from pykubelet.apiserver.events import EventRecorder, node_reference
 from pykubelet.apiserver.metrics import RestMetrics
@@ -39,13 +39,15 @@ from pykubelet.node.registration import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
 from pykubelet.node.status_inputs import NodeSources
-from pykubelet.objects.base import PodObjects
+from pykubelet.objects.base import PodObjects, RecordPodEvent
 from pykubelet.objects.cluster_objects import ClusterObjects, object_ttl
+from pykubelet.objects.pod_certificates import PodCertificateCollector
 from pykubelet.objects.runtime_classes import RuntimeClasses
 from pykubelet.objects.services import Services
 from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
 from pykubelet.podworkers.api_server_sync import ClusterAccess
 from pykubelet.podworkers.workers import PodChurn
+from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.csi.plugin import CsiPlugin
@@ -67,6 +69,8 @@ class AgentSettings:
     config: KubeletConfiguration
     gates: FeatureGates
     node_name: str
+    tracer: Tracer | None = None
+    """None when tracing is off."""
 
 
 class Cluster:
@@ -89,6 +93,7 @@ class Cluster:
         self._about = node_reference(settings.node_name)
         self.informer = NodeInformer(clients.objects, settings.node_name)
         self._status_listeners: list[Callable[[], None]] = []
+        self._review_clients: list[ApiClient] = []
         self._parsed: tuple[CachedNode | None, Node | None] = (None, None)
         """The cached node object and its parsed form; parsed again only when it changes."""
         self.services = Services(clients.objects)
@@ -99,7 +104,12 @@ class Cluster:
             strategy=config.config_map_and_secret_change_detection_strategy,
             ttl=self._object_ttl,
             idle_seconds=IDLE_ROUNDS * config.sync_frequency.seconds,
+            node=(settings.node_name, self._node_uid)
+            if settings.gates.enabled("PodCertificateRequest")
+            else None,
         )
+        if self._objects.certificates is not None:
+            registry.register(PodCertificateCollector(self._objects.certificates))
         self.checkpoints = Checkpoints(Path(flags.pod_checkpoint_dir)) if flags.pod_checkpoint_dir else None
         self.objects: PodObjects = self._objects
         self._handler_of = self._classes.handler
@@ -126,6 +136,10 @@ class Cluster:
         """Service accounts of pods, for credential providers that use their tokens."""
         return self._objects
 
+    def add_pod_event_listener(self, record: RecordPodEvent) -> None:
+        """Record events about pods that concern their API objects."""
+        self._objects.add_event_listener(record)
+
     def volume_node(self) -> ClusterNode:
         """Return this node's membership in the cluster, for the volume manager."""
         return ClusterNode(
@@ -134,6 +148,7 @@ class Cluster:
             attach_detach=self._settings.config.enable_controller_attach_detach,
             on_in_use_change=self.request_node_status,
             record_object_event=self.recorder.record,
+            checkpoints=self.checkpoints,
             volume_health=self._settings.gates.enabled("CSIVolumeHealth"),
         )
 
@@ -175,9 +190,25 @@ class Cluster:
 
     def review_client(self) -> ApiClient:
         """Return a client for token and access reviews, which must not wait for requests of pods' objects."""
-        config = self._settings.config
-        limit = Limits(config.kube_api_qps, config.kube_api_burst).bucket()
-        return ApiClient(self.clients.objects.transport, limit, timeout=REVIEW_SECONDS)
+        limit = _object_limits(self._settings.config).bucket()
+        client = ApiClient(
+            self.clients.objects.transport, limit, timeout=REVIEW_SECONDS, tracer=self._settings.tracer
+        )
+        self._review_clients.append(client)
+        return client
+
+    def set_rates(self, config: KubeletConfiguration) -> None:
+        """Change the rate limits of all clients and the timeout of heartbeats."""
+        for client in (self.clients.objects, *self._review_clients):
+            client.set_limits(_object_limits(config))
+        self.clients.events.set_limits(_event_limits(config))
+        self.clients.heartbeats.set_timeout(
+            heartbeat_timeout(config.node_lease_duration_seconds, config.node_status_update_frequency.seconds)
+        )
+
+    def set_sync_frequency(self, seconds: float) -> None:
+        """Change the resync period of pods, after some of which the watch of an unused object ends."""
+        self._objects.set_idle_seconds(IDLE_ROUNDS * seconds)
 
     def serving_certificate(self, given: CertificateFiles | None) -> ServingCertificate:
         """Return the serving certificate that the cluster issues (`serverTLSBootstrap`)."""
@@ -226,11 +257,13 @@ async def join_cluster(
         tasks = await stack.enter_async_context(TaskScope())
         clients = make_clients(
             transport,
-            objects=Limits(config.kube_api_qps, config.kube_api_burst),
-            events=Limits(config.event_record_qps, config.event_burst),
+            objects=_object_limits(config),
+            events=_event_limits(config),
             lease_seconds=config.node_lease_duration_seconds,
             status_seconds=config.node_status_update_frequency.seconds,
             metrics=metrics,
+            tracer=settings.tracer,
+            streams_lists=settings.gates.enabled("WatchListClient"),
         )
         cluster = Cluster(settings, clients, registry, tasks)
         log.info("Joining the cluster", server=access.server, node=settings.node_name)
@@ -243,6 +276,14 @@ async def join_cluster(
             yield cluster
         finally:
             await cluster.recorder.flush(FAREWELL_SECONDS)
+
+
+def _object_limits(config: KubeletConfiguration) -> Limits:
+    return Limits(config.kube_api_qps, config.kube_api_burst)
+
+
+def _event_limits(config: KubeletConfiguration) -> Limits:
+    return Limits(config.event_record_qps, config.event_burst)
 
 
 def build_node_reporter(
@@ -259,7 +300,8 @@ def build_node_reporter(
     csi = volumes.plugins.get("csi")
 
     def problems() -> list[str]:
-        return [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
+        storage = [csi.problem] if isinstance(csi, CsiPlugin) and csi.problem else []
+        return [*storage, *sources.problems()]
 
     reporter = NodeReporter(
         cluster.clients,

@@ -41,7 +41,7 @@ from pykubelet.cm.topology.hints import AllocationError, Policy, PolicyError
 from pykubelet.cm.topology.manager import AlignmentMetrics, Scope, TopologyManager, TopologyMetrics
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.kuberuntime.options import supports_cdi
+from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
 from pykubelet.logs import get_logger
 from pykubelet.node.status import DeviceCapacity
 from pykubelet.objects.fetch import retry_until_observed
@@ -370,15 +370,16 @@ def build_dra_manager(
 
 
 def start_dra_manager(
-    claims: DraManager, cri: RuntimeConnection, engine: PodEngine, active: Active, tasks: TaskScope
+    claims: DraManager, features: RuntimeFeatures, engine: PodEngine, active: Active, tasks: TaskScope
 ) -> None:
     """Start to unprepare claims of removed pods, and to wake pods when their drivers change."""
     claims.drivers.add_pod_listener(engine.workers.wake)
     claims.add_health_listener(engine.workers.wake_all)
-    runtime, warned = cri.version, set[str]()
+    warned = set[str]()
 
     def warn(driver: str, usable: bool) -> None:
-        if usable and driver not in warned:
+        if usable and driver not in warned and not features.has_cdi():
+            runtime = features.version
             warned.add(driver)
             log.warning(
                 "Container runtime has no CDI support, devices of claims do not reach containers: update it",
@@ -386,8 +387,7 @@ def start_dra_manager(
                 runtime=f"{runtime.runtime_name} {runtime.runtime_version}",
             )
 
-    if not supports_cdi(runtime.runtime_name, runtime.runtime_version):
-        claims.drivers.add_listener(warn)
+    claims.drivers.add_listener(warn)
     tasks.start(claims.run(active), name="claims")
 
 

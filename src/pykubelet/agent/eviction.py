@@ -21,6 +21,8 @@ from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.stats import NodeStatistics
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.node_cgroups import Record
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction.admission import PressureAdmission, PressureConditions
 from pykubelet.eviction.custom_ranking import installed_ranking
 from pykubelet.eviction.manager import (
@@ -192,6 +194,20 @@ class NodeEvents:
         self.history.event(pod, "Warning", reason, message, annotations=annotations)
 
 
+def eviction_settings(config: KubeletConfiguration, gates: FeatureGates) -> EvictionSettings:
+    """Return the settings of the eviction manager; contradictions are logged. Raises ValueError."""
+    thresholds = parse_thresholds(config)
+    for warning in configuration_warnings(thresholds):
+        log.warning("Eviction thresholds contradict each other", problem=warning)
+    return EvictionSettings(
+        thresholds=thresholds,
+        transition_period=config.eviction_pressure_transition_period.seconds,
+        max_pod_grace_period=config.eviction_max_pod_grace_period,
+        local_storage=bool(config.local_storage_capacity_isolation),
+        pod_level=gates.enabled("PodLevelResources"),
+    )
+
+
 def build_eviction(
     settings: AgentSettings,
     conditions: PressureConditions,
@@ -207,21 +223,12 @@ def build_eviction(
     `record` records an event about the node.
     """
     config = settings.config
-    thresholds = parse_thresholds(config)
-    for warning in configuration_warnings(thresholds):
-        log.warning("Eviction thresholds contradict each other", problem=warning)
     make_notifier = None
     if config.kernel_memcg_notification:
         make_notifier = partial(MemoryNotifier, detect_cgroups(), pods_cgroup)
 
     return EvictionManager(
-        EvictionSettings(
-            thresholds=thresholds,
-            transition_period=config.eviction_pressure_transition_period.seconds,
-            max_pod_grace_period=config.eviction_max_pod_grace_period,
-            local_storage=bool(config.local_storage_capacity_isolation),
-            pod_level=settings.gates.enabled("PodLevelResources"),
-        ),
+        eviction_settings(config, settings.gates),
         NodeFacts(statistics, Path(settings.flags.root_dir), pods_cgroup),
         engine.running_pods,
         WorkerKiller(engine.workers, engine.history),

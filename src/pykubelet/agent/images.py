@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import TypedDict
 
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.host_setup import StartupError
 from pykubelet.cm.cgroups.node_cgroups import Record
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
@@ -21,6 +23,7 @@ from pykubelet.images.metrics import ImageGCMetrics, ImageMetrics, PullRecordMet
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
 from pykubelet.images.puller import PullLimits
+from pykubelet.images.python_providers import installed_providers
 from pykubelet.logs import get_logger
 from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.podconfig.pod_history import PodHistory
@@ -54,22 +57,51 @@ async def build_image_manager(
         if flags.image_credential_provider_config
         else ()
     )
-    limits = PullLimits(
-        serialize=config.serialize_image_pulls,
-        max_parallel=config.max_parallel_image_pulls,
-        qps=config.registry_pull_qps,
-        burst=config.registry_burst,
-    )
     root = Path(flags.root_dir)
+    further = installed_providers(scope)
+    plugins = (
+        ProviderPlugins(providers, provider_dir, scope, metrics, accounts, further)
+        if providers or further
+        else None
+    )
     return ImageManager(
         cri.images,
         history,
         scope,
-        limits=limits,
+        limits=PullLimits(**pull_limits(config)),
         metrics=metrics,
         node_credentials=NodeCredentials(root, Path.cwd(), _home()).load,
-        plugins=ProviderPlugins(providers, provider_dir, scope, metrics, accounts) if providers else None,
+        plugins=plugins,
         pull_manager=await _open_pull_manager(settings, cri, registry, scope),
+    )
+
+
+class PullLimitSettings(TypedDict):
+    """Arguments of `PullLimits`."""
+
+    serialize: bool
+    max_parallel: int | None
+    qps: float
+    burst: int
+
+
+def pull_limits(config: KubeletConfiguration) -> PullLimitSettings:
+    """Return the limits of image pulls."""
+    return {
+        "serialize": config.serialize_image_pulls,
+        "max_parallel": config.max_parallel_image_pulls,
+        "qps": config.registry_pull_qps,
+        "burst": config.registry_burst,
+    }
+
+
+def image_gc_policy(config: KubeletConfiguration) -> ImageGCPolicy:
+    """Return thresholds and ages of image garbage collection."""
+    return ImageGCPolicy(
+        high_percent=config.image_gc_high_threshold_percent,
+        low_percent=config.image_gc_low_threshold_percent,
+        min_age=config.image_minimum_gc_age,
+        max_age=config.image_maximum_gc_age,
     )
 
 
@@ -111,7 +143,6 @@ def build_image_gc(
     registry: CollectorRegistry,
 ) -> ImageGC:
     """Return image garbage collection, not started; `record_event` records events about the node."""
-    config = settings.config
 
     async def measure(path: Path) -> DiskUsage | None:
         found = await filesystems.of_directory(path, max_age=0)
@@ -122,16 +153,12 @@ def build_image_gc(
         cri.runtime,
         images,
         measure,
-        ImageGCPolicy(
-            high_percent=config.image_gc_high_threshold_percent,
-            low_percent=config.image_gc_low_threshold_percent,
-            min_age=config.image_minimum_gc_age,
-            max_age=config.image_maximum_gc_age,
-        ),
+        image_gc_policy(settings.config),
         record_event,
         ImageGCMetrics(registry),
         kept_names=KeptImages(cri).names,
         by_handler=settings.gates.enabled("RuntimeClassInImageCriApi"),
+        tracer=settings.tracer,
     )
 
 
@@ -166,7 +193,7 @@ class KeptImages:
         """
         runtime = self._cri.runtime
         status = await runtime.status(verbose=True)
-        if found := _text_field(status.info.get("config", ""), "sandboxImage"):
+        if found := info_field(status, "config", "sandboxImage"):
             return found
         sandboxes = await runtime.list_pod_sandbox()
         newest = max(sandboxes, key=lambda sandbox: sandbox.created_at, default=None)
@@ -176,7 +203,7 @@ class KeptImages:
             details = await runtime.pod_sandbox_status(newest.id, verbose=True)
         except NotFound:
             return ""
-        return _text_field(details.info.get("info", ""), "image")
+        return info_field(details, "info", "image")
 
 
 def _spellings(image: str) -> Collection[str]:
@@ -187,16 +214,6 @@ def _spellings(image: str) -> Collection[str]:
         return {image, *parse_image_name(image).listed_names}
     except InvalidImageName:
         return (image,)
-
-
-def _text_field(document: str, name: str) -> str:
-    """Return a text field of a JSON object, empty if it has none."""
-    try:
-        found = json.loads(document or "{}")
-    except (ValueError, RecursionError):
-        return ""
-    value = found.get(name) if isinstance(found, dict) else None
-    return value if isinstance(value, str) else ""
 
 
 def _home() -> Path | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import gc
 import os
@@ -45,34 +46,38 @@ from pykubelet.agent.host_setup import (
     take_cgroup_driver,
 )
 from pykubelet.agent.images import build_image_gc, build_image_manager
+from pykubelet.agent.live_config import ConfigReloader, ReloadMetrics, ReloadTrigger
+from pykubelet.agent.live_consumers import LiveComponents, build_consumers, rotation_policy
 from pykubelet.agent.oom_kills import build_oom_watcher
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.agent.servers import ServerDependencies, serving
+from pykubelet.agent.shutdown import NodeShutdown, build_shutdown
 from pykubelet.agent.stats import NodeStatistics, build_statistics
+from pykubelet.agent.tracing import tracing
 from pykubelet.agent.volumes import (
+    VolumeNode,
     build_volume_usage,
     build_volumes,
     start_plugins,
     start_volumes,
     volume_plugins,
 )
-from pykubelet.api.quantity import Quantity
 from pykubelet.apiserver.errors import KubeconfigError
+from pykubelet.cm.capacity import node_capacity
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.load import LoadedConfig
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
-from pykubelet.cri.runtime_pb2 import StatusResponse
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.manager import EvictionManager, NodeReclaim
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
-from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
-from pykubelet.kuberuntime.options import gather_node_options, recursive_handlers
+from pykubelet.kuberuntime.options import gather_node_options
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
+from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
 from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.linux import HostError
 from pykubelet.linux import cgroupfs as cgroups
@@ -89,6 +94,7 @@ from pykubelet.node.informer import own_node
 from pykubelet.node.registration import NodeStartup
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
+from pykubelet.node.shutdown_state import FinalStatuses, NodeShutdownState, ShutdownAdmission
 from pykubelet.node.status_inputs import PodCidr, node_sources
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, ResourceAllocator
@@ -101,6 +107,7 @@ from pykubelet.podworkers.workers import PodChurn
 from pykubelet.server.debug import configz_document
 from pykubelet.server.metrics import KubeletInfo
 from pykubelet.server.readonly import Check
+from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.usage import VolumeStatCalculator
@@ -133,10 +140,12 @@ class _Host:
     settings: AgentSettings
     identity: NodeIdentity
     cri: RuntimeConnection
+    features: RuntimeFeatures
     health: RuntimeHealth
     runtime_state: RuntimeState
     churn: PodChurn
     pressure: PressureConditions
+    shutdown: NodeShutdownState
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +167,10 @@ class _Node:
     start_statistics: Callable[[], None]
     start_oom_watcher: Callable[[], None]
     eviction: EvictionManager
+    shutdown: NodeShutdown
     log_manager: ContainerLogManager
     log_readers: LogReaders
+    reloader: ConfigReloader
 
 
 class Kubelet:
@@ -171,8 +182,16 @@ class Kubelet:
         on_started: Callable[[], None] = lambda: None,
         *,
         tunes_kernel: bool = True,
+        reload_trigger: ReloadTrigger | None = None,
     ) -> None:
-        """Initialize with the settings; `tunes_kernel`: whether the kubelet sets up the host."""
+        """Initialize with the settings; `tunes_kernel`: whether the kubelet sets up the host.
+
+        `reload_trigger` requests a reload of the configuration.
+        """
+        self._loaded = loaded
+        # The start sets the cgroup driver that the runtime reports; a reload compares the files.
+        self._as_loaded = copy.deepcopy(loaded.config)
+        self._reload_trigger = reload_trigger or ReloadTrigger()
         self.flags = loaded.flags
         self.config = loaded.config
         self.gates = loaded.gates
@@ -202,7 +221,8 @@ class Kubelet:
             )
             if self.flags.standalone:
                 log.info("Standalone mode, no API client")
-            host = await self._prepare_host(stack)
+            tracer = await stack.enter_async_context(tracing(self.config, self._node_name()))
+            host = await self._prepare_host(stack, tracer)
             if self._stop.is_set():
                 return
             cluster = await self._join_cluster(stack, host)
@@ -222,6 +242,7 @@ class Kubelet:
                     cluster.node_event("Warning", "KubeletSetupFailed", str(err))
                 raise
             await stack.enter_async_context(self._servers(node, checks))
+            tasks.start(node.reloader.run(self._reload_trigger), name="live-config")
             notify.ready()
             if interval := notify.watchdog_interval():
                 tasks.start(notify.feed_watchdog(interval, lambda: _first_reason(checks)), name="watchdog")
@@ -233,12 +254,25 @@ class Kubelet:
                     raise StartupError("; ".join(problems))
                 return
             try:
-                await self._stop.wait()
+                await self._wait_stopped(node.shutdown)
             finally:
                 log.info("Stopping kubelet")
                 notify.stopping()
 
-    async def _prepare_host(self, stack: contextlib.AsyncExitStack) -> _Host:
+    async def _wait_stopped(self, shutdown: NodeShutdown) -> None:
+        """Wait until the kubelet is stopped; after a signal terminate all pods, if that is configured."""
+        try:
+            await self._stop.wait()
+        except asyncio.CancelledError as err:
+            # A signal has a message (`cli.process`); the failure of a component cancels without one.
+            manager = shutdown.manager
+            if err.args and self.flags.drain_on_stop and manager is not None:
+                log.info("Terminating all pods before the kubelet stops", seconds=manager.stop_seconds)
+                notify.extend_timeout(manager.stop_seconds)
+                await manager.drain_for_stop()
+            raise
+
+    async def _prepare_host(self, stack: contextlib.AsyncExitStack, tracer: Tracer | None) -> _Host:
         """Check and set up the host, and connect to the runtime."""
         identity = await self._identify()
         self.registry.register(KubeletInfo(identity.name, self.gates))
@@ -246,16 +280,25 @@ class Kubelet:
         adjust_process(self.config)
         if self._tunes_kernel and not self.config.protect_kernel_defaults:
             set_kernel_defaults()
-        cri = await self._connect_runtime(stack)
+        cri = await self._connect_runtime(stack, tracer)
         await take_cgroup_driver(cri, self.config, self.gates)
         await PodCidr(cri.runtime.update_runtime_config).update([self.config.pod_cidr])
         if not self._stop.is_set():
             # The capacity of the node is read from its disk when it joins.
             prepare_root(Path(self.flags.root_dir), stack)
-        health = RuntimeHealth(cri.runtime.status)
-        settings = AgentSettings(self.flags, self.config, self.gates, identity.name)
+        features = RuntimeFeatures(cri)
+        health = RuntimeHealth(features.status)
+        settings = AgentSettings(self.flags, self.config, self.gates, identity.name, tracer)
         return _Host(
-            settings, identity, cri, health, RuntimeState(health.status), PodChurn(), PressureConditions()
+            settings,
+            identity,
+            cri,
+            features,
+            health,
+            RuntimeState(health.status),
+            PodChurn(),
+            PressureConditions(),
+            NodeShutdownState(),
         )
 
     async def _take_lock(self, stack: contextlib.AsyncExitStack, tasks: TaskScope) -> None:
@@ -293,8 +336,11 @@ class Kubelet:
         finally:
             self._joining = None
 
+    def _node_name(self) -> str:
+        return hostname.node_name(self.flags.hostname_override)
+
     async def _identify(self) -> NodeIdentity:
-        name = hostname.node_name(self.flags.hostname_override)
+        name = self._node_name()
         if ignored := addresses.parse_node_ip(self.flags.node_ip).ignored:
             log.warning("Could not parse some node IPs, ignoring them", ignored=list(ignored))
         settings = node_settings(self.flags, self.config, self.gates, name)
@@ -303,7 +349,9 @@ class Kubelet:
         log.info("Node identity", nodeName=name, nodeIPs=identity.ips)
         return identity
 
-    async def _connect_runtime(self, stack: contextlib.AsyncExitStack) -> RuntimeConnection:
+    async def _connect_runtime(
+        self, stack: contextlib.AsyncExitStack, tracer: Tracer | None
+    ) -> RuntimeConnection:
         endpoint = self.config.container_runtime_endpoint
         image_endpoint = self.config.image_service_endpoint or endpoint
         log.info("Connecting to the container runtime", endpoint=endpoint, imageEndpoint=image_endpoint)
@@ -312,6 +360,8 @@ class Kubelet:
             image_endpoint,
             timeout=self.config.runtime_request_timeout,
             metrics=CriMetrics(self.registry),
+            tracer=tracer,
+            stream_lists=self.gates.enabled("CRIListStreaming"),
         )
         stack.push_async_callback(cri.close)
         version = cri.version
@@ -329,7 +379,7 @@ class Kubelet:
         self, host: _Host, cluster: Cluster | None, devices: NodeDevices, tasks: TaskScope
     ) -> _Node:
         """Build every part of the node; only the image manager reads its records already."""
-        settings, cri, root = host.settings, host.cri, Path(self.flags.root_dir)
+        settings, cri, features, root = host.settings, host.cri, host.features, Path(self.flags.root_dir)
         record = cluster.node_event if cluster is not None else no_record
         allocator = build_resource_allocator(settings, self.registry, devices.manager)
         unlimited = self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs")
@@ -343,7 +393,8 @@ class Kubelet:
         )
         # Known when the loop starts, which would wait for the first poll otherwise.
         await host.runtime_state.refresh()
-        runtime = await cri.runtime.status()
+        runtime = await features.status()
+        features.log_missing()
         options = dataclasses.replace(
             gather_node_options(
                 self.config,
@@ -353,14 +404,18 @@ class Kubelet:
                 cgroup_v2=cgroups.detect_cgroups().unified,
                 ignore_eviction=self.flags.experimental_allocatable_ignore_eviction,
             ),
-            recursive_handlers=recursive_handlers(runtime),
+            recursive_handlers=features.recursive_handlers,
         )
         local_objects = LocalObjects()
-        records = PodRecords.create()
+        final_statuses = FinalStatuses(root)
+        records = PodRecords.create(final_statuses)
+        volume_node = VolumeNode(options)
+        if cluster is not None:
+            cluster.add_pod_event_listener(records.history.event)
         volumes = await build_volumes(
             settings,
-            cri,
-            options,
+            features,
+            volume_node,
             local_objects,
             cluster,
             records.history.event,
@@ -383,7 +438,7 @@ class Kubelet:
             options.allocatable,
             runtime,
         )
-        engine, start_engine = build_pod_engine(
+        engine, start_engine, engine_settings = build_pod_engine(
             settings,
             NodeRuntime(
                 cri=cri,
@@ -398,7 +453,7 @@ class Kubelet:
                 cgroups=pod_cgroups,
                 volumes=volumes,
                 user_namespaces=UserNamespaces(
-                    PodDirs(root), find_id_space(self.config), supported=_has_user_namespaces(runtime)
+                    PodDirs(root), find_id_space(self.config), supported=features.has_user_namespaces
                 ),
                 allocator=allocator,
                 allocation_state=read_allocation_state(root),
@@ -417,6 +472,7 @@ class Kubelet:
                 pressure=pressure_admission(host.pressure, settings),
                 allocation=allocator,
                 released=allocator.forget,
+                shutdown=ShutdownAdmission(host.shutdown),
             ),
             cluster.access() if cluster is not None else None,
             local_objects,
@@ -439,6 +495,38 @@ class Kubelet:
         image_gc = build_image_gc(settings, cri, images, statistics.host_filesystems, record, self.registry)
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
         log_readers = LogReaders()
+        log_manager = self._log_manager(cri, engine, log_readers)
+        eviction = build_eviction(
+            settings,
+            host.pressure,
+            statistics,
+            engine,
+            next(iter(pod_cgroups.tree_paths()), ""),
+            NodeReclaim(engine.delete_all_unused_containers, image_gc.delete_unused_images),
+            record,
+            self.registry,
+        )
+        reloader = ConfigReloader(
+            self._loaded, self._as_loaded, record=record, metrics=ReloadMetrics(self.registry)
+        )
+        reloader.register(
+            *build_consumers(
+                LiveComponents(
+                    settings=settings,
+                    options=options,
+                    capacity=node_capacity(self.config, root),
+                    engine=engine_settings,
+                    cgroups=pod_cgroups,
+                    volume_node=volume_node,
+                    images=images,
+                    image_gc=image_gc,
+                    eviction=eviction,
+                    log_manager=log_manager,
+                    cluster=cluster,
+                    reporter=reporter,
+                )
+            )
+        )
         return _Node(
             host=host,
             cluster=cluster,
@@ -449,15 +537,16 @@ class Kubelet:
             volume_usage=volume_usage,
             claims=claims,
             image_gc=image_gc,
-            eviction=build_eviction(
+            eviction=eviction,
+            shutdown=build_shutdown(
                 settings,
-                host.pressure,
-                statistics,
+                host.shutdown,
+                final_statuses,
                 engine,
-                next(iter(pod_cgroups.tree_paths()), ""),
-                NodeReclaim(engine.delete_all_unused_containers, image_gc.delete_unused_images),
+                lambda uid: bool(volumes.records_for_pod(uid)),
                 record,
                 self.registry,
+                tasks,
             ),
             engine=engine,
             start_engine=start_engine,
@@ -466,8 +555,9 @@ class Kubelet:
             start_oom_watcher=build_oom_watcher(
                 cri, pod_cgroups, engine, statistics.collector, record, tasks
             ),
-            log_manager=self._log_manager(cri, engine, log_readers),
+            log_manager=log_manager,
             log_readers=log_readers,
+            reloader=reloader,
         )
 
     def _build_reporter(
@@ -481,12 +571,16 @@ class Kubelet:
             cluster,
             host.settings,
             dataclasses.replace(
-                sources, devices=devices.capacity, pressures=partial(node_pressure, host.pressure)
+                sources,
+                devices=devices.capacity,
+                pressures=partial(node_pressure, host.pressure),
+                problems=host.shutdown.problems,
             ),
             volumes,
             NodeStartup(self.registry, started=self._started.timestamp()),
         )
         host.pressure.add_listener(cluster.request_node_status)
+        host.shutdown.add_listener(cluster.request_node_status)
         reporter.add_address_listener(host.identity.addresses.set_from_node_status)
         return reporter
 
@@ -507,7 +601,7 @@ class Kubelet:
         start_resource_allocator(node.allocator, host.settings, host.cri, engine, tasks)
         devices.start(engine, cluster)
         if node.claims is not None:
-            start_dra_manager(node.claims, host.cri, engine, devices.active, tasks)
+            start_dra_manager(node.claims, host.features, engine, devices.active, tasks)
         handlers = (volume_plugins(node.volumes), devices.handlers, dra_plugin_handlers(node.claims))
         start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
         await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
@@ -523,6 +617,7 @@ class Kubelet:
         node.start_statistics()
         tasks.start(node.image_gc.run(), name="image-gc")
         tasks.start(node.eviction.run(), name="eviction")
+        node.shutdown.start(tasks)
         node.start_oom_watcher()
         return {
             "ping": lambda: None,
@@ -553,6 +648,7 @@ class Kubelet:
             statistics=node.statistics,
             eviction=node.eviction,
             log_readers=node.log_readers,
+            reloader=node.reloader,
         )
         return serving(parts)
 
@@ -569,15 +665,11 @@ class Kubelet:
         self, cri: RuntimeConnection, engine: PodEngine, readers: LogReaders
     ) -> ContainerLogManager:
         config = self.config
-
-        policy = RotationPolicy(
-            int(Quantity.parse(config.container_log_max_size)), config.container_log_max_files
-        )
         return ContainerLogManager(
             cri.runtime.reopen_container_log,
             lambda: (observed for _, observed in engine.observed_pods()),
             config.pod_logs_dir,
-            policy,
+            rotation_policy(config),
             readers,
             workers=config.container_log_max_workers,
             interval=config.container_log_monitor_interval.seconds,
@@ -588,11 +680,6 @@ class Kubelet:
         """Directory of links to container logs; None when the pod logs are not in the host's directory."""
         logs = Path(self.config.pod_logs_dir)
         return Path(LEGACY_LOG_DIR) if logs == Path("/var/log/pods") else logs.parent / "containers"
-
-
-def _has_user_namespaces(runtime: StatusResponse) -> bool:
-    """Return whether the runtime's default handler supports user namespaces."""
-    return any(handler.features.user_namespaces for handler in runtime.runtime_handlers if not handler.name)
 
 
 def _spare_the_collector() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
+from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.node_cgroups import no_record
 from pykubelet.cm.resize import AllocationState, Scope
@@ -40,8 +41,8 @@ from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.objects.services import no_services
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.pod_history import PodHistory, field_of
-from pykubelet.podconfig.static_sources import start_sources
-from pykubelet.podsync.contract import Cgroups, Volumes
+from pykubelet.podconfig.static_sources import StaticSources
+from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
 from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
@@ -58,6 +59,7 @@ from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
 from pykubelet.podsync.stages.volumes import VolumeStage
 from pykubelet.podsync.syncer import NodePodSyncer
+from pykubelet.podsync.traced_syncer import TracedPodSyncer
 from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterAccess
 from pykubelet.podworkers.container_gc import ContainerDeletor, ContainerGC, PodStateProvider
 from pykubelet.podworkers.engine import PodEngine, PodFates
@@ -70,10 +72,12 @@ from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
 from pykubelet.podworkers.runtime_state import RuntimeState
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodChurn, PodWorkers
+from pykubelet.probes.custom import installed_probes
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
 from pykubelet.resize.feasibility import ResizeMetrics, ResizeRules
 from pykubelet.status.static_readiness import StaticReadiness
+from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
 
 _LOOPBACK = "127.0.0.1"
@@ -106,6 +110,29 @@ class NodeResources:
     claims: PodClaims
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Parts of the pod engine whose settings can change at run time."""
+
+    loop: SyncLoop
+    workers: PodWorkers
+    admission: PodAdmission
+    sources: StaticSources
+    config_builder: ConfigBuilder
+    resizer: Resizer
+
+    def set_sync_frequency(self, period: Duration) -> None:
+        """Change the resync period of pods."""
+        self.loop.set_resync(period)
+        self.workers.set_resync(period.seconds)
+
+    def set_node(self, options: RuntimeNodeOptions) -> None:
+        """Replace the node's options and allocatable resources for what starts afterwards."""
+        self.config_builder.set_node(options)
+        self.resizer.set_node(options)
+        self.admission.set_allocatable(options.allocatable)
+
+
 def build_pod_engine(
     settings: AgentSettings,
     runtime: NodeRuntime,
@@ -117,8 +144,8 @@ def build_pod_engine(
     local_objects: LocalObjects,
     registry: CollectorRegistry,
     scope: TaskScope,
-) -> tuple[PodEngine, Callable[[], None]]:
-    """Return the pod engine and the function that starts it.
+) -> tuple[PodEngine, Callable[[], None], EngineSettings]:
+    """Return the pod engine, the function that starts it, and its settings that can change at run time.
 
     `cluster` is None on a standalone node, whose pods use `local_objects`; those are the configMaps and
     secrets of the manifest directory.
@@ -133,7 +160,8 @@ def build_pod_engine(
 
     # Events: sources, runtime and probes → loop.
     observer = Observer(cri)
-    pleg = Pleg(cri, observer, metrics.pleg)
+    # An explicit false is an escape from a runtime whose event stream is faulty.
+    pleg = Pleg(cri, observer, metrics.pleg, events=settings.gates.overrides.get("EventedPLEG", True))
 
     def runtime_errors() -> list[str]:
         """Return the reasons why no pod can be synced now; the running pods must be known first."""
@@ -145,6 +173,13 @@ def build_pod_engine(
     prober = build_prober(cri, history, registry, runtime.host_ips)
     prober.results.subscribe(lambda update: loop.probe(update.pod_uid))
     updates = SourceUpdates(records.mux, loop)
+    sources = StaticSources(
+        config,
+        settings.node_name,
+        records.mux,
+        updates.replace,
+        objects=local_objects if cluster is None else None,
+    )
 
     # Workers, and what decides which pods get one.
     workers = PodWorkers(scope, config.sync_frequency.seconds, churn, metrics.workers)
@@ -169,7 +204,7 @@ def build_pod_engine(
         pleg,
         lambda: api_server.unreadable if api_server is not None else frozenset(),
     )
-    container_gc = ContainerGC(runtime.collector, pod_states, node_event)
+    container_gc = ContainerGC(runtime.collector, pod_states, node_event, settings.tracer)
     housekeeping = Housekeeping(
         records,
         workers,
@@ -224,20 +259,21 @@ def build_pod_engine(
     killer = ContainerKiller(cri, hooks, history, scope)
     container_images = ContainerImages(runtime.images, history, objects)
     pod_logs = PodLogs(runtime.options.pod_logs_dir, runtime.legacy_logs)
+    config_builder = ConfigBuilder(
+        runtime.options,
+        dirs,
+        container_images,
+        resources.volumes.sub_paths,
+        lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
+        objects=objects,
+        services=api_server.services if api_server is not None else no_services,
+        devices=resources.devices.grants,
+        cpusets=resources.allocator,
+    )
     container_starter = ContainerStarter(
         cri,
         observer,
-        ConfigBuilder(
-            runtime.options,
-            dirs,
-            container_images,
-            resources.volumes.sub_paths,
-            lambda: Path(config.resolv_conf).read_text() if config.resolv_conf else None,
-            objects=objects,
-            services=api_server.services if api_server is not None else no_services,
-            devices=resources.devices.grants,
-            cpusets=resources.allocator,
-        ),
+        config_builder,
         container_images,
         pod_logs,
         PostStartHooks(hooks, killer, history),
@@ -248,12 +284,17 @@ def build_pod_engine(
     )
     remover = ContainerRemover(cri, runtime.legacy_logs)
     restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")
+    handler_of = cluster.handler_of if cluster is not None else default_handler
     stages = StageList(
         ObjectStage(objects),
         CgroupStage(resources.cgroups, allocation, history),
         DirectoryStage(dirs, history),
-        VolumeStage(resources.volumes, history),
-        UserNamespaceStage(resources.user_namespaces, history),
+        VolumeStage(
+            resources.volumes,
+            history,
+            lambda uid: settings.flags.keep_terminated_pod_volumes and fates.fate_of(uid) == "desired",
+        ),
+        UserNamespaceStage(resources.user_namespaces, handler_of, history),
         AllocationStage(resources.allocator, allocation, workers.is_reborn),
         ClaimStage(resources.claims, history, lambda uid: fates.fate_of(uid) == "gone"),
     )
@@ -268,7 +309,7 @@ def build_pod_engine(
         stages=stages,
         sandbox=SandboxStage(
             container_starter,
-            cluster.handler_of if cluster is not None else default_handler,
+            handler_of,
             runtime.state.network_errors,
             history,
             metrics.starts,
@@ -336,7 +377,7 @@ def build_pod_engine(
     )
 
     def start() -> None:
-        workers.start(syncer)
+        workers.start(_traced(syncer, settings.tracer))
         allocation.start(_resize_collaborators(records, workers, admission, loop))
         scope.start(pleg.run(), name="pleg")
         scope.start(prober.run(), name="prober")
@@ -344,19 +385,36 @@ def build_pod_engine(
         scope.start(resources.allocation_state.write_behind(), name="allocation-state")
         scope.start(static_readiness.run(), name="static-readiness")
         scope.start(loop.run(engine), name="sync-loop")
-        start_sources(
-            config,
-            settings.node_name,
-            records.mux,
-            updates.replace,
-            scope,
-            objects=local_objects if cluster is None else None,
-        )
+        sources.start(scope)
         if api_server is not None:
             records.mux.expect("api")
             api_server.start(scope)
 
-    return engine, start
+    return (
+        engine,
+        start,
+        EngineSettings(
+            loop=loop,
+            workers=workers,
+            admission=admission,
+            sources=sources,
+            config_builder=config_builder,
+            resizer=resizer,
+        ),
+    )
+
+
+def _traced(syncer: NodePodSyncer, tracer: Tracer | None) -> PodSyncer:
+    """Return the syncer that the workers call."""
+    if tracer is None:
+        return syncer
+
+    def has_started(pod: Pod) -> bool:
+        observed = syncer.observed(pod.uid)
+        running = {container.name for container in observed.running} if observed is not None else set()
+        return all(container.name in running for container in pod.spec.containers)
+
+    return TracedPodSyncer(syncer, tracer, has_started)
 
 
 def build_prober(
@@ -374,7 +432,13 @@ def build_prober(
     def record(pod: Pod, container: str, reason: str, message: str) -> None:
         history.event(pod, "Warning", reason, message, field_of(pod, container))
 
-    return Prober(run, record, registry, host_ip=lambda: next(iter(host_ips), _LOOPBACK))
+    return Prober(
+        run,
+        record,
+        registry,
+        host_ip=lambda: next(iter(host_ips), _LOOPBACK),
+        custom=installed_probes(),
+    )
 
 
 def resize_rules(config: KubeletConfiguration, options: RuntimeNodeOptions) -> ResizeRules:

@@ -8,20 +8,25 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.agent.live_config import Apply, ConfigReloader, Consumer, ReloadError
 from pykubelet.agent.stats import NodeStatistics
 from pykubelet.apiserver.certificates.key_generation import KeyGenerationError
 from pykubelet.apiserver.certificates.serving import (
     CertificateFiles,
+    RequestedCertificate,
     ServingCertificate,
+    SwitchableCertificate,
     self_signed_certificate,
 )
 from pykubelet.apiserver.certificates.store import StoreError
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.eviction.manager import EvictionManager
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
@@ -36,11 +41,10 @@ from pykubelet.server.api import (
     api_server,
 )
 from pykubelet.server.auth import AuthConfigError
-from pykubelet.server.debug import configz_document
 from pykubelet.server.listeners import http_server, unix_server
-from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes
+from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes, reload_routes
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
-from pykubelet.server.pipeline import counting_middleware
+from pykubelet.server.pipeline import counting_middleware, tracing_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.readonly import (
     Check,
@@ -52,7 +56,8 @@ from pykubelet.server.readonly import (
 )
 from pykubelet.server.stats import memory_curve_routes, summary_routes
 from pykubelet.server.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
-from pykubelet.util.tasks import RenderTurns, TaskScope
+from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSettings, server_context
+from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 
 log = get_logger(__name__)
 
@@ -73,6 +78,7 @@ class ServerDependencies:
     statistics: NodeStatistics
     eviction: EvictionManager
     log_readers: LogReaders
+    reloader: ConfigReloader
 
 
 @contextlib.asynccontextmanager
@@ -97,7 +103,10 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
                 *statistics,
                 *health,
             ]
-            layers = [counting_middleware(metrics, "readonly")]
+            layers = [
+                *tracing_middleware(parts.settings.tracer),
+                counting_middleware(metrics, "readonly"),
+            ]
             if standalone:
                 layers.append(own_hosts_only((parts.settings.node_name, socket.gethostname())))
             server = http_server("read-only", config.address, config.read_only_port, routes, layers)
@@ -107,6 +116,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             *control_routes(parts.engine),
             *memory_curve_routes(parts.statistics.collector.memory_curves),
             *pressure_routes(parts.eviction.report),
+            *reload_routes(parts.reloader.reload),
             *statistics,
             *(manifests.routes() if manifests is not None else ()),
         ]
@@ -162,9 +172,11 @@ async def _api_parts(
 ) -> ApiServerDependencies:
     settings, cluster = parts.settings, parts.cluster
     try:
-        certificate = await serving_certificate(settings, parts.ips, cluster)
+        source = await serving_certificate(settings, parts.ips, cluster)
     except (KeyGenerationError, StoreError, OSError) as err:
         raise AuthConfigError(f"there is no certificate to serve with: {err}") from err
+    certificate = SwitchableCertificate(source)
+    live_tls = LiveTls(settings, parts.ips, certificate, source)
     tasks.start(certificate.run(), name="serving-certificate")
     return ApiServerDependencies(
         config=settings.config,
@@ -186,13 +198,79 @@ async def _api_parts(
             log_readers=parts.log_readers,
         ),
         debug=DebugDependencies(
-            configz=configz_document(settings.config),
+            configz=parts.reloader.configz,
             flags=lambda: parts.flag_values,
             started=parts.started,
         ),
+        on_tls=lambda tls: parts.reloader.register(Consumer("tls", partial(live_tls.prepare, tls))),
         manifests=manifests if cluster is None else None,
         statistics=statistics,
+        tracer=settings.tracer,
     )
+
+
+class LiveTls:
+    """Changes of the serving certificate and of the TLS options while the API is served."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        ips: Sequence[str],
+        certificate: SwitchableCertificate,
+        source: ServingCertificate,
+    ) -> None:
+        """Initialize with the certificate in use and its source at the start."""
+        self._settings = settings
+        self._ips = ips
+        self._certificate = certificate
+        self._source = source
+        self._files = _certificate_files(settings.config)
+
+    async def prepare(self, tls: ServingTls, config: KubeletConfiguration) -> Apply:
+        """Prepare TLS options and certificate files of new connections. Raises ReloadError."""
+        options = TlsSettings.from_config(config, request_certificates=tls.settings.request_certificates)
+        try:
+            await finish_in_thread(partial(server_context, options))
+        except (TlsProblem, OpensslMissing) as err:
+            raise ReloadError(str(err)) from err
+        switch = await self._prepare_certificate(config)
+
+        def apply() -> None:
+            switch()
+            tls.set_settings(options)
+
+        return apply
+
+    async def _prepare_certificate(self, config: KubeletConfiguration) -> Apply:
+        files = _certificate_files(config)
+        if files == self._files:
+            return lambda: None
+        try:
+            if files is not None:
+                source: ServingCertificate = await finish_in_thread(partial(CertificateFiles, *files))
+            elif not isinstance(self._source, RequestedCertificate):
+                cert_dir = Path(self._settings.flags.cert_dir)
+                source = await self_signed_certificate(
+                    cert_dir, self._settings.node_name, ips=tuple(self._ips)
+                )
+        except (KeyGenerationError, StoreError, OSError) as err:
+            raise ReloadError(f"tlsCertFile, tlsPrivateKeyFile: {err}") from err
+
+        def apply() -> None:
+            self._files = files
+            if isinstance(self._source, RequestedCertificate):
+                # The certificate of the cluster stays; the files are used only without one.
+                self._source.set_fallback(files)
+            else:
+                self._certificate.switch(source)
+
+        return apply
+
+
+def _certificate_files(config: KubeletConfiguration) -> tuple[Path, Path] | None:
+    if not (config.tls_cert_file and config.tls_private_key_file):
+        return None
+    return Path(config.tls_cert_file), Path(config.tls_private_key_file)
 
 
 async def serving_certificate(
@@ -200,9 +278,8 @@ async def serving_certificate(
 ) -> ServingCertificate:
     """Return the serving certificate. Raises KeyGenerationError, StoreError, OSError."""
     config, flags = settings.config, settings.flags
-    files = None
-    if config.tls_cert_file and config.tls_private_key_file:
-        files = CertificateFiles(Path(config.tls_cert_file), Path(config.tls_private_key_file))
+    found = _certificate_files(config)
+    files = CertificateFiles(*found) if found is not None else None
     if cluster is not None and config.server_tls_bootstrap:
         return cluster.serving_certificate(files)
     return files or await self_signed_certificate(Path(flags.cert_dir), settings.node_name, ips=tuple(ips))

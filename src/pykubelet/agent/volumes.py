@@ -7,7 +7,7 @@ standalone node has plugins, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -15,31 +15,63 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.values import memory_limit
-from pykubelet.cri.connect import RuntimeConnection
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, can_mount_images
+from pykubelet.kuberuntime.dns import parse_resolv_conf
+from pykubelet.kuberuntime.errors import ContainerConfigError
+from pykubelet.kuberuntime.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
 from pykubelet.linux.kernel import label_for_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistration
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podworkers.engine import PodEngine
+from pykubelet.util.files import write_if_changed
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.ownership import RecordEvent
-from pykubelet.volumes.plugin import MemoryLimits
+from pykubelet.volumes.plugin import MemoryLimits, VolumeOptions
 from pykubelet.volumes.usage import PluginStatsCollector, VolumeStatCalculator
 
 log = get_logger(__name__)
 
 
+class VolumeNode:
+    """The node as volumes expose it to pods (`volumes.plugin.NodeView`), with settings that can change."""
+
+    def __init__(self, options: RuntimeNodeOptions) -> None:
+        self._options = options
+        self.memory = MemoryLimits(memory_limit, int(options.allocatable["memory"]))
+
+    def set_options(self, options: RuntimeNodeOptions) -> None:
+        """Replace the options for volumes that are mounted or refreshed afterwards."""
+        self._options = options
+        self.memory.set_allocatable(int(options.allocatable["memory"]))
+
+    @property
+    def host_ips(self) -> Sequence[str]:
+        """IP addresses of the node."""
+        return self._options.host_ips
+
+    @property
+    def allocatable(self) -> Resources:
+        """Allocatable resources of the node."""
+        return self._options.allocatable
+
+    @property
+    def pod_level(self) -> bool:
+        """Whether pod-level resources count."""
+        return self._options.pod_level
+
+
 async def build_volumes(
     settings: AgentSettings,
-    cri: RuntimeConnection,
-    node: RuntimeNodeOptions,
+    features: RuntimeFeatures,
+    node: VolumeNode,
     local_objects: LocalObjects,
     cluster: Cluster | None,
     record_event: RecordEvent,
@@ -51,22 +83,47 @@ async def build_volumes(
 
     `record_event` records events about pods; `find_pod` returns the pod with a uid, also a terminating one.
     """
-    # A runtime without image volumes would silently mount an empty directory.
-    runtime = await cri.runtime.version()
+    if settings.flags.experimental_mounter_path:
+        _write_mounter_dns(settings)
     return PodVolumes(
         Path(settings.flags.root_dir),
         objects=cluster.objects if cluster is not None else local_objects,
         node=node,
-        memory=MemoryLimits(memory_limit, int(node.allocatable["memory"])),
+        memory=node.memory,
         node_name=settings.node_name,
         cluster=cluster.volume_node() if cluster is not None else None,
-        image_volumes=can_mount_images(runtime.runtime_name, runtime.runtime_version),
+        image_volumes=features.has_image_volumes,
         flex_drivers=Path(settings.config.volume_plugin_dir),
+        options=VolumeOptions(
+            mounter=settings.flags.experimental_mounter_path,
+            se_linux_mount=settings.gates.enabled("SELinuxMount"),
+        ),
         record_event=record_event,
         find_pod=find_pod,
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )
+
+
+def _write_mounter_dns(settings: AgentSettings) -> None:
+    """Write the resolv.conf of the mounter's root directory, so that it resolves names of services."""
+    mounter, host = settings.flags.experimental_mounter_path, settings.config.resolv_conf
+    path = Path(mounter.removesuffix("/mounter"), "rootfs", "etc", "resolv.conf")
+    try:
+        text = mounter_resolv_conf(settings.config.cluster_dns, Path(host).read_text() if host else "")
+        write_if_changed(path, text.encode())
+    except (OSError, UnicodeDecodeError, ContainerConfigError) as err:
+        log.error(err, "Failed to write resolv.conf for --experimental-mounter-path", path=path)
+
+
+def mounter_resolv_conf(cluster_dns: Sequence[str], host: str) -> str:
+    """Return the resolv.conf of a mounter: the cluster's name servers and the host's search domains.
+
+    Raises ContainerConfigError for a malformed resolv.conf of the host.
+    """
+    servers = "".join(f"nameserver {address}\n" for address in cluster_dns)
+    searches = " ".join(("search", *parse_resolv_conf(host).searches))
+    return f"{servers}{searches}\n" if host else servers
 
 
 def build_volume_usage(

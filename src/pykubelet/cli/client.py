@@ -40,11 +40,14 @@ from pykubelet.stats.samples import MemoryCurves
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from pykubelet.config.live import ReloadReport
     from pykubelet.eviction.report import PressureReport
 
 T = TypeVar("T")
 REQUEST_TIMEOUT_SECONDS = 10.0
 """Timeout of connecting to the control socket and of each read, in seconds."""
+RELOAD_TIMEOUT_SECONDS = 75.0
+"""The same for a reload of the configuration, in seconds."""
 USAGE_TIMEOUT_SECONDS = 2.0
 """The same for usage that a command shows in addition, in seconds."""
 MAX_SUMMARY_BYTES = 32 << 20
@@ -101,6 +104,19 @@ class NodeClient:
         from pykubelet.eviction.report import PressureReport
 
         return self._request("GET", "/pressure", PressureReport)
+
+    def reload_config(self) -> ReloadReport:
+        """Reload the configuration, and return what changed."""
+        # Imported here: other commands start faster without it.
+        from pykubelet.config.live import ReloadReport
+
+        status, body = self._fetch("POST", "/config/reload", timeout=RELOAD_TIMEOUT_SECONDS)
+        if status == 404:
+            raise NodeError(
+                f"the node on {self._instance.data_dir} cannot reload its configuration: "
+                "it runs an older version; restart it"
+            )
+        return _read(ReloadReport, status, body)
 
     def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
         """Install a manifest under a file name. Raises ManifestRejected when the node rejects it."""

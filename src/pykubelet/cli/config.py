@@ -1,4 +1,4 @@
-"""`pykubelet config print|validate|convert-flags`: prints the results of the config package."""
+"""`pykubelet config print|validate|convert-flags|reload`: results of the config package, and of a reload."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pykubelet.cli.client import NodeClient, run_command
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.printers import escape_unprintable
 from pykubelet.config.codec import to_yaml
 from pykubelet.config.convert import convert_flags
 from pykubelet.config.errors import ConfigError
+from pykubelet.config.live import ReloadReport
 from pykubelet.config.load import load
+from pykubelet.standalone.instance import Instance
 
 
 def print_effective(argv: Sequence[str]) -> int:
@@ -37,6 +41,34 @@ def validate_files(files: Sequence[Path]) -> int:
         else:
             print(f"{file}: ok")
     return code
+
+
+def reload(data_dir: Path) -> int:
+    """Reload the configuration of the node on a data directory; return the exit code."""
+
+    def work() -> int:
+        report = NodeClient(Instance.at(data_dir)).reload_config()
+        for line in report_lines(report):
+            print(escape_unprintable(line, lines=False), file=sys.stderr if report.problems else sys.stdout)
+        return 1 if report.problems else 0
+
+    return run_command("pykubelet config reload", work)
+
+
+def report_lines(report: ReloadReport) -> list[str]:
+    """Return the result of a reload as text."""
+    if report.problems:
+        return [
+            "The configuration is invalid, nothing has changed:",
+            *(f"  {line}" for line in report.problems),
+        ]
+    lines = [] if report.applied or report.other else ["Nothing has changed."]
+    if report.applied or report.other:
+        lines = ["Applied:", *(f"  {change}" for change in (*report.applied, *report.other))]
+    if report.restart_required:
+        lines.append("Requires a restart:")
+        lines += [f"  {change} ({change.restart_reason})" for change in report.restart_required]
+    return lines
 
 
 def convert(argv: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -29,6 +29,7 @@ from pathlib import Path
 from pykubelet.linux import HostError
 from pykubelet.linux import process_limits as capabilities
 from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
+from pykubelet.linux.dbus import DBusError
 from pykubelet.linux.host_info import ClockState, clock_state
 from pykubelet.linux.kernel import (
     FEATURES,
@@ -41,6 +42,12 @@ from pykubelet.linux.kernel import (
     read_kernel,
     read_sysctl,
     swap_areas,
+)
+from pykubelet.linux.logind import (
+    DelayDropIn,
+    connect_logind,
+    overriding_delay,
+    read_delay_settings,
 )
 from pykubelet.linux.network import host_address, node_name
 from pykubelet.linux.port_owner import PortOwner, find_port_owner
@@ -345,6 +352,72 @@ def check_identity(_: DoctorContext) -> list[Finding]:
     return found
 
 
+SYSTEM_CONFIG = Path("/var/lib/kubelet/config.yaml")
+"""Configuration file of kubelets that kubeadm installs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownFacts:
+    """What a graceful node shutdown depends on; times are in seconds."""
+
+    period: int
+    """Sum of the configured periods; 0 if none are."""
+    delay: float | None
+    """Longest delay of logind; None if it does not respond."""
+    problem: str = ""
+    overriding: DelayDropIn | None = None
+    """Setting of the delay that applies instead of the kubelet's."""
+
+
+def check_shutdown(context: DoctorContext) -> list[Finding]:
+    """Check whether pods get their grace periods when the host shuts down."""
+    path = context.data_dir / "kubelet.yaml" if context.endpoint is None else SYSTEM_CONFIG
+    return evaluate_shutdown(asyncio.run(read_shutdown_facts(path)))
+
+
+async def read_shutdown_facts(config: Path, bus: Path | None = None) -> ShutdownFacts:
+    """Read the periods from a configuration file, which may not exist, and the delay from logind."""
+    # Imported here: only this check needs the configuration.
+    from pykubelet.config.errors import ConfigError
+    from pykubelet.config.load import load
+    from pykubelet.node.shutdown_groups import shutdown_periods, total_seconds
+
+    period = 0
+    try:
+        if config.exists():
+            loaded = load([f"--config={config}"])
+            period = total_seconds(shutdown_periods(loaded.config, loaded.gates.enabled))
+    except ConfigError as err:
+        return ShutdownFacts(0, None, f"{config} is not valid: {err.problems[0]}")
+    overriding = overriding_delay(read_delay_settings())
+    try:
+        async with connect_logind(bus) as logind:
+            return ShutdownFacts(period, await logind.max_delay(), "", overriding)
+    except DBusError as err:
+        return ShutdownFacts(period, None, str(err), overriding)
+
+
+def evaluate_shutdown(facts: ShutdownFacts) -> list[Finding]:
+    """Evaluate the periods of the configuration and logind's delay."""
+    area = "graceful shutdown"
+    if not facts.period:
+        what = facts.problem if facts.delay is None and "not valid" in facts.problem else ""
+        what = what or "off, shutdownGracePeriod is not set: a reboot kills pods without their grace periods"
+        return [warn(area, what, "set shutdownGracePeriod and shutdownGracePeriodCriticalPods: 30s and 10s")]
+    if facts.delay is None:
+        what = f"{facts.period} s are configured, but logind does not respond: {facts.problem}"
+        return [warn(area, what, "start dbus and systemd-logind; or run the kubelet with --drain-on-stop")]
+    other = facts.overriding
+    if facts.delay < facts.period and other is not None and other.seconds < facts.period:
+        what = (
+            f"{other.path} limits the delay of a shutdown to {other.seconds:g} s, {facts.period} s are needed"
+        )
+        remedy = "raise InhibitDelayMaxSec there or remove the file, then: systemctl reload systemd-logind"
+        return [warn(area, what, remedy)]
+    raised = ", which the kubelet raises" if facts.delay < facts.period else ""
+    return [ok(area, f"{facts.period} s; logind delays a shutdown by up to {facts.delay:g} s{raised}")]
+
+
 MACHINE_CHECKS: tuple[Check, ...] = (
     check_capabilities,
     check_cgroups,
@@ -357,6 +430,7 @@ MACHINE_CHECKS: tuple[Check, ...] = (
     check_propagation,
     check_clock,
     check_identity,
+    check_shutdown,
 )
 CNI_CONFIG = Path("/etc/cni/net.d")
 CNI_SUFFIXES = frozenset({".conf", ".conflist", ".json"})
@@ -427,12 +501,14 @@ async def _query_runtime(endpoint: str) -> list[Finding]:
     from pykubelet.api.duration import Duration
     from pykubelet.cri.channel import CriMetrics
     from pykubelet.cri.connect import connect
+    from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
     from pykubelet.transport.errors import ConnectError, CriError
 
     timeout, metrics = Duration.from_seconds(_TIMEOUT_SECONDS), CriMetrics(CollectorRegistry())
     try:
         async with await connect(endpoint, timeout=timeout, connect_timeout=timeout, metrics=metrics) as cri:
-            response = await cri.runtime.status()
+            features = RuntimeFeatures(cri)
+            response = await features.status()
             conditions = {
                 condition.type: ""
                 if condition.status
@@ -440,16 +516,21 @@ async def _query_runtime(endpoint: str) -> list[Finding]:
                 for condition in response.status.conditions
             }
             name = f"{cri.version.runtime_name} {cri.version.runtime_version} at {endpoint}"
+            missing = features.missing()
     except ConnectError as err:
         return [fail("runtime", *split_remedy(err, "; "))]
     except CriError as err:
         return [fail("runtime", f"{endpoint}: {err}", "see the runtime's log")]
-    return evaluate_runtime(name, conditions)
+    return evaluate_runtime(name, conditions, missing)
 
 
-def evaluate_runtime(name: str, conditions: Mapping[str, str]) -> list[Finding]:
-    """Evaluate the conditions of a runtime that responded: type to the failure, "" if it is true."""
-    found = [ok("runtime", f"{name} speaks CRI v1")]
+def evaluate_runtime(name: str, conditions: Mapping[str, str], missing: Sequence[str] = ()) -> list[Finding]:
+    """Evaluate the conditions of a runtime that responded: type to the failure, "" if it is true.
+
+    `missing` are features that the runtime does not have; most pods do not need them.
+    """
+    lacks = f", without {', '.join(missing)}" if missing else ""
+    found = [ok("runtime", f"{name} speaks CRI v1{lacks}")]
     if message := conditions.get("RuntimeReady"):
         found = [fail("runtime", f"{name} is not ready: {message}", "see the runtime's log, and restart it")]
     if message := conditions.get("NetworkReady"):

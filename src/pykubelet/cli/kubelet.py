@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pykubelet.cli.errors import print_error
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.load import load
+from pykubelet.config.last_good import load_or_last_good
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -22,7 +22,7 @@ def run(argv: Sequence[str]) -> int:
     from pykubelet.config.help import help_text, version_line
 
     try:
-        loaded = load(argv)
+        loaded = load_or_last_good(argv)
     except ConfigError as err:
         return print_error("kubelet", err)
     if loaded.action == "help":
@@ -33,6 +33,10 @@ def run(argv: Sequence[str]) -> int:
         return 0
 
     from pykubelet.agent.kubelet import Kubelet
+    from pykubelet.agent.live_config import ReloadTrigger
     from pykubelet.cli.process import launch
 
-    return launch("kubelet", loaded, lambda: Kubelet(loaded).run())
+    trigger = ReloadTrigger()
+    return launch(
+        "kubelet", loaded, lambda: Kubelet(loaded, reload_trigger=trigger).run(), on_hangup=trigger.request
+    )

@@ -1,7 +1,9 @@
 """Life cycle of a kubelet process: logging, root check, signals, event loop and exit code.
 
 Both `kubelet` and `pykubelet up` start through `launch`. SIGINT and SIGTERM cancel the kubelet's task, and
-cancellation unwinds all components in reverse order of their start; a second signal exits immediately.
+cancellation unwinds all components in reverse order of their start; a second signal exits immediately. The
+cancellation has a message, by which the kubelet distinguishes it from a failure (`--drain-on-stop`). SIGHUP
+reloads the configuration; the one that the end of the terminal causes stops the kubelet like SIGTERM.
 Every failure ends with exit code 1: an expected one as one line on standard error, any other one with a
 logged traceback.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import termios
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvloop
@@ -33,8 +36,17 @@ EXPECTED = (AuthConfigError, ConfigError, CriError, EmbeddedError, HostError, Po
 """Failures caused by the host or the input, reported without a traceback."""
 
 
-def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[None]]) -> int:
-    """Run the kubelet in the foreground until it ends or a signal arrives; return the exit code."""
+def launch(
+    program: str,
+    loaded: LoadedConfig,
+    agent: Callable[[], Awaitable[None]],
+    *,
+    on_hangup: Callable[[], None] | None = None,
+) -> int:
+    """Run the kubelet in the foreground until it ends or a signal arrives; return the exit code.
+
+    `on_hangup` is called on SIGHUP, unless that is the end of the terminal.
+    """
     configure_early()
     try:
         configure(loaded.log_options())
@@ -48,7 +60,7 @@ def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[Non
         return print_error(program, "root is needed to manage containers: run it with sudo")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signal(agent))
+            runner.run(_until_signal(agent, on_hangup))
     except BaseException as err:  # process boundary: every exception becomes an exit code
         failures = list(_leaves(err))
         if all(isinstance(failure, asyncio.CancelledError) for failure in failures):
@@ -62,7 +74,7 @@ def launch(program: str, loaded: LoadedConfig, agent: Callable[[], Awaitable[Non
     return 0
 
 
-async def _until_signal(agent: Callable[[], Awaitable[None]]) -> None:
+async def _until_signal(agent: Callable[[], Awaitable[None]], on_hangup: Callable[[], None] | None) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     seen: list[int] = []
@@ -75,16 +87,32 @@ async def _until_signal(agent: Callable[[], Awaitable[None]]) -> None:
             "Received signal, stopping; a second signal exits immediately",
             signal=signal.Signals(number).name,
         )
-        task.cancel()
+        task.cancel("stopped by a signal")
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
+    if on_hangup is not None:
+        terminals = [number for number in range(3) if os.isatty(number)]
+        numbers.append(signal.SIGHUP)
+        loop.add_signal_handler(
+            signal.SIGHUP,
+            lambda: on_signal(signal.SIGHUP) if any(map(_is_hung_up, terminals)) else on_hangup(),
+        )
     try:
         await agent()
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def _is_hung_up(terminal: int) -> bool:
+    """Return whether a terminal has been closed on the other side."""
+    try:
+        termios.tcgetattr(terminal)
+    except termios.error:
+        return True
+    return False
 
 
 def _leaves(err: BaseException) -> Iterator[BaseException]:

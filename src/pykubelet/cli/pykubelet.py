@@ -27,7 +27,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Look at, check and convert a kubelet's configuration.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Look at, check, convert and reload a kubelet's configuration.", no_args_is_help=True
+)
 app.add_typer(config_app, name="config")
 app.add_typer(dev_app, name="dev")
 DataDir = Annotated[
@@ -239,6 +241,36 @@ def exec_command(
 
 
 @app.command()
+def attach(
+    pod: PodName,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    container: ContainerName = None,
+    stdin: Annotated[bool, typer.Option("--stdin", "-i", help="Pass our input on.")] = False,
+    tty: Annotated[bool, typer.Option("--tty", "-t", help="Our terminal is its terminal (with -i).")] = False,
+) -> None:
+    """Show the output of a container's main process from now on, and pass our input to it."""
+    from pykubelet.cli.exec import AttachOptions, run_attach
+
+    sys.exit(run_attach(data_dir, AttachOptions(pod, container, stdin=stdin, tty=tty)))
+
+
+@app.command("port-forward")
+def port_forward(
+    pod: PodName,
+    ports: Annotated[
+        list[str],
+        typer.Argument(help="PORT of the pod, LOCAL:PORT, or :PORT for any local port.", metavar="PORT"),
+    ],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    address: Annotated[str, typer.Option(help="Local address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Forward local ports to ports of a pod until interrupted."""
+    from pykubelet.cli.port_forward import PortForwardOptions, run_port_forward
+
+    sys.exit(run_port_forward(data_dir, PortForwardOptions(pod, ports, address)))
+
+
+@app.command()
 def describe(pod: PodName, data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Show a pod in detail: spec, container states, events and timeline."""
     from pykubelet.cli.describe import run_describe
@@ -293,6 +325,14 @@ def config_validate(files: Annotated[list[Path], typer.Argument(help="Configurat
     from pykubelet.cli.config import validate_files
 
     sys.exit(validate_files(files))
+
+
+@config_app.command("reload")
+def config_reload(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Reload the configuration of the running node; print what changed and what requires a restart."""
+    from pykubelet.cli.config import reload
+
+    sys.exit(reload(data_dir))
 
 
 @config_app.command("convert-flags", context_settings=FLAGS_FOLLOW)

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from pykubelet.agent.kubelet import Kubelet
+from pykubelet.agent.live_config import ReloadTrigger
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
 from pykubelet.cli.process import launch
@@ -23,11 +24,13 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.kubeconfig_file import load_kubeconfig
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
+from pykubelet.kuberuntime.runtime_features import missing_by_version
 from pykubelet.linux.port_owner import find_port_owner
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs.setup import configure_early
 from pykubelet.standalone.data_dir import claim, hold_lock, make_directories
 from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.standalone.requirements import HostRequirements, format_version
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import down
 from pykubelet.util.files import write_if_changed
@@ -94,7 +97,13 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
         return print_error(PROGRAM, err)
     except OSError as err:
         return print_error(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
-    return launch(PROGRAM, loaded, lambda: _run_kubelet(instance, loaded, endpoint))
+    trigger = ReloadTrigger()
+    return launch(
+        PROGRAM,
+        loaded,
+        lambda: _run_kubelet(instance, loaded, endpoint, trigger),
+        on_hangup=trigger.request,
+    )
 
 
 def _start_problem(requested: LoadedConfig) -> str | None:
@@ -149,24 +158,45 @@ def _write_config(
     return [*own_flags, *([f"--v={verbosity}"] if verbosity else []), *flags]
 
 
-async def _run_kubelet(instance: Instance, loaded: LoadedConfig, endpoint: str | None) -> None:
-    kubelet = Kubelet(loaded, on_started=lambda: _print_started(instance, loaded), tunes_kernel=False)
-    if endpoint is not None:
-        with hold_lock(instance, "up"):
-            await kubelet.run()
-        return
-    async with PrivateRuntime(instance, cgroup_driver=loaded.config.cgroup_driver):
+async def _run_kubelet(
+    instance: Instance, loaded: LoadedConfig, endpoint: str | None, trigger: ReloadTrigger
+) -> None:
+    async def run(host: HostRequirements | None) -> None:
+        kubelet = Kubelet(
+            loaded,
+            on_started=lambda: _print_started(instance, loaded, host),
+            tunes_kernel=False,
+            reload_trigger=trigger,
+        )
         await kubelet.run()
 
+    if endpoint is not None:
+        with hold_lock(instance, "up"):
+            await run(None)
+        return
+    async with PrivateRuntime(instance, cgroup_driver=loaded.config.cgroup_driver) as runtime:
+        await run(runtime.host)
 
-def _print_started(instance: Instance, loaded: LoadedConfig) -> None:
+
+def runtime_line(host: HostRequirements) -> str:
+    """Return the line about the private runtime: its version, and what only newer ones can do."""
+    version = format_version(host.containerd_version)
+    line = f"Runtime: containerd {version} ({host.programs['containerd']})"
+    if missing := missing_by_version("containerd", version):
+        line += f", which has no {', '.join(missing)}: install containerd 2.1 or newer if pods need them"
+    return line
+
+
+def _print_started(instance: Instance, loaded: LoadedConfig, host: HostRequirements | None = None) -> None:
     config = loaded.config
     health = f"http://{config.healthz_bind_address}:{config.healthz_port}/healthz"
     down = (
         "pykubelet down" if instance.name == "pykubelet" else f"pykubelet down --data-dir {instance.data_dir}"
     )
+    runtime = f"{runtime_line(host)}\n" if host is not None else ""
     print(
         f"\nNode is up: put pod manifests into {config.static_pod_path}\n"
+        f"{runtime}"
         f"Health: curl {health}   Stop: Ctrl-C   Remove everything: {down}\n",
         file=sys.stderr,
         flush=True,

@@ -12,7 +12,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
 from pykubelet.cm.cgroups.values import CgroupValues
-from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod, PodStates
 from pykubelet.status.containers import StartFailure
 from pykubelet.volumes.plugin import MountedVolume
 
@@ -103,6 +103,8 @@ class PodLifecycleEvent(NamedTuple):
     container_id: str = ""
     """Id of the container or sandbox; empty when only the pod is known."""
     what: What = "unknown"
+    states: PodStates | None = None
+    """State of the whole pod, where a relist has found it changed; None when the pod is gone."""
 
 
 @dataclass(slots=True)

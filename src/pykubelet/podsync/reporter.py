@@ -73,8 +73,8 @@ class StatusOptions:
 
     runtime_name: str
     host_ips: Sequence[str]
-    recursive_handlers: frozenset[str] = frozenset()
-    """Runtime handlers that support recursive read-only mounts."""
+    recursive_handlers: Callable[[], frozenset[str]] = frozenset
+    """Returns the runtime handlers that support recursive read-only mounts."""
     stays_initialized: bool = True
     """Whether the condition Initialized stays true while init containers run again."""
     clustered: bool = False
@@ -140,7 +140,7 @@ class StatusReporter:
             terminal=terminal,
             host_ips=self._options.host_ips,
             runtime_name=self._options.runtime_name,
-            recursive_handlers=self._options.recursive_handlers,
+            recursive_handlers=self._options.recursive_handlers(),
             stays_initialized=self._options.stays_initialized,
             resizes=self._allocation.status_conditions(pod.uid),
             actuated=self._allocation.actuated(pod.uid),

@@ -153,8 +153,11 @@ class NodePodSyncer:
 
     def _has_changed(self, state: PodSyncState, change: PodLifecycleEvent) -> bool:
         """Return whether an event differs from the last observed state."""
-        if state.observed is None or not change.container_id:
+        if state.observed is None:
             return True
+        if not change.container_id:
+            # Relists are seldom, so most of what they find was observed by a sync before.
+            return change.states is None or change.states != state.observed.states
         known = state.observed.phase_of(change.container_id)
         if change.what == "ended" and known == "running":
             state.ended.add(change.container_id)
@@ -290,7 +293,7 @@ class NodePodSyncer:
                 known.observed if known is not None else None,
                 state.stopped if state is not None else set(),
             )
-        self._history.note(uid, "clean-up", "volumes and cgroup are removed")
+        self._history.note(uid, "clean-up", "stages are released")
         if state is not None and state.observed is not None:
             self._states[uid] = state
             self._observations += 1

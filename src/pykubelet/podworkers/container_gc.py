@@ -26,6 +26,7 @@ from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.podworkers.workers import PodWorkers
 from pykubelet.status.compute import PREEMPTING, TERMINAL
+from pykubelet.tracing.span import Tracer, own_span
 from pykubelet.transport.errors import CriError
 
 log = get_logger(__name__)
@@ -93,8 +94,15 @@ class PodStateProvider:
 class ContainerGC:
     """Garbage collection of containers and sandboxes, one at a time."""
 
-    def __init__(self, collector: GarbageCollector, pods: PodStateProvider, node_event: Record) -> None:
+    def __init__(
+        self,
+        collector: GarbageCollector,
+        pods: PodStateProvider,
+        node_event: Record,
+        tracer: Tracer | None = None,
+    ) -> None:
         """Initialize; `node_event` records events of the node."""
+        self._tracer = tracer
         self._collector = collector
         self._pods = pods
         self._node_event = node_event
@@ -129,12 +137,13 @@ class ContainerGC:
 
     async def _collect(self, *, evict_all: bool) -> None:
         async with self._lock:
-            await self._collector.collect(
-                is_deleted=self._pods.should_content_be_removed,
-                is_removable=self._pods.should_runtime_be_removed,
-                all_sources_ready=self._pods.all_sources_ready,
-                evict_all=evict_all,
-            )
+            with own_span(self._tracer, "Containers/GarbageCollect"):
+                await self._collector.collect(
+                    is_deleted=self._pods.should_content_be_removed,
+                    is_removable=self._pods.should_runtime_be_removed,
+                    all_sources_ready=self._pods.all_sources_ready,
+                    evict_all=evict_all,
+                )
 
 
 def exited_beyond(observed: ObservedPod, retained: int) -> Iterator[ObservedContainer]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.decide import always_restarts
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.logs import get_logger
@@ -183,6 +184,18 @@ class PodEngine:
         self.workers.wake(uid)
         return names
 
+    def restart_static_pods(self, reason: str) -> None:
+        """Start static pods again that the kubelet has terminated for this reason."""
+        for pod in self.store.static_pods():
+            status, worker = self.statuses.get(pod.uid), self.workers.get(pod.uid)
+            if status is None or status.phase not in TERMINAL or status.reason != reason:
+                continue
+            if worker is None:
+                self.statuses.forget(pod.uid)
+                self._admission.admit(pod)
+            else:
+                self.workers.sync(pod)
+
     async def delete_all_unused_containers(self) -> None:
         """Remove all dead containers that no running pod needs. Raises CriError and OSError."""
         await self._housekeeping.container_gc.delete_all_unused_containers()
@@ -222,6 +235,11 @@ class PodEngine:
         worker, status = self.workers.get(pod.uid), self.statuses.get(pod.uid)
         if self._fates.has_departed(pod.uid):
             return False
+        if worker is None and status is None and pod.status.phase not in TERMINAL:
+            final = self.records.final.get(pod.uid)
+            if final is not None:
+                self._end_again(pod, final)
+                return False
         if pod.metadata.deletion_timestamp is not None:
             self.workers.end(pod, pod.metadata.deletion_grace_period_seconds)
             return False
@@ -232,6 +250,13 @@ class PodEngine:
             worker.set_pod(pod)
             return False
         return True
+
+    def _end_again(self, pod: Pod, final: PodStatus) -> None:
+        """Terminate a pod that a previous kubelet process terminated without reporting its status."""
+        log.info("Pod was terminated by a node shutdown", pod=pod.full_name, podUID=pod.uid)
+        self.history.note(pod.uid, "shutdown", "its final status was not reported before the node went down")
+        self.statuses.set(pod, final)
+        self.workers.end(pod, pod.metadata.deletion_grace_period_seconds)
 
     def _remove(self, pod: Pod) -> None:
         if self._fates.has_departed(pod.uid):

@@ -57,10 +57,14 @@ class SyncLoop:
     def __init__(self, runtime_errors: Callable[[], list[str]], resync: Duration) -> None:
         """Initialize; `runtime_errors` returns the reasons why no pod can be synced now."""
         self._runtime_errors = runtime_errors
-        self._longest_round = max(STUCK_SECONDS, 2 * resync.seconds)
+        self.set_resync(resync)
         self._began: float | None = None
         self._queue: asyncio.Queue[QueuedCall] = asyncio.Queue()
         self._logged_errors: list[str] = []
+
+    def set_resync(self, resync: Duration) -> None:
+        """Change the resync period, on which the longest healthy iteration depends."""
+        self._longest_round = max(STUCK_SECONDS, 2 * resync.seconds)
 
     # Producers of events call these at any time; they never block.
 

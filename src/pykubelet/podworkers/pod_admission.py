@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -39,7 +39,7 @@ from pykubelet.admission.handler import (
     Usage,
 )
 from pykubelet.admission.handler_chain import make_chain
-from pykubelet.admission.node_support import apparmor_is_enabled, features_of_update, lacking
+from pykubelet.admission.node_support import Sysctls, apparmor_is_enabled, features_of_update, lacking
 from pykubelet.admission.predicates import as_amounts, usage_of
 from pykubelet.api.meta import Resources
 from pykubelet.api.meta import now as api_now
@@ -333,6 +333,18 @@ class PodAdmission:
             self._enqueue(pod)
             return False
         return self._settle(pod, result)
+
+    def set_allowed_sysctls(self, allowed: Sequence[str]) -> None:
+        """Replace `allowedUnsafeSysctls` for pods that are admitted afterwards."""
+        for handler in self.chain.handlers:
+            if isinstance(handler, Sysctls):
+                handler.set_allowed(allowed)
+
+    def set_allocatable(self, allocatable: Resources) -> None:
+        """Replace the node's allocatable resources; admitted pods stay, also if they need more."""
+        node = self._admission_node
+        status = msgspec.structs.replace(node.own.status, allocatable=allocatable)
+        self._admission_node = replace(node, own=msgspec.structs.replace(node.own, status=status))
 
     def allocated(self, pod: Pod) -> Pod:
         """Return a pod with the resources that are allocated to it."""

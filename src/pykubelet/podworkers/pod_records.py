@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.mux import PodChange, PodMux, PodStore
@@ -38,14 +39,15 @@ class PodRecords:
     """Desired pods that the loop has dispatched, and mirror pods."""
     statuses: StatusStore
     history: PodHistory
+    final: Mapping[str, PodStatus] = field(default_factory=dict)
+    """By uid: statuses of pods that a node shutdown has terminated and that must not run again."""
 
     @classmethod
-    def create(cls) -> Self:
-        """Return empty records."""
+    def create(cls, final: Mapping[str, PodStatus] | None = None) -> Self:
+        """Return empty records; `final` are the final statuses of a previous kubelet process."""
         history = PodHistory()
-        return cls(
-            PodMux(time.time_ns, partial(_report_duplicate, history)), PodStore(), StatusStore(), history
-        )
+        mux = PodMux(time.time_ns, partial(_report_duplicate, history))
+        return cls(mux, PodStore(), StatusStore(), history, final if final is not None else {})
 
     @property
     def all_reported(self) -> bool:

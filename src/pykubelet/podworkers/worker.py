@@ -150,6 +150,11 @@ class PodWorker:
             self._cut_short()
         self.wake()
 
+    def set_resync(self, seconds: float) -> None:
+        """Change the resync period; a sync follows immediately, and the next one after the new period."""
+        self._resync = seconds
+        self.wake()
+
     async def run(self) -> None:
         """Run steps until the pod is gone."""
         pause: float | None = None

@@ -102,6 +102,12 @@ class PodWorkers:
         """Call `listener` with the uid of each pod whose worker or successor changed; it must not block."""
         self._listeners.append(listener)
 
+    def set_resync(self, seconds: float) -> None:
+        """Change the resync period; every pod is synced once, and then with the new period."""
+        self._resync = seconds
+        for worker in self._workers.values():
+            worker.set_resync(seconds)
+
     def start(self, syncer: PodSyncer) -> None:
         """Set the syncer that the workers call; it uses parts that need the workers."""
         self._syncer = syncer
@@ -154,8 +160,11 @@ class PodWorkers:
             worker.update(pod)
         elif worker is not None or (is_static_pod(pod) and self._of_name(pod.full_name) is not None):
             log.info("Pod waits until its predecessor is gone", pod=pod.full_name, podUID=pod.uid)
+            replaced = self._successors.get(pod.full_name)
             self._successors[pod.full_name] = pod
             self._notify(pod.uid)
+            if replaced is not None and replaced.uid != pod.uid:
+                self._notify(replaced.uid)  # it counts as admitted no longer
             if worker is not None and worker.state is PodWorkerState.REMOVING:
                 worker.wake()
         else:

@@ -24,6 +24,7 @@ from pykubelet.api.meta import to_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import AddressStatus, ContainerState, ContainerStatus, PodCondition, PodStatus
 from pykubelet.kuberuntime.decide import may_restart_all, restarts_after_exit
+from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.status.compute import OWNED, SHARED, TERMINAL
 
 Patch = dict[str, Any]
@@ -143,7 +144,9 @@ def merged_status(pod: Pod, theirs: PodStatus, ours: PodStatus, *, may_run: bool
     `may_run` is whether a container of the pod may still run.
     """
     ending = theirs.phase not in TERMINAL and ours.phase in TERMINAL
-    phase = theirs if theirs.phase in TERMINAL or (ending and may_run) else ours
+    # A static pod that a node shutdown has terminated runs again after the boot.
+    has_ended = theirs.phase in TERMINAL and not is_static_pod(pod)
+    phase = theirs if has_ended or (ending and may_run) else ours
     spec, limit = pod.spec, _message_limit(pod)
     merged = msgspec.structs.replace(
         ours,

@@ -33,7 +33,7 @@ class Reader:
         self.samples = 0
         self.gone = False
 
-    def read_usage(self) -> Usage:
+    def read_usage(self, *, fresh: bool = False) -> Usage:
         if self.gone:
             raise CgroupGone("it is gone")
         self.samples += 1

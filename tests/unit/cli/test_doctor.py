@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -23,20 +24,25 @@ from pykubelet.cli.doctor import (
     GI,
     DoctorContext,
     Finding,
+    ShutdownFacts,
     Status,
     as_document,
     as_lines,
+    evaluate_shutdown,
     examine,
+    read_shutdown_facts,
     run_doctor,
     summary,
 )
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.linux.host_info import ClockState
 from pykubelet.linux.kernel import NAMESPACES, KernelFacts, SwapArea
+from pykubelet.linux.logind import DelayDropIn
 from pykubelet.linux.network import HostnameError
 from pykubelet.linux.port_owner import PortOwner
 from pykubelet.linux.process_limits import NAMES
 from pykubelet.standalone.requirements import CNI_PLUGINS
+from tests.support.logind import logind_on_bus
 
 ALL = frozenset(NAMES)
 ROOT = Path("/sys/fs/cgroup")
@@ -136,6 +142,7 @@ def mounted_at_root(optional: str) -> str:
             "apt-get install containerd runc",
         ),
         (around.evaluate_runtime("x 1", {"RuntimeReady": "", "NetworkReady": ""}), "ok", "speaks CRI v1"),
+        (around.evaluate_runtime("x 1", {}, ["image volumes"]), "ok", "CRI v1, without image volumes"),
         (around.evaluate_runtime("x 1", {"RuntimeReady": "broken"}), "fail", "not ready: broken"),
         (around.evaluate_runtime("x 1", {"NetworkReady": "no cni"}), "ok warn", "no cni"),
         (
@@ -399,6 +406,52 @@ def test_run_doctor_real_containerd_ok_without_cni_warns(
     answer, network = about(findings, "runtime")
     assert answer["status"] == "ok"
     assert answer["what"].startswith("containerd ")
-    assert answer["what"].endswith(f"at {containerd} speaks CRI v1")
+    assert f"at {containerd} speaks CRI v1" in answer["what"]
     assert network["status"] == "warn"
     assert "cni" in network["what"].lower()
+
+
+LATE = DelayDropIn(Path("/usr/lib/systemd/logind.conf.d/unattended-upgrades-logind-maxdelay.conf"), 30)
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "what"),
+    [
+        (ShutdownFacts(0, 5.0), Status.WARN, "off, shutdownGracePeriod is not set"),
+        (ShutdownFacts(0, None, "no bus"), Status.WARN, "off, shutdownGracePeriod is not set"),
+        (ShutdownFacts(0, None, "a.yaml is not valid: x"), Status.WARN, "a.yaml is not valid"),
+        (ShutdownFacts(40, None, "no bus"), Status.WARN, "40 s are configured, but logind does not respond"),
+        (
+            ShutdownFacts(40, 30.0, "", LATE),
+            Status.WARN,
+            "maxdelay.conf limits the delay of a shutdown to 30 s",
+        ),
+        (ShutdownFacts(20, 30.0, "", LATE), Status.OK, "20 s; logind delays a shutdown by up to 30 s"),
+        (ShutdownFacts(40, 5.0), Status.OK, "by up to 5 s, which the kubelet raises"),
+        (ShutdownFacts(40, 60.0), Status.OK, "by up to 60 s"),
+    ],
+)
+def test_evaluate_shutdown_reports_whether_it_will_work(
+    facts: ShutdownFacts, status: Status, what: str
+) -> None:
+    (finding,) = evaluate_shutdown(facts)
+    assert finding.status is status
+    assert what in finding.what
+    assert bool(finding.remedy) == (status is not Status.OK)
+
+
+async def test_read_shutdown_facts_of_configuration_and_logind(tmp_path: Path) -> None:
+    config = tmp_path / "kubelet.yaml"
+    assert (await read_shutdown_facts(config, tmp_path / "nothing")).period == 0
+    kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+    config.write_text(f"{kind}shutdownGracePeriod: 40s\nshutdownGracePeriodCriticalPods: 10s\n")
+    absent = await read_shutdown_facts(config, tmp_path / "nothing")
+    assert (absent.period, absent.delay) == (40, None)
+    assert "cannot be reached" in absent.problem
+    config.write_text(f"{kind}shutdownGracePeriod: soon\n")
+    assert "not valid" in (await read_shutdown_facts(config, tmp_path / "nothing")).problem
+    if shutil.which("dbus-daemon") is not None:
+        config.write_text(f"{kind}shutdownGracePeriod: 40s\n")
+        async with logind_on_bus(tmp_path, delay=7) as (bus, _):
+            facts = await read_shutdown_facts(config, bus)
+            assert (facts.period, facts.delay) == (40, 7.0)

@@ -1,5 +1,6 @@
 """`pykubelet up` and wrong input: one line, and nothing is made."""
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pykubelet.cli.up import runtime_line
+from pykubelet.standalone.requirements import HostRequirements
 from tests.support.ports import free_port
 
 PYKUBELET = str(Path(sys.executable).parent / "pykubelet")
@@ -71,3 +74,15 @@ def test_pykubelet_up_system_directory_as_data_dir_rejected(path: str) -> None:
     done = up(Path(path), f"--port={free_port()}", "--healthz-port=0", "--read-only-port=0")
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_runtime_line_old_containerd_names_what_newer_ones_add() -> None:
+    host = HostRequirements(
+        {"containerd": Path("/usr/bin/containerd")}, Path("/cni"), False, False, (1, 7, 2)
+    )
+    line = runtime_line(host)
+    assert line.startswith("Runtime: containerd 1.7.2 (/usr/bin/containerd), which has no user namespaces, ")
+    assert "image volumes" in line
+    assert "CDI" not in line
+    newest = runtime_line(dataclasses.replace(host, containerd_version=(2, 4, 2)))
+    assert newest == "Runtime: containerd 2.4.2 (/usr/bin/containerd)"

@@ -91,7 +91,7 @@ def _method(serve: Any, request: Any) -> Any:
     )
 
 
-class Book:
+class RecordingHandler:
     """A handler that writes down what happens."""
 
     def __init__(self) -> None:
@@ -118,8 +118,8 @@ class Book:
 
 
 @asynccontextmanager
-async def registering(folder: Path, book: Book) -> AsyncIterator[None]:
-    task = asyncio.create_task(PluginRegistration(folder, {"Test": book}).run())
+async def registering(folder: Path, handler: RecordingHandler) -> AsyncIterator[None]:
+    task = asyncio.create_task(PluginRegistration(folder, {"Test": handler}).run())
     try:
         yield
         assert not task.done(), task.exception()
@@ -136,20 +136,20 @@ async def until(what: str, look: Callable[[], object], seconds: float = 45) -> N
 
 
 async def test_plugin_registration_socket_added_and_removed_is_followed(folder: Path) -> None:
-    book, plugin = Book(), PluginServer(folder / "one.sock")
-    async with registering(folder, book):
+    handler, plugin = RecordingHandler(), PluginServer(folder / "one.sock")
+    async with registering(folder, handler):
         await until("the folder", folder.is_dir)
         await plugin.start()
         await until("told", lambda: plugin.told)
         assert plugin.told == [(True, "")]
-        assert book.events == ["register one /e.sock"]
+        assert handler.events == ["register one /e.sock"]
         await plugin.leave()
-        await until("gone", lambda: not book.there)
-    assert book.events == ["register one /e.sock", "deregister one"]
+        await until("gone", lambda: not handler.there)
+    assert handler.events == ["register one /e.sock", "deregister one"]
 
 
 async def test_plugin_registration_existing_sockets_in_subdirectories_registered(folder: Path) -> None:
-    book = Book()
+    handler = RecordingHandler()
     plugins = [
         PluginServer(folder / "one.sock"),
         PluginServer(folder / "deep" / "two.sock", "two", endpoint=""),
@@ -158,20 +158,20 @@ async def test_plugin_registration_existing_sockets_in_subdirectories_registered
     for plugin in (*plugins, hidden):
         await plugin.start()
     (folder / "file.sock").write_text("no socket")
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await until("both", lambda: all(plugin.told for plugin in plugins))
-    assert book.there == {"one", "two"}
+    assert handler.there == {"one", "two"}
     # Without an endpoint of its own, a plugin serves where it registers.
-    assert f"register two {folder}/deep/two.sock" in book.events
+    assert f"register two {folder}/deep/two.sock" in handler.events
     # The end of the agent is not the end of its plugins.
-    assert not [event for event in book.events if event.startswith("deregister")]
+    assert not [event for event in handler.events if event.startswith("deregister")]
     for plugin in (*plugins, hidden):
         await plugin.leave()
 
 
 async def test_plugin_registration_subdirectory_created_later_is_watched(folder: Path) -> None:
-    book, plugin = Book(), PluginServer(folder / "late" / "one.sock")
-    async with registering(folder, book):
+    handler, plugin = RecordingHandler(), PluginServer(folder / "late" / "one.sock")
+    async with registering(folder, handler):
         await until("the folder", folder.is_dir)
         await plugin.start()
         await until("told", lambda: plugin.told)
@@ -179,7 +179,11 @@ async def test_plugin_registration_subdirectory_created_later_is_watched(folder:
 
 
 async def test_plugin_registration_get_info_hangs_others_register(folder: Path) -> None:
-    book, hanging, good = Book(), PluginServer(folder / "a.sock", "a"), PluginServer(folder / "b.sock", "b")
+    handler, hanging, good = (
+        RecordingHandler(),
+        PluginServer(folder / "a.sock", "a"),
+        PluginServer(folder / "b.sock", "b"),
+    )
     released = asyncio.Event()
 
     async def hang() -> None:
@@ -187,7 +191,7 @@ async def test_plugin_registration_get_info_hangs_others_register(folder: Path) 
 
     hanging.before_info = hang
     await hanging.start()
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await until("the folder", folder.is_dir)
         await good.start()
         await until("the good one", lambda: good.told)
@@ -200,14 +204,14 @@ async def test_plugin_registration_get_info_hangs_others_register(folder: Path) 
 
 async def test_plugin_registration_socket_not_listening_is_retried(folder: Path) -> None:
     """A file that nobody listens at, until somebody does at the same path."""
-    book, plugin = Book(), PluginServer(folder / "one.sock")
+    handler, plugin = RecordingHandler(), PluginServer(folder / "one.sock")
     await plugin.start()
     await plugin.stop()
     plugin.path.unlink(missing_ok=True)
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(plugin.path))
     dead.close()
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await asyncio.sleep(0.2)
         await plugin.start()
         await until("told", lambda: plugin.told)
@@ -227,22 +231,22 @@ async def test_plugin_registration_socket_not_listening_is_retried(folder: Path)
 async def test_plugin_registration_rejected_notifies_reason_and_retries(
     folder: Path, name: str, kind: str, refuse: str, said: str
 ) -> None:
-    book, plugin = Book(), PluginServer(folder / "x.sock", name, kind)
-    book.refuse = refuse
+    handler, plugin = RecordingHandler(), PluginServer(folder / "x.sock", name, kind)
+    handler.refuse = refuse
     await plugin.start()
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await until("refused, more than once", lambda: len(plugin.told) > 1)
         assert plugin.told[0] == (False, said.format(plugin.path))
-        assert not book.there
+        assert not handler.there
         if refuse:
-            book.refuse = ""
+            handler.refuse = ""
             await until("taken in the end", lambda: plugin.told[-1] == (True, ""))
-            assert book.there == {"one"}
+            assert handler.there == {"one"}
     await plugin.leave()
 
 
 async def test_plugin_registration_notify_fails_deregisters_and_retries(folder: Path) -> None:
-    book, plugin = Book(), PluginServer(folder / "one.sock")
+    handler, plugin = RecordingHandler(), PluginServer(folder / "one.sock")
     tries = 0
 
     async def fail() -> None:
@@ -253,33 +257,33 @@ async def test_plugin_registration_notify_fails_deregisters_and_retries(folder: 
 
     plugin.before_told = fail
     await plugin.start()
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await until("told in the end", lambda: plugin.told == [(True, "")])
-    assert book.events == ["register one /e.sock", "deregister one"] * 2 + ["register one /e.sock"]
+    assert handler.events == ["register one /e.sock", "deregister one"] * 2 + ["register one /e.sock"]
     await plugin.leave()
 
 
 async def test_plugin_registration_socket_removed_during_register_deregisters(folder: Path) -> None:
-    book, plugin = Book(), PluginServer(folder / "one.sock")
-    book.hold = asyncio.Event()
+    handler, plugin = RecordingHandler(), PluginServer(folder / "one.sock")
+    handler.hold = asyncio.Event()
     await plugin.start()
-    async with registering(folder, book):
-        await until("registering", lambda: book.events)
+    async with registering(folder, handler):
+        await until("registering", lambda: handler.events)
         await plugin.leave()
-        await until("seen off", lambda: "deregister one" in book.events)
-        assert not book.there
+        await until("seen off", lambda: "deregister one" in handler.events)
+        assert not handler.there
 
 
 async def test_plugin_registration_plugin_restarted_registers_again(folder: Path) -> None:
-    book, first = Book(), PluginServer(folder / "one.sock")
+    handler, first = RecordingHandler(), PluginServer(folder / "one.sock")
     await first.start()
-    async with registering(folder, book):
+    async with registering(folder, handler):
         await until("the first", lambda: first.told)
         second = PluginServer(folder / "one.sock", endpoint="/other.sock")
         await second.start()
         await until("the second", lambda: second.told)
-        await until("in order", lambda: len(book.events) == 3)
-    assert book.events == ["register one /e.sock", "deregister one", "register one /other.sock"]
+        await until("in order", lambda: len(handler.events) == 3)
+    assert handler.events == ["register one /e.sock", "deregister one", "register one /other.sock"]
     await first.stop()
     await second.leave()
 

@@ -78,7 +78,7 @@ def make_stages(
         CgroupStage(cgroups, allocation, history),
         DirectoryStage(dirs, history),
         VolumeStage(volumes, history),
-        UserNamespaceStage(user_namespaces, history),
+        UserNamespaceStage(user_namespaces, default_handler, history),
         AllocationStage(resources, allocation, lambda uid: False),
         ClaimStage(claims, history, is_removed),
     )

@@ -19,11 +19,13 @@ from typing import Any, TypeVar, cast
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from pykubelet.admission.handler import PodAdmitHandler
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.container_manager import build_resource_allocator
 from pykubelet.agent.images import build_image_manager
-from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
+from pykubelet.agent.pod_engine import EngineSettings, NodeResources, NodeRuntime, build_pod_engine
 from pykubelet.api.meta import to_document
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_object
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.apiserver.events import EventRecorder
@@ -238,6 +240,11 @@ class FakeApi:
 
     # What the kubelet asks
 
+    streams_lists = False
+
+    def disable_streaming(self) -> None:
+        raise AssertionError("nothing was streamed")
+
     async def list_page(self, resource: Resource[Any], namespace: str, params: Any) -> RawPage:
         items = [msgspec.Raw(json.dumps(document).encode()) for document in self.pods.values()]
         return Page(items, str(self._version), "")
@@ -341,6 +348,10 @@ class Rig:
     runtime: FakeRuntime
     api: FakeApi
     recorder: EventRecorder
+    settings: AgentSettings
+    live: EngineSettings
+    pod_cgroups: PodCgroups
+    options: RuntimeNodeOptions
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     async def start_pods(self, count: int) -> None:
@@ -370,6 +381,8 @@ async def engine_with_fakes(
     volumes: Volumes | None = None,
     network_errors: Callable[[], list[str]] = list,
     gates: FeatureGates | None = None,
+    final: Mapping[str, PodStatus] | None = None,
+    shutdown: PodAdmitHandler | None = None,
 ) -> AsyncIterator[Rig]:
     """Run an engine below `root` until the block is left; `cgroups` is where it makes those of pods."""
     root.mkdir(parents=True, exist_ok=True)
@@ -394,15 +407,16 @@ async def engine_with_fakes(
     settings = AgentSettings(KubeletFlags(root_dir=str(root)), config, gates, NODE)
     async with TaskScope() as scope:
         allotment = build_resource_allocator(settings, registry)
-        churn, records = PodChurn(), PodRecords.create()
+        churn, records = PodChurn(), PodRecords.create(final)
+        options = RuntimeNodeOptions(
+            pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity
+        )
         state: Any = SimpleNamespace(errors=list, network_errors=network_errors)
-        engine, start = build_pod_engine(
+        engine, start, live = build_pod_engine(
             settings,
             NodeRuntime(
                 cri=cri,
-                options=RuntimeNodeOptions(
-                    pod_logs_dir=str(root / "logs"), memory_capacity=64 << 30, allocatable=capacity
-                ),
+                options=options,
                 state=state,
                 images=await build_image_manager(settings, cri, records.history, None, registry, scope),
                 collector=GarbageCollector(cri, root / "logs", None, clock=runtime._now),
@@ -420,7 +434,9 @@ async def engine_with_fakes(
                     tasks=scope,
                 ),
                 user_namespaces=UserNamespaces(
-                    PodDirs(root), UserNamespaceRange(65536, 65536 * 1000, 65536), supported=False
+                    PodDirs(root),
+                    UserNamespaceRange(65536, 65536 * 1000, 65536),
+                    supported=lambda handler: False,
                 ),
                 allocator=allotment,
                 allocation_state=in_memory_allocation_state(),
@@ -430,7 +446,12 @@ async def engine_with_fakes(
             records,
             churn,
             AdmissionNode(
-                own=own, gates=gates, allocation=allotment, released=allotment.forget, known=lambda: own
+                own=own,
+                gates=gates,
+                allocation=allotment,
+                released=allotment.forget,
+                known=lambda: own,
+                shutdown=shutdown,
             ),
             ClusterAccess(
                 client=client,
@@ -449,7 +470,7 @@ async def engine_with_fakes(
         start()
         while not records.all_reported or engine.pleg.health() is not None:
             await asyncio.sleep(0.1)
-        yield Rig(engine, runtime, api, recorder, registry)
+        yield Rig(engine, runtime, api, recorder, settings, live, pod_cgroups, options, registry)
 
 
 @dataclass

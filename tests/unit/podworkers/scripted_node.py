@@ -301,8 +301,8 @@ class ScriptedNode:
         self.gates = FeatureGates()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Rig]:
-        """Run an engine until the block is left."""
+    async def running(self, **options: Any) -> AsyncIterator[Rig]:
+        """Run an engine until the block is left; the options are those of `engine_with_fakes`."""
         async with engine_with_fakes(
             self.root,
             self._cgroups,
@@ -313,6 +313,7 @@ class ScriptedNode:
             volumes=self.volumes,
             network_errors=lambda: self.network_errors,
             gates=self.gates,
+            **options,
         ) as rig:
             yield rig
 

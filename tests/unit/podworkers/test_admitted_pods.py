@@ -152,6 +152,7 @@ def nonzero(usage: Usage) -> dict[str, int]:
 @example(steps("before", "add", "wait", "remove", "end", "wait"))
 @example(steps(*ENDED, "static a 2", "static a2 2", "terminate a2"))
 @example(steps(*ENDED, "static a2 2", "clean", "wait"))
+@example(steps("add", "static a2 1", "remove", "add"))
 @example(steps("add", "allocate a 300m", "gone"))
 @example(steps("add", "allocate a 300m", "tidy b"))
 @example(steps("add", "allocate", "actuate a 2", "progress", "actuate a 300m", "actuate a 2", "done"))

@@ -60,6 +60,15 @@ def test_merged_status_terminal_phase_stays_and_waits_for_containers(
     assert (merged.reason, merged.message) == (whose, whose.lower())
 
 
+def test_merged_status_static_pod_runs_again_after_terminal_phase() -> None:
+    """Verify that the mirror pod of a static pod shows it as Running after a node shutdown and a boot."""
+    pod = make_pod()
+    pod.metadata.annotations = {"kubernetes.io/config.source": "file"}
+    theirs = PodStatus(phase="Failed", reason="Terminated", message="shutdown")
+    merged = merged_status(pod, theirs, PodStatus(phase="Running"), may_run=True, now=NOW)
+    assert (merged.phase, merged.reason, merged.message) == ("Running", "", "")
+
+
 def test_merged_status_terminated_in_api_server_is_not_ready() -> None:
     merged = merge(make_status("Failed", reason="Evicted"), make_status("Running"))
     ready = {c.type: c for c in merged.conditions}["Ready"]

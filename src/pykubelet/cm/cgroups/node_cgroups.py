@@ -64,11 +64,28 @@ class NodeAllocatableEnforcer:
         """
         self._config = config
         self._groups = groups
+        self._capacity = capacity
         self._pods = node_values(enforced(capacity, config), page_sizes)
         self._page_sizes = page_sizes
         self._record = record
         self._protect_memory = protect_memory
         self._unmet = False
+        self._pods_due = self._reservations_due = False
+        self._next = 0.0
+
+    def check(self, config: KubeletConfiguration) -> None:
+        """Raise CgroupError if an enforced reservation is empty."""
+        for suffix in ("", "-compressible"):
+            for kind, amounts in (("system", config.system_reserved), ("kube", config.kube_reserved)):
+                enforcement = f"{kind}-reserved{suffix}"
+                if enforcement in config.enforce_node_allocatable and not amounts:
+                    raise _nothing_reserved(enforcement)
+
+    def set_config(self, config: KubeletConfiguration) -> None:
+        """Replace the reservations; the next `retry` writes the limits."""
+        self._config = config
+        self._pods = node_values(enforced(self._capacity, config), self._page_sizes)
+        self._unmet, self._pods_due, self._reservations_due = False, True, True
         self._next = 0.0
 
     async def limit_pods(self, name: CgroupName) -> None:
@@ -83,16 +100,26 @@ class NodeAllocatableEnforcer:
                 raise
             if not self._unmet:
                 log.error(err, "Failed to set limit of all pods below their usage, will retry")
-            self._unmet = True
+            self._unmet, self._pods_due = True, False
             self._next = asyncio.get_running_loop().time() + RETRY_SECONDS
             return
-        self._unmet = False
+        self._unmet = self._pods_due = False
         self._record("Normal", ENFORCED, "Updated Node Allocatable limit across pods")
 
     async def retry(self, name: CgroupName) -> None:
-        """Retry a limit below the pods' usage, at most every RETRY_SECONDS. Raises CgroupError."""
-        if self._unmet and asyncio.get_running_loop().time() >= self._next:
+        """Write limits that could not be set before or have changed, at most every RETRY_SECONDS.
+
+        Raises CgroupError.
+        """
+        now = asyncio.get_running_loop().time()
+        if not (self._unmet or self._pods_due or self._reservations_due) or now < self._next:
+            return
+        self._next = now + RETRY_SECONDS
+        if self._unmet or self._pods_due:
             await self.limit_pods(name)
+        if self._reservations_due:
+            await self.enforce_reservations()
+            self._reservations_due = False
 
     async def enforce_reservations(self) -> None:
         """Limit the cgroups of the system and of Kubernetes' daemons as configured. Raises CgroupError."""
@@ -118,11 +145,7 @@ class NodeAllocatableEnforcer:
 
     async def _enforce(self, enforcement: str, path: str, amounts: dict[str, str], *, only_cpu: bool) -> None:
         if not amounts:
-            field = "kubeReserved" if enforcement.startswith("kube") else "systemReserved"
-            raise CgroupError(
-                errno.EINVAL,
-                f"enforceNodeAllocatable has {enforcement} but nothing is reserved: set {field}",
-            )
+            raise _nothing_reserved(enforcement)
         name = self._groups.parse(path)
         if not self._groups.files.exists(name):
             raise CgroupError(
@@ -135,6 +158,13 @@ class NodeAllocatableEnforcer:
         if self._protect_memory and values.memory:
             values = dataclasses.replace(values, unified={"memory.min": str(values.memory)})
         await self._groups.write(name, values)
+
+
+def _nothing_reserved(enforcement: str) -> CgroupError:
+    field = "kubeReserved" if enforcement.startswith("kube") else "systemReserved"
+    return CgroupError(
+        errno.EINVAL, f"enforceNodeAllocatable has {enforcement} but nothing is reserved: set {field}"
+    )
 
 
 MOVE_INTERVAL_SECONDS = 60.0

@@ -350,7 +350,7 @@ class PodCgroups:
             page_sizes=page_sizes,
             pod_level=pod_level,
             memory_reserved=_percent(config.qos_reserved) if gates.enabled("QOSReserved") else None,
-            allocatable_memory=int(unreserved(capacity, config).get("memory", Quantity.from_units(0))),
+            allocatable_memory=self._allocatable_memory(config),
             protect_memory=tiered if protects else None,
         )
         self._created: dict[str, QOSClass] = {}
@@ -370,14 +370,27 @@ class PodCgroups:
         Pods that already use more than the limit (the node was not drained before it was lowered) are not an
         error: `update_qos` retries until eviction has freed memory.
         """
-        if problem := overcommitment(self._capacity, self._config):
-            raise CgroupError(errno.EINVAL, problem)
+        self.check_reservations(self._config)
         if not self._enabled:
             return
         self._check()
         await self._make_root()
         await self._make_tiers()
         await self._limits.enforce_reservations()
+
+    def check_reservations(self, config: KubeletConfiguration) -> None:
+        """Raise CgroupError if more is reserved than the node has, or nothing that is enforced."""
+        if problem := overcommitment(self._capacity, config):
+            raise CgroupError(errno.EINVAL, problem)
+        if self._enabled:
+            self._limits.check(config)
+
+    def set_reservations(self, config: KubeletConfiguration) -> None:
+        """Replace the reservations, which must have been checked; the next `update_qos` writes the limits."""
+        self._config = config
+        self._limits.set_config(config)
+        self._tier_policy = replace(self._tier_policy, allocatable_memory=self._allocatable_memory(config))
+        self._up_to_date = False
 
     async def ensure(self, pod: Pod) -> str:
         """Ensure that the pod's cgroup exists with its limits; return its name for the runtime, or "".
@@ -558,6 +571,9 @@ class PodCgroups:
         if not self._cgroups.unified or self._config.cpu_manager_policy != "none":
             return frozenset()
         return cpuset.parse(_ONLINE.read_text().strip())
+
+    def _allocatable_memory(self, config: KubeletConfiguration) -> int:
+        return int(unreserved(self._capacity, config).get("memory", _ZERO))
 
     def _demand(self, pod: Pod) -> QosDemand:
         known = self._read.get(pod.uid)

@@ -16,6 +16,8 @@ from pykubelet.resize.allocation_manager import AllocationManager
 class AllocationStage(Stage):
     """CPUs, memory, devices and the allocated resources of a pod."""
 
+    name = "allocation"
+
     def __init__(
         self,
         resources: ResourceAllocator,

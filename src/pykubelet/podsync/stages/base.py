@@ -23,6 +23,7 @@ from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.options import IdMappings, extra_groups
 from pykubelet.podsync.start_limiter import StartSlot
+from pykubelet.tracing.span import child_span
 from pykubelet.volumes.plugin import MountedVolume
 
 
@@ -52,6 +53,8 @@ class PodStart:
 class Stage:
     """One concern of a pod on this node; every operation may be repeated and cancelled at any point."""
 
+    name: str = "stage"
+    """Name of the stage in traces."""
     before_final_status: ClassVar[bool] = False
     """Whether `release` precedes the final status of the pod."""
 
@@ -93,7 +96,8 @@ class StageList:
     async def prepare(self, start: PodStart) -> None:
         """Prepare every stage in order. Raises SyncError, PodRejected."""
         for stage in self._stages:
-            await stage.prepare(start)
+            with child_span(f"prepare/{stage.name}"):
+                await stage.prepare(start)
 
     async def refresh(self, pod: Pod) -> float | None:
         """Refresh every stage; return the seconds until the earliest retry."""
@@ -108,7 +112,8 @@ class StageList:
         """Release the stages before the final status, or those after it, in reverse. Raises SyncError."""
         for stage in reversed(self._stages):
             if stage.before_final_status is before_final_status:
-                await stage.release(uid, pod)
+                with child_span(f"release/{stage.name}"):
+                    await stage.release(uid, pod)
 
     def forget(self, uid: str) -> None:
         """Drop the state of a pod in every stage."""

@@ -12,6 +12,8 @@ from pykubelet.resize.allocation_manager import AllocationManager
 class CgroupStage(Stage):
     """Cgroup of a pod; its limits are the allocated resources, so its creation also actuates a resize."""
 
+    name = "cgroup"
+
     def __init__(self, cgroups: Cgroups, allocation: AllocationManager, history: PodHistory) -> None:
         self._cgroups = cgroups
         self._allocation = allocation

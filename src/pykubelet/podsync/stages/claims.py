@@ -20,6 +20,8 @@ log = get_logger(__name__)
 class ClaimStage(Stage):
     """Resource claims of a pod."""
 
+    name = "claims"
+
     before_final_status: ClassVar[bool] = True
 
     def __init__(self, claims: PodClaims, history: PodHistory, is_removed: Callable[[str], bool]) -> None:

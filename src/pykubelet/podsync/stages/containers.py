@@ -26,6 +26,7 @@ from pykubelet.podsync.stages.sandbox import RunningSandbox
 from pykubelet.podsync.stages.volumes import MOUNT_SECONDS
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.containers import StartFailure
+from pykubelet.tracing.span import child_span
 from pykubelet.util.backoff import KeyedBackoff
 
 RETRY_SECONDS = 10.0
@@ -107,7 +108,10 @@ class ContainerStage:
         for container in due:
             image = await start.slot.while_away(images[container.name])
             is_init = container.name in start.actions.start_init
-            failure = await self._start(start, container, image, sandbox)
+            with child_span("startContainer", {"k8s.container.name": container.name}) as span:
+                failure = await self._start(start, container, image, sandbox)
+                if failure is not None:
+                    span.fail(f"{failure.reason}: {failure.message}")
             if failure is None:
                 state.failures.pop(container.name, None)
                 if is_init and is_sidecar(container):
@@ -124,7 +128,8 @@ class ContainerStage:
         self, pod: Pod, container: Container, config: pb.PodSandboxConfig
     ) -> PresentImage | StartError:
         try:
-            return await self._starter.ensure_image(pod, container, config)
+            with child_span("ensureImage", {"container.image.name": container.image}):
+                return await self._starter.ensure_image(pod, container, config)
         except StartError as err:
             return err
 

@@ -11,6 +11,8 @@ from pykubelet.podsync.stages.base import PodStart, Stage
 class DirectoryStage(Stage):
     """Directory of a pod; the worker removes it with the pod's other remnants."""
 
+    name = "directory"
+
     def __init__(self, dirs: PodDirs, history: PodHistory) -> None:
         self._dirs = dirs
         self._history = history

@@ -13,6 +13,8 @@ class ObjectStage(Stage):
     They are registered before the pod waits for its start slot, so that they are fetched in the meantime.
     """
 
+    name = "objects"
+
     def __init__(self, objects: PodObjects) -> None:
         self._objects = objects
         self._registered: dict[str, PodSpec] = {}

@@ -16,6 +16,7 @@ from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import SyncError
 from pykubelet.podsync.stages.base import PodStart
+from pykubelet.tracing.span import child_span
 from pykubelet.transport.errors import CriError
 
 NETWORK_SECONDS = 10.0
@@ -74,7 +75,7 @@ class SandboxStage:
         pod, actions = start.pod, start.actions
         if not actions.create_sandbox:
             return RunningSandbox(actions.sandbox_id, start.observed.ips, config, context)
-        with self._metrics.measure_sandbox_start(pod):
+        with child_span("createPodSandbox"), self._metrics.measure_sandbox_start(pod):
             sandbox_id, ips = await self._create(pod, config)
         where = ", ".join(ips) or "the host's network"
         self._history.note(pod.uid, "sandbox", f"running as {sandbox_id[:13]} with {where}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pykubelet.api.pod import Pod
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodRejected, SyncError, Volumes
@@ -17,9 +19,18 @@ REFRESH_SECONDS = 10.0
 class VolumeStage(Stage):
     """Volumes of a pod."""
 
-    def __init__(self, volumes: Volumes, history: PodHistory) -> None:
+    name = "volumes"
+
+    def __init__(
+        self,
+        volumes: Volumes,
+        history: PodHistory,
+        keeps_volumes: Callable[[str], bool] = lambda uid: False,
+    ) -> None:
+        """Initialize; `keeps_volumes` returns whether a terminated pod's volumes stay mounted."""
         self._volumes = volumes
         self._history = history
+        self._keeps_volumes = keeps_volumes
 
     async def prepare(self, start: PodStart) -> None:
         """Mount all volumes, or update those that are mounted."""
@@ -45,7 +56,10 @@ class VolumeStage(Stage):
         return None
 
     async def release(self, uid: str, pod: Pod | None) -> None:
-        """Unmount all volumes."""
+        """Unmount all volumes, unless they stay mounted until the pod is deleted."""
+        if self._keeps_volumes(uid):
+            self._history.note(uid, "volumes", "they stay mounted: --keep-terminated-pod-volumes")
+            return
         try:
             await self._volumes.unmount(uid)
         except VolumeError as err:
