@@ -448,7 +448,7 @@ class DBusConnection(asyncio.Protocol):
         self._awaits_agreement = False
         self._serials = itertools.count(1)
         self._calls: dict[int, asyncio.Future[tuple[Message, list[int]]]] = {}
-        self._heard: list[asyncio.Queue[Message | None]] = []
+        self._heard: list[tuple[asyncio.Queue[Message | None], Callable[[Message], bool]]] = []
         self._over: DBusError | None = None
         self._nudge: asyncio.TimerHandle | None = None
         self._was_heard = False
@@ -537,16 +537,23 @@ class DBusConnection(asyncio.Protocol):
         await self.call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", rule)
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[asyncio.Queue[Message | None]]:
-        """Collect the signals that arrive within the block, in order; None if the connection ends."""
+    def signals(
+        self, accepts: Callable[[Message], bool] = lambda _: True
+    ) -> Iterator[asyncio.Queue[Message | None]]:
+        """Collect the signals that arrive within the block, in order; None if the connection ends.
+
+        Every client of a bus can send any signal directly to this one, whatever the rules: `accepts` returns
+        whether a signal is collected, for example because of its sender, which the bus sets.
+        """
         heard: asyncio.Queue[Message | None] = asyncio.Queue()
         if self._over is not None:
             heard.put_nowait(None)
-        self._heard.append(heard)
+        entry = heard, accepts
+        self._heard.append(entry)
         try:
             yield heard
         finally:
-            self._heard.remove(heard)
+            self._heard.remove(entry)
 
     @property
     def over(self) -> DBusError | None:
@@ -637,8 +644,9 @@ class DBusConnection(asyncio.Protocol):
                 raise DBusProtocolError(f"{message.unix_fds} file descriptors are announced and not sent")
             descriptors = [self._descriptors.popleft() for _ in range(message.unix_fds)]
             if message.kind == MessageType.SIGNAL:
-                for heard in self._heard:
-                    heard.put_nowait(message)
+                for heard, accepts in self._heard:
+                    if accepts(message):
+                        heard.put_nowait(message)
             elif message.kind in (MessageType.RETURN, MessageType.ERROR):
                 answer = self._calls.get(message.reply_to)
                 if answer is not None and not answer.done():
@@ -691,7 +699,7 @@ class DBusConnection(asyncio.Protocol):
             if not future.done():
                 future.set_exception(why)
                 future.exception()  # mark as retrieved: the caller may have been cancelled concurrently
-        for heard in self._heard:
+        for heard, _ in self._heard:
             heard.put_nowait(None)
 
 

@@ -8,6 +8,9 @@ The descriptor belongs to no connection, so it outlives a lost bus and a restart
             lock = await logind.inhibit("kubelet", "…")
             while (event := await events.next()) is not None: …
 
+Every client of the bus can send PrepareForShutdown directly to the kubelet, so only signals of the owner of
+logind's name count.
+
 Every failure is a `DBusError`. `read_delay_settings` and `parse_time_span` read logind's drop-in files, for
 diagnosis; of several files that set the delay, the one with the last name applies.
 """
@@ -42,7 +45,7 @@ _NAME = "org.freedesktop.login1"
 _PATH = "/org/freedesktop/login1"
 _MANAGER = "org.freedesktop.login1.Manager"
 _PROPERTIES = "org.freedesktop.DBus.Properties"
-_BUS = "org.freedesktop.DBus"
+_BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
 _SYSTEMD = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 _PREPARE_RULE = (
     f"type='signal',sender='{_NAME}',path='{_PATH}',interface='{_MANAGER}',member='PrepareForShutdown'"
@@ -109,6 +112,23 @@ def parse_signal(signal: Message) -> LogindEvent | None:
     return None
 
 
+class _TrustedSignals:
+    """Filter of signals by sender: the bus itself, and the owner of logind's name."""
+
+    def __init__(self) -> None:
+        self.owner = ""
+        """Unique name of logind's connection; empty while it does not run."""
+
+    def accepts(self, signal: Message) -> bool:
+        """Return whether a signal is from the bus or from logind, and follow changes of the owner."""
+        if signal.sender != _BUS:
+            return bool(self.owner) and signal.sender == self.owner
+        is_owner_change = signal.member == "NameOwnerChanged" and len(signal.body) == _OWNER_FIELDS
+        if is_owner_change and signal.body[0] == _NAME:
+            self.owner = signal.body[2]
+        return True
+
+
 class Logind:
     """Client of logind on one connection to the system bus; created by `connect_logind`."""
 
@@ -118,9 +138,11 @@ class Logind:
     @contextlib.asynccontextmanager
     async def watch(self) -> AsyncIterator[LogindEvents]:
         """Collect the events within the block. Raises DBusError."""
-        with self._connection.signals() as signals:
-            await self._connection.subscribe(_PREPARE_RULE)
+        trusted = _TrustedSignals()
+        with self._connection.signals(trusted.accepts) as signals:
             await self._connection.subscribe(_OWNER_RULE)
+            trusted.owner = await self._owner()
+            await self._connection.subscribe(_PREPARE_RULE)
             yield LogindEvents(signals)
 
     async def max_delay(self) -> float:
@@ -141,6 +163,16 @@ class Logind:
     async def reload(self) -> None:
         """Request systemd to send SIGHUP to logind, which reads its files again. Raises DBusError."""
         await self._connection.call(*_SYSTEMD, "KillUnit", "ssi", "systemd-logind.service", "all", _SIGHUP)
+
+    async def _owner(self) -> str:
+        """Return the unique name of logind's connection; empty if it does not run."""
+        try:
+            (owner,) = await self._connection.call(_BUS, _BUS_PATH, _BUS, "GetNameOwner", "s", _NAME)
+        except DBusError as err:
+            if err.name != "org.freedesktop.DBus.Error.NameHasNoOwner":
+                raise
+            return ""
+        return str(owner)
 
     async def _property(self, name: str, signature: str) -> int | bool:
         (found,) = await self._connection.call(_NAME, _PATH, _PROPERTIES, "Get", "ss", _MANAGER, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from pykubelet.linux.dbus import DBusError, Message, MessageType, connect
+from pykubelet.linux.dbus import DBusError, Message, MessageType, connect, encode_message
 from pykubelet.linux.logind import (
     DROP_IN_NAME,
     DelayDropIn,
@@ -23,6 +23,7 @@ from pykubelet.linux.logind import (
 )
 from tests.support.logind import LogindPeer, bus_daemon, logind_on_bus
 
+BUS = ("org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus")
 needs_bus = pytest.mark.skipif(
     shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian package dbus-daemon)"
 )
@@ -120,6 +121,41 @@ async def test_logind_events_arrive_in_order_and_restart_is_noticed(tmp_path: Pa
                 async with LogindPeer(bus, tmp_path, delay=9):
                     assert await events.next() == LogindRestarted()
                     assert await logind.max_delay() == 9
+
+
+@needs_bus
+async def test_logind_signals_of_another_client_are_ignored(tmp_path: Path) -> None:
+    """Verify that a local process cannot announce a shutdown, or that logind has another owner."""
+    async with logind_on_bus(tmp_path) as (bus, peer), connect_logind(bus) as logind:
+        async with logind.watch() as events, connect(bus, bus=True) as other:
+            names = (await other.call(*BUS, "ListNames"))[0]
+            unique = [name for name in names if name.startswith(":")]
+            for destination in unique:
+                for interface, member, signature, body in (
+                    ("org.freedesktop.login1.Manager", "PrepareForShutdown", "b", (True,)),
+                    (
+                        "org.freedesktop.DBus",
+                        "NameOwnerChanged",
+                        "sss",
+                        ("org.freedesktop.login1", "", unique[-1]),
+                    ),
+                ):
+                    signal = Message(
+                        kind=MessageType.SIGNAL,
+                        serial=1000,
+                        path="/org/freedesktop/login1",
+                        destination=destination,
+                        interface=interface,
+                        member=member,
+                        signature=signature,
+                        body=body,
+                    )
+                    assert other._transport is not None
+                    other._transport.write(encode_message(signal))
+            # The bus has passed them on when it has replied.
+            await other.call(*BUS, "ListNames")
+            peer.prepare_for_shutdown(False)
+            assert await events.next() == PrepareForShutdown(False)
 
 
 @needs_bus
