@@ -19,7 +19,7 @@ from typing import NoReturn, Protocol
 
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
-from pykubelet.node.shutdown_groups import ShutdownPeriod, grace_seconds, group_index
+from pykubelet.node.shutdown_groups import ShutdownPeriod, grace_seconds, group_index, total_seconds
 from pykubelet.node.shutdown_state import FinalStatuses
 from pykubelet.util.tasks import wait_seconds
 
@@ -76,9 +76,9 @@ class PodDrain:
         `available` is the number of seconds until the host goes down regardless.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + available
+        end = loop.time() + min(available, total_seconds(periods) + STATUS_SECONDS)
         requested: set[str] = set()
-        # The kubelet may have just started.
+        # The kubelet may have just started; what this takes is missing at the end.
         known_by = loop.time() + STATUS_SECONDS
         while not self._pods.are_known() and loop.time() < known_by:
             await self._changed(POLL_SECONDS)
@@ -136,9 +136,17 @@ class PodDrain:
             await self._wait_reported(group, min(deadline, loop.time() + STATUS_SECONDS))
 
     async def _terminate(self, pods: Sequence[Pod], seconds: int) -> None:
+        before = set(self._final)
         for pod in pods:
             self._pods.record(pod)
-        await self._final.flush()
+        try:
+            await self._final.flush()
+        except asyncio.CancelledError:
+            # These pods stay as they are: the next kubelet process must not terminate them.
+            for uid in {pod.uid for pod in pods} - before:
+                self._final.discard(uid)
+            await self._final.flush()
+            raise
         for pod in pods:
             grace = grace_seconds(pod, seconds)
             log.v(1).info(

@@ -188,6 +188,8 @@ class FinalStatuses(Mapping[str, PodStatus]):
             content = to_json(_Record(pods=self._statuses)) if self._statuses else None
             if content == self._written:
                 return
+            # A cancelled write completes in its thread: until it is awaited, the file may be either.
+            self._written = b""
             if content is None:
                 try:
                     await finish_in_thread(partial(self._path.unlink, missing_ok=True))

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.linux.logind import DROP_IN_NAME, connect_logind
-from pykubelet.node import shutdown_drain, shutdown_manager
+from pykubelet.node import shutdown_drain, shutdown_manager, shutdown_state
 from pykubelet.node.shutdown_drain import PodDrain
 from pykubelet.node.shutdown_groups import ShutdownPeriod, terminated_status
 from pykubelet.node.shutdown_manager import NodeShutdownManager
@@ -229,6 +229,57 @@ async def test_manager_cancelled_shutdown_stops_drain_and_inhibits_again(tmp_pat
         logind.prepare_for_shutdown(True)
         await logind.until(lambda: logind.held == 0)
         assert rig.pods.log[-1] == "stopped database"
+
+
+async def test_drain_cancelled_while_recording_pods_stay_and_are_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that the next kubelet process does not terminate pods of which no container was stopped."""
+    writing, may_write = asyncio.Event(), asyncio.Event()
+
+    async def slow(work: Callable[[], Any]) -> Any:
+        writing.set()
+        try:
+            await may_write.wait()
+        finally:
+            # As `finish_in_thread`: the work completes also if its caller is cancelled.
+            result = work()
+        return result
+
+    final = FinalStatuses(tmp_path)
+    pods = MemoryPods(final)
+    pods.add("web")
+    monkeypatch.setattr(shutdown_state, "finish_in_thread", slow)
+    drain = asyncio.ensure_future(PodDrain(pods, final).run(PERIODS))
+    await writing.wait()
+    drain.cancel()
+    may_write.set()
+    await asyncio.wait([drain])
+    assert drain.cancelled()
+    assert (pods.log, len(final)) == ([], 0)
+    assert not (tmp_path / STATUSES_FILE).exists()
+
+
+@pytest.mark.looptime
+async def test_drain_pods_not_known_ends_within_periods_and_status_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def immediately(work: Callable[[], Any]) -> Any:
+        return work()
+
+    monkeypatch.setattr(shutdown_state, "finish_in_thread", immediately)
+    final = FinalStatuses(tmp_path)
+    pods = MemoryPods(final)
+    pods.path = tmp_path / STATUSES_FILE
+    pods.api_is_up = False
+    for name, priority in (("web", 0), ("database", 1000)):
+        pods.add(name, priority, stop=STUCK)
+    monkeypatch.setattr(pods, "are_known", lambda: False)
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    await PodDrain(pods, final).run(PERIODS)
+    # `stop_seconds`, by which the kubelet extends TimeoutStopSec, is the sum of both.
+    assert clock() - started <= 30 + shutdown_drain.STATUS_SECONDS + 0.5
 
 
 async def test_manager_logind_restarts_inhibits_again(tmp_path: Path) -> None:
