@@ -188,6 +188,9 @@ class PodEngine:
         """Start static pods again that the kubelet has terminated for this reason."""
         for pod in self.store.static_pods():
             status, worker = self.statuses.get(pod.uid), self.workers.get(pod.uid)
+            if worker is not None:
+                # A termination that has only been requested does not show in the status yet.
+                status = worker.killed_status(status or pod.status)
             if status is None or status.phase not in TERMINAL or status.reason != reason:
                 continue
             if worker is None:

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Any
 
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import (
     KillPodOptions,
@@ -29,6 +30,7 @@ from pykubelet.podsync.contract import (
     SyncError,
 )
 from pykubelet.podworkers.metrics import WorkerMetrics
+from pykubelet.status.compute import TERMINAL
 from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
@@ -138,6 +140,12 @@ class PodWorker:
     def wake(self) -> None:
         """Request another step."""
         self._wake.set()
+
+    def killed_status(self, status: PodStatus) -> PodStatus:
+        """Return a status as it will be after the requested termination, unchanged if none is requested."""
+        if self._pod_status is None or status.phase in TERMINAL:
+            return status
+        return self._pod_status(status)
 
     def terminate(self, grace: int | None = None, pod_status: PodStatusFunc | None = None) -> None:
         """Terminate the pod; the shortest grace period and the last status function count."""

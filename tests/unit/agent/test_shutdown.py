@@ -279,6 +279,27 @@ async def test_shutdown_cancelled_static_pods_start_again(node: ShutdownNode) ->
         await node.until(lambda: rig.engine.statuses.get("static").phase == "Running")  # type: ignore[union-attr]
 
 
+async def test_shutdown_cancelled_before_static_pod_is_observed_it_starts_again(node: ShutdownNode) -> None:
+    """Verify that a static pod starts again whose status does not show the termination yet."""
+    async with node.with_drain() as rig:
+        static = make_pod("static", "static", containers=("agent",))
+        static.metadata.annotations = {"kubernetes.io/config.source": "file"}
+        for one in static.spec.containers:
+            one.image = "busybox"
+        rig.engine.pod_changed(PodChange("ADD", static, "file"))
+        await node.until(lambda: "agent" in node.runtime.names())
+        await node.until(lambda: rig.engine.statuses.get("static").phase == "Running")  # type: ignore[union-attr]
+        before = node.runtime.names()
+        rig.drain._pods.terminate(static, 5)
+        status = rig.engine.statuses.get("static")
+        assert status is not None
+        assert status.phase == "Running"
+        rig.engine.restart_static_pods("Terminated")
+        await node.until(lambda: "agent" in node.runtime.stopped_at)
+        await node.until(lambda: node.runtime.names() == before)
+        await node.until(lambda: rig.engine.state("static") == "syncing")
+
+
 @pytest.mark.parametrize(
     ("gates", "period", "has_manager", "has_metrics"),
     [
