@@ -236,7 +236,8 @@ class EvictionManager:
     async def synchronize(self) -> Sequence[Pod]:
         """Run one round, and return the evicted pods."""
         settings = self._settings
-        if not settings.thresholds and not settings.local_storage:
+        # Conditions of thresholds that are no longer configured end after the transition period.
+        if not settings.thresholds and not settings.local_storage and not self._state.conditions:
             return ()
         thresholds, observations = await self._observe()
         decision = decide(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -428,3 +429,17 @@ async def test_report_signals_distances_and_first_victims() -> None:
     assert (nodefs.distance, nodefs.min_reclaim) == (2 << 30, 5 << 30)
     assert by_signal["containerfs.available"].thresholds == [nodefs]
     assert (node.killed, node.node_events) == ([], [])
+
+
+@pytest.mark.looptime
+async def test_set_settings_no_thresholds_left_condition_ends_after_transition_period() -> None:
+    node = node_with_pods(memory="900Mi")
+    manager = node.manager(HARD)
+    await manager.synchronize()
+    assert node.conditions.current == ("MemoryPressure",)
+    manager.set_settings(replace(manager._settings, thresholds=()))
+    await manager.synchronize()
+    assert node.conditions.current == ("MemoryPressure",)
+    await asyncio.sleep(301)
+    assert await manager.synchronize() == ()
+    assert not node.conditions.current
