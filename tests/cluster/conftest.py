@@ -79,14 +79,17 @@ def namespace(plane: Plane) -> Iterator[str]:
 
 
 @contextmanager
-def fresh_namespace(plane: Plane, name: str = "") -> Iterator[str]:
-    """A new namespace for the time of a block; its pods are gone from the API at the end."""
+def fresh_namespace(plane: Plane, name: str = "", *, seconds: float = 90) -> Iterator[str]:
+    """A new namespace for the time of a block; its pods are gone from the API at the end.
+
+    `seconds` is the time limit of the cluster's controllers.
+    """
     name = name or unique("t")
     plane.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
         # After an outage the cluster's controllers come back late.
-        plane.wait_for("serviceaccount", "default", name, seconds=90)
-        plane.wait_for("configmap", "kube-root-ca.crt", name, seconds=90)
+        plane.wait_for("serviceaccount", "default", name, seconds=seconds)
+        plane.wait_for("configmap", "kube-root-ca.crt", name, seconds=seconds)
         yield name
     finally:
         # First of all, or their owners would make them anew.

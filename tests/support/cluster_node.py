@@ -119,8 +119,23 @@ class ClusterNode(Node):
         return pod_document(name, namespace, self.name, **spec)
 
     def create_pod(self, namespace: str, name: str = "", script: str = "", **spec: Any) -> Document:
-        """Create a pod bound to this node; gives it as the API server has it."""
-        return self.plane.create(self.pod_document(name or unique("p"), namespace, script, **spec))
+        """Create a pod bound to this node; gives it as the API server has it.
+
+        Admission in the API server knows a new PriorityClass only after its informer does.
+        """
+        document = self.pod_document(name or unique("p"), namespace, script, **spec)
+
+        def create() -> Document | None:
+            try:
+                return self.plane.create(document)
+            except ApiStatusError as err:
+                if "no PriorityClass with name" not in str(err):
+                    raise
+                return None
+
+        if "priorityClassName" not in spec:
+            return self.plane.create(document)
+        return self.wait(f"PriorityClass {spec['priorityClassName']} to be known", create)
 
     def api_pod(self, pod: Document) -> Document | None:
         """The pod as the API server has it now; None when it is gone or another has its name."""

@@ -285,3 +285,19 @@ def test_load_any_arguments_loaded_or_reported(argv: list[str]) -> None:
     except ConfigError as error:
         found = error.problems or [Problem("", "\n")]
     assert all("\n" not in str(problem) for problem in found)
+
+
+@pytest.mark.parametrize("with_priority", [True, False])
+def test_load_drain_on_stop_without_gate_reported(tmp_path: Path, with_priority: bool) -> None:
+    """Verify that no configuration with periods disables the drain, by whichever gate."""
+    config = tmp_path / "config.yaml"
+    off = {"GracefulNodeShutdown": False, "WindowsGracefulNodeShutdown": False}
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "featureGates": off | {"GracefulNodeShutdownBasedOnPodPriority": with_priority},
+        "shutdownGracePeriodByPodPriority": [{"priority": 0, "shutdownGracePeriodSeconds": 30}],
+    }
+    config.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="GracefulNodeShutdownBasedOnPodPriority"):
+        load([f"--config={config}", "--drain-on-stop"])
