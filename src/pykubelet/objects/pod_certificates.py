@@ -45,7 +45,7 @@ from pykubelet.apiserver.client import SERVICE_ACCOUNTS, ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import CredentialBundle, ObjectError, RecordPodEvent
+from pykubelet.objects.base import CertificateRefused, CredentialBundle, ObjectError, RecordPodEvent
 from pykubelet.objects.fetch import err_text, fetch, retry_until_observed
 from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.backoff import ExponentialDelay
@@ -251,7 +251,7 @@ class PodCertificates:
     ) -> CredentialBundle:
         """Return the key and certificate chain of a source of a projected volume, by its index.
 
-        Raises ObjectError while they are not issued, and if they never will be.
+        Raises ObjectError while they are not issued, and CertificateRefused if they never will be.
         """
         key = _Key(pod.uid, volume, index)
         record = self._records.get(key)
@@ -268,7 +268,7 @@ class PodCertificates:
                             await record.changed.wait()
                             await self._advance(pod, source, record)
         if record.refused is not None:
-            raise ObjectError(record.refused.error())
+            raise CertificateRefused(record.refused.error())
         if record.bundle is None:
             raise ObjectError(record.error or _NOT_ISSUED)
         return record.bundle
