@@ -27,6 +27,10 @@ class ObjectNotFound(ObjectError):
     """The object does not exist; callers for which it is optional continue."""
 
 
+class CertificateRefused(ObjectError):
+    """The signer denied or failed a pod's certificate request, which is final."""
+
+
 class CredentialBundle(ObjectStruct):
     """A private key and its certificate chain, both PEM; the repr hides them."""
 

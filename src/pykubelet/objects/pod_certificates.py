@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import random
-import re
 import ssl
 import time
 from collections import Counter
@@ -47,7 +45,7 @@ from pykubelet.apiserver.client import SERVICE_ACCOUNTS, ApiClient, Resource
 from pykubelet.apiserver.errors import KubeError
 from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import CredentialBundle, ObjectError, RecordPodEvent
+from pykubelet.objects.base import CertificateRefused, CredentialBundle, ObjectError, RecordPodEvent
 from pykubelet.objects.fetch import err_text, fetch, retry_until_observed
 from pykubelet.objects.watch_based import LazyInformer
 from pykubelet.util.backoff import ExponentialDelay
@@ -72,14 +70,13 @@ OVERDUE_SECONDS = 600.0
 JITTER_SECONDS = 300.0
 """Maximum random delay of a refresh, so that pods with the same certificate life do not refresh in step."""
 RETRY_SECONDS = (1.0, 300.0)
-"""First and longest back-off delay after a failed creation."""
+"""First and longest back-off delay after a failed creation or a deleted request, until one is issued."""
 MAX_CHAIN_BYTES = 100 * 1024
 """Maximum size of a certificate chain, as in the API."""
 MAX_SOURCES_PER_POD = 64
 MAX_CONCURRENT_KEYS = 2
 """Number of keys that are generated concurrently; RSA keys take seconds of processor time."""
-_BLOCK = re.compile(r"-----BEGIN ([^-\n]++)-----\s([A-Za-z0-9+/=\s]*+)-----END \1-----")
-"""A PEM block; takes linear time, because neither of its parts contains a dash."""
+_BEGIN, _END, _DASHES = "-----BEGIN ", "-----END ", "-----"
 _NOT_ISSUED = "credential bundle is not issued yet"
 State = Literal["not_yet_issued", "denied", "failed", "fresh", "overdue_for_refresh", "expired"]
 
@@ -126,21 +123,35 @@ def outcome(request: PodCertificateRequest) -> Issued | Refused | None:
 
 
 def clean_chain(text: str) -> str:
-    """Return the certificates of a chain in their order, without anything between the PEM blocks.
+    """Return the certificates of a chain in their order, without PEM headers and text between the blocks.
 
     Raises ValueError if there is none, or if the chain is too long.
     """
     if len(text) > MAX_CHAIN_BYTES:
         raise ValueError(f"the certificate chain is longer than {MAX_CHAIN_BYTES} bytes")
     found = []
-    for block in _BLOCK.finditer(text):
+    for body in _pem_bodies(text):
         try:
-            found.append(base64.b64decode("".join(block[2].split()), validate=True))
-        except binascii.Error:
+            found.append(base64.b64decode("".join(body.split()), validate=True))
+        except ValueError:
             continue
     if not found:
         raise ValueError("the certificate chain contains no certificate")
     return "".join(map(ssl.DER_cert_to_PEM_cert, found))
+
+
+def _pem_bodies(text: str) -> Iterator[str]:
+    """Yield the base64 text of each complete PEM block; takes linear time."""
+    label, body = "", list[str]()
+    for line in text.split("\n"):
+        _, begins, rest = line.partition(_BEGIN)
+        if begins:
+            label, body = rest.partition(_DASHES)[0], []
+        elif label and line.startswith(f"{_END}{label}{_DASHES}"):
+            yield "".join(body)
+            label = ""
+        elif ":" not in line:  # a line with a colon is a header
+            body.append(line)
 
 
 class _Key(NamedTuple):
@@ -174,6 +185,7 @@ class _Record:
     """Set when the pending request has changed in the API server."""
     delay: ExponentialDelay = field(default_factory=lambda: ExponentialDelay(*RETRY_SECONDS))
     retry_at: float = 0.0
+    """Event-loop time of the next creation: a step of the host's clock does not change the delay."""
     error: str = ""
     """Error of the last creation, while its back-off delay has not expired."""
     overdue_reported: bool = False
@@ -189,9 +201,9 @@ class _Record:
             return "expired"
         return "overdue_for_refresh" if now > self.issued.refresh_at + OVERDUE_SECONDS else "fresh"
 
-    def is_due(self, now: float) -> bool:
+    def is_due(self, now: float, loop_time: float) -> bool:
         """Return whether the next `get` can make progress by the passage of time alone."""
-        if self.refused is not None or now < self.retry_at:
+        if self.refused is not None or loop_time < self.retry_at:
             return False
         if self.pending is not None:
             return not self.pending.observed and now > self.pending.abandon_at
@@ -239,7 +251,7 @@ class PodCertificates:
     ) -> CredentialBundle:
         """Return the key and certificate chain of a source of a projected volume, by its index.
 
-        Raises ObjectError while they are not issued, and if they never will be.
+        Raises ObjectError while they are not issued, and CertificateRefused if they never will be.
         """
         key = _Key(pod.uid, volume, index)
         record = self._records.get(key)
@@ -256,7 +268,7 @@ class PodCertificates:
                             await record.changed.wait()
                             await self._advance(pod, source, record)
         if record.refused is not None:
-            raise ObjectError(record.refused.error())
+            raise CertificateRefused(record.refused.error())
         if record.bundle is None:
             raise ObjectError(record.error or _NOT_ISSUED)
         return record.bundle
@@ -268,8 +280,9 @@ class PodCertificates:
 
     def notify_due(self) -> None:
         """Notify the pods whose certificates are due for refresh; called periodically."""
-        now = self._clock()
-        for uid in sorted({key.uid for key, record in self._records.items() if record.is_due(now)}):
+        now, loop_time = self._clock(), asyncio.get_running_loop().time()
+        due = {key.uid for key, record in self._records.items() if record.is_due(now, loop_time)}
+        for uid in sorted(due):
             self._notify(uid)
 
     def states(self) -> Mapping[tuple[str, State], int]:
@@ -295,8 +308,9 @@ class PodCertificates:
         if request is None:
             if pending.observed or self._clock() > pending.abandon_at:
                 record.pending = None
+                # A client that deletes every request must not make the kubelet generate keys incessantly.
+                record.retry_at = asyncio.get_running_loop().time() + record.delay.next()
                 log.warning("PodCertificateRequest was deleted", pod=pod.full_name, request="/".join(key))
-                self._notify(pod.uid)
             return
         pending.observed = True
         try:
@@ -317,11 +331,12 @@ class PodCertificates:
             record.bundle = CredentialBundle(private_key=pending.key, certificate_chain=result.chain)
             record.pending = None
             record.overdue_reported = record.expiry_reported = False
+            record.delay.reset()
 
     async def _request(self, pod: Pod, source: PodCertificateProjection, record: _Record) -> None:
-        """Create a request, with back-off after failures."""
-        now = self._clock()
-        if now < record.retry_at:
+        """Create a request, with back-off after failures and after deletions of the previous one."""
+        clock = asyncio.get_running_loop().time
+        if clock() < record.retry_at:
             return
         try:
             # Synchronized first: otherwise the new request could be missing from the store for long.
@@ -329,11 +344,10 @@ class PodCertificates:
             record.pending = await self._create(pod, source, record)
         except ObjectError as err:
             record.error = str(err)
-            record.retry_at = now + record.delay.next()
+            record.retry_at = clock() + record.delay.next()
             log.error(err, "Failed to request pod certificate", pod=pod.full_name, podUID=pod.uid)
         else:
             record.error, record.retry_at, record.draft = "", 0.0, None
-            record.delay.reset()
 
     async def _create(self, pod: Pod, source: PodCertificateProjection, record: _Record) -> _Pending:
         namespace, account = pod.metadata.namespace, pod.spec.service_account_name

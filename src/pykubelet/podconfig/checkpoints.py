@@ -36,7 +36,13 @@ from pykubelet.api.selector import LabelSelector
 from pykubelet.api.storage import CsiDriver, PersistentVolume, PersistentVolumeClaim
 from pykubelet.api.volume import PodCertificateProjection
 from pykubelet.logs import get_logger
-from pykubelet.objects.base import CredentialBundle, ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.base import (
+    CertificateRefused,
+    CredentialBundle,
+    ObjectError,
+    ObjectNotFound,
+    PodObjects,
+)
 from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.util.files import fsync_directory, write_atomically
 from pykubelet.util.tasks import finish_in_thread
@@ -306,7 +312,10 @@ class CheckpointedObjects:
     async def pod_certificate(
         self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
     ) -> CredentialBundle:
-        """Return a key and its certificate, or the checkpointed ones, which may have expired."""
+        """Return a key and its certificate, or the checkpointed ones, which may have expired.
+
+        A refusal of the signer is final: the checkpointed ones are not used then.
+        """
         key = f"{volume}:{index}"
         try:
             found = await self._objects.pod_certificate(pod, volume, index, source)
@@ -333,7 +342,8 @@ class CheckpointedObjects:
 
     def _checkpointed(self, pod: Pod, err: ObjectError, select: Callable[[Checkpoint], T | None]) -> T:
         known = self._checkpoints.get(pod.uid)
-        last = select(known) if known is not None and not isinstance(err, ObjectNotFound) else None
+        is_final = isinstance(err, ObjectNotFound | CertificateRefused)
+        last = select(known) if known is not None and not is_final else None
         if last is None:
             raise err
         log.v(2).info("Using checkpointed object", pod=pod.full_name, podUID=pod.uid, err=err)

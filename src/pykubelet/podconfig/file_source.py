@@ -136,7 +136,7 @@ class PathWatch:
 
     def end_wait(self) -> None:
         """End the current `wait`, if any, as after its timeout."""
-        if self._deadline is not None:
+        if self._deadline is not None and not self._deadline.expired():
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def _wait_for_event(self, timeout: float) -> bool:

@@ -62,6 +62,7 @@ from pykubelet.volumes.pvc import (
     volume_group,
 )
 from pykubelet.volumes.registry import load_plugins
+from pykubelet.volumes.selinux import SELinuxAdmission
 from pykubelet.volumes.sub_path import bind_sub_paths
 from pykubelet.volumes.unmounter import UNMOUNT_TIMEOUT_SECONDS, PodUnmounter, VolumeGarbageCollector
 from pykubelet.volumes.volume_state import VolumeRecord, VolumeState
@@ -250,6 +251,7 @@ class PodVolumes:
         )
         self._recorder = OperationRecorder(self.metrics, self.plugins, self._state)
         self._unmounter = PodUnmounter(root, self.plugins, self._operations, self._recorder.record_unmount)
+        self._se_linux = SELinuxAdmission(self.metrics.se_linux, all_modes=host.options.se_linux_mount)
         self._waiting_for_exclusive: set[str] = set()
         """Pods that wait for a ReadWriteOncePod volume of another pod."""
         self._garbage_collector = VolumeGarbageCollector(
@@ -334,6 +336,7 @@ class PodVolumes:
         self._state.unregister(uid)
         self.metrics.count.forget(uid)
         self.attached.forget(uid)
+        self._se_linux.forget(uid)
         for waiting in sorted(self._waiting_for_exclusive - {uid}):
             self._wake(waiting)
         self._waiting_for_exclusive.clear()
@@ -419,6 +422,9 @@ class PodVolumes:
                 raise VolumePluginError(f"volumes of kind {to_mount.kind} cannot be had as block devices")
             if to_mount.mount_options and not plugin.options:
                 raise BadOptions("mount options are not supported for this volume type")
+            # These metrics separate plugin and driver with a slash, all others with a colon.
+            metric_name = plugin_name(to_mount.kind, plugin.directory_name, to_mount.source).replace(":", "/")
+            await self._se_linux.admit(to_mount, plugin, metric_name)
             if not plugin.slow and to_mount.persistent is None:
                 return await plugin.set_up(to_mount)
             record = self._state.get(pod.uid, volume.name)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from pykubelet.util.metrics import SECONDS
 
@@ -51,11 +51,33 @@ class VolumeCount:
         return found
 
 
+class SELinuxMetrics:
+    """Volumes with a SELinux label and label conflicts, on hosts with SELinux; gauges as upstream's."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"volume_manager_selinux_{name}_total", text, labels, registry=registry)
+
+        in_pod = "Pods whose containers use one volume with different SELinux labels"
+        in_volume = "Pods that use a volume with another SELinux label than other pods on the node"
+        retried = "they are retried, and each attempt counts."
+        ignored = "ignored for the volume's access mode."
+        shared = ("volume_plugin", "access_mode")
+        self.pod_errors = gauge("pod_context_mismatch_errors", f"{in_pod}; {retried}", "access_mode")
+        self.pod_warnings = gauge("pod_context_mismatch_warnings", f"{in_pod}; {ignored}", "access_mode")
+        self.volume_errors = gauge("volume_context_mismatch_errors", f"{in_volume}; {retried}", *shared)
+        self.volume_warnings = gauge("volume_context_mismatch_warnings", f"{in_volume}; {ignored}", *shared)
+        self.admitted = gauge(
+            "volumes_admitted", "Volumes with one SELinux label for all containers.", *shared
+        )
+
+
 class VolumeMetrics:
     """Histograms of volume operations; without a registry they are not exported."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.count = VolumeCount()
+        self.se_linux = SELinuxMetrics(registry)
         self._operations = Histogram(
             "storage_operation_duration_seconds",
             "Duration of volume operations in seconds.",

@@ -179,6 +179,10 @@ class Locks:
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
+    def is_held(self, name: str) -> bool:
+        """Return whether a task holds the mutex of a name or waits for it."""
+        return name in self._locks
+
     @asynccontextmanager
     async def __call__(self, name: str) -> AsyncIterator[None]:
         """Hold the mutex of a name."""

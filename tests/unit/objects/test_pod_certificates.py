@@ -210,8 +210,20 @@ async def test_get_deleted_request_is_created_again(signing: Signing) -> None:
     signing.api.remove("podcertificaterequests", "req-1")
     await asyncio.sleep(1)
     await signing.fails("not issued yet")
+    await asyncio.sleep(1)
     await signing.fails("not issued yet")
     assert [request["metadata"]["name"] for request in signing.api.requests] == ["req-2"]
+
+
+async def test_get_requests_always_deleted_creates_with_growing_delay(signing: Signing) -> None:
+    created = set()
+    for _ in range(600):
+        await signing.fails("not issued yet")
+        for request in signing.api.requests:
+            created.add(request["metadata"]["name"])
+            signing.api.remove("podcertificaterequests", request["metadata"]["name"])
+        await asyncio.sleep(1)
+    assert 5 < len(created) < 12
 
 
 async def test_get_unobserved_request_is_abandoned_after_deadline(signing: Signing) -> None:
@@ -225,6 +237,7 @@ async def test_get_unobserved_request_is_abandoned_after_deadline(signing: Signi
     signing.certificates.notify_due()
     assert signing.notified == ["uid-web"]
     await signing.fails("not issued yet")
+    await asyncio.sleep(1)
     await signing.fails("not issued yet")
     assert len(signing.api.requests) == 2
 
@@ -244,7 +257,8 @@ async def test_get_creation_fails_retries_with_backoff_and_same_key(signing: Sig
     await signing.fails("connection refused")
     assert len(signing.api.asked) == asked, "the back-off delay has not expired"
     signing.api.broken = None
-    signing.api.clock += 1
+    signing.api.clock -= DAY  # the host's clock is corrected: the delay stays one second
+    await asyncio.sleep(1)
     await signing.fails("not issued yet")
     assert signing.api.requests[0]["spec"]["stubPKCS10Request"] == "cmVxdWVzdC0x"
 
@@ -320,6 +334,19 @@ def test_clean_chain_keeps_order_and_drops_text_between_blocks() -> None:
     assert clean_chain(f"note\n{second}between{PEM}after") == second + PEM
     with pytest.raises(ValueError, match="no certificate"):
         clean_chain("-----BEGIN CERTIFICATE-----\n!!\n-----END CERTIFICATE-----\n")
+
+
+def test_clean_chain_blocks_with_headers_drops_only_headers() -> None:
+    second = PEM.replace("YWFh", "YmJi")
+    headed = second.replace("-----\nY", "-----\nSubject: CN=a-b\nProc-Type: 4,CLEAR\n\nY")
+    assert clean_chain(headed + PEM) == second + PEM
+    assert clean_chain(headed.replace("\n", "\r\n") + PEM) == second + PEM
+
+
+def test_clean_chain_many_unfinished_blocks_takes_linear_time() -> None:
+    line = "-----BEGIN A:-----\n"
+    hostile = line * ((MAX_CHAIN_BYTES - len(PEM)) // len(line))
+    assert clean_chain(hostile + PEM) == PEM
 
 
 async def test_cluster_objects_without_gate_or_cluster_raises_with_remedy() -> None:

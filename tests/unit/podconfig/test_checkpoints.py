@@ -14,7 +14,14 @@ from pykubelet.api.node import Node, NodeStatus
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.quantity import Quantity
-from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
+from pykubelet.api.volume import PodCertificateProjection
+from pykubelet.objects.base import (
+    CertificateRefused,
+    CredentialBundle,
+    NoObjects,
+    ObjectError,
+    ObjectNotFound,
+)
 from pykubelet.podconfig.checkpoints import CheckpointedObjects, Checkpoints
 
 
@@ -215,3 +222,29 @@ async def test_checkpointed_objects_server_away_returns_last_objects(tmp_path: P
     cluster.away, cluster.gone = False, True
     with pytest.raises(ObjectNotFound):
         await objects.config_map(pod("a"), "map")
+
+
+class Signer(NoObjects):
+    """A source of certificates that can fail."""
+
+    error: ObjectError | None = None
+
+    async def pod_certificate(
+        self, pod: Pod, volume: str, index: int, source: PodCertificateProjection
+    ) -> CredentialBundle:
+        if self.error is not None:
+            raise self.error
+        return CredentialBundle(private_key="key", certificate_chain="chain")
+
+
+async def test_checkpointed_objects_refused_certificate_is_not_replaced_by_checkpoint(tmp_path: Path) -> None:
+    signer, checkpoints = Signer(), Checkpoints(tmp_path)
+    objects = CheckpointedObjects(signer, checkpoints, Cluster().handler)
+    checkpoints.save(pod("a"))
+    source = PodCertificateProjection(signer_name="example.com/s", key_type="ED25519")
+    issued = await objects.pod_certificate(pod("a"), "v", 0, source)
+    signer.error = ObjectError("credential bundle is not issued yet")
+    assert await objects.pod_certificate(pod("a"), "v", 0, source) == issued
+    signer.error = CertificateRefused("permanently denied")
+    with pytest.raises(CertificateRefused):
+        await objects.pod_certificate(pod("a"), "v", 0, source)

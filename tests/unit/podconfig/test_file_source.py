@@ -489,3 +489,17 @@ def test_directories_to_watch_follows_symlinks_and_missing_parents(tmp_path: Pat
     assert directories_to_watch(tmp_path / "no" / "such" / "folder") == {tmp_path: frozenset({"no"})}
     (tmp_path / "loop").symlink_to("loop")
     assert directories_to_watch(tmp_path / "loop") == {tmp_path: frozenset({"loop"})}
+
+
+async def test_path_watch_end_wait_while_wait_is_ending_is_ignored(tmp_path: Path) -> None:
+    with path_watch.PathWatch() as watch:
+        watch.arm(directories_to_watch(tmp_path))
+        waiting = asyncio.create_task(watch.wait(600))
+        while (deadline := watch._deadline) is None:
+            await asyncio.sleep(0)
+        watch.end_wait()
+        while not deadline.expired():
+            await asyncio.sleep(0)
+        assert watch._deadline is deadline, "the wait has not returned yet"
+        watch.end_wait()
+        await asyncio.wait_for(waiting, 10)

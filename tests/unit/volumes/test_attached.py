@@ -1,5 +1,6 @@
 """Disks that the cluster's controllers attach are touched when they say so, and not before."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -121,6 +122,31 @@ async def test_pod_volumes_disk_in_use_until_unmounted_from_node(
     with monkeypatch.context() as patch:
         patch.setattr(NetworkDiskPlugin, "_release", busy)
         await rig.volumes.unmount_unused()
+    assert rig.volumes.attached.in_use() == [NAME]
+    await rig.volumes.unmount_unused()
+    assert rig.volumes.attached.in_use() == []
+
+
+async def test_pod_volumes_collection_during_set_up_keeps_disk_in_use(
+    root: Path, shelf: Shelf, scope: TaskScope, bound: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verify that the disk is in use until it is detached, although its directory is created late."""
+    rig = Rig(root, shelf, scope)
+    rig.attach(NAME)
+    bind, started, go_on = NetworkDiskPlugin._bind, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Any, *args: Any, **options: Any) -> None:
+        started.set()
+        await go_on.wait()
+        await bind(self, *args, **options)
+
+    monkeypatch.setattr(NetworkDiskPlugin, "_bind", slow)
+    task = asyncio.create_task(rig.volumes.mount(pod_with(DISK)))
+    await started.wait()
+    await rig.volumes.unmount_unused()
+    go_on.set()
+    await task
+    await rig.volumes.unmount("u-1")
     assert rig.volumes.attached.in_use() == [NAME]
     await rig.volumes.unmount_unused()
     assert rig.volumes.attached.in_use() == []

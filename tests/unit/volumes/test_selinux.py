@@ -5,15 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pykubelet.volumes.csi.dependencies import CsiDependencies
 from pykubelet.volumes.csi.mounter import CsiMounter
 from pykubelet.volumes.csi.paths import CsiPaths, VolumeData, write_data
 from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.selinux import context_option, mount_label, supports_context_mount
+from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.metrics import SELinuxMetrics, VolumeMetrics
+from pykubelet.volumes.plugin import BaseVolumePlugin, MemoryLimits, MountedVolume, VolumeToMount
+from pykubelet.volumes.selinux import (
+    SELinuxAdmission,
+    context_option,
+    mount_label,
+    supports_context_mount,
+)
 from tests.support.csi import inline, make_pod, persistent
 from tests.support.csi_driver.process import DRIVER
+from tests.support.volumes import Node, Shelf, pod_with
 
 FILES = "system_u:object_r:container_file_t:"
 RWOP = ["ReadWriteOncePod"]
@@ -135,3 +145,115 @@ def test_check_labels_volume_of_other_pod_with_other_label_raises(tmp_path: Path
     expected = f'^conflicting SELinux labels of volume pv-vol-1: "{FILES}s0:c1" and "{FILES}s0:c2"$'
     with pytest.raises(VolumePluginError, match=expected):
         mounter._check_labels(CsiVolume.parse(persistent(make_pod("u-2"))), f"{FILES}s0:c2")
+
+
+def test_mount_label_empty_options_beside_label_raises(host: SELinux) -> None:
+    chosen_by_runtime = {**using(None)[0], "name": "own", "securityContext": {"seLinuxOptions": {}}}
+    with pytest.raises(VolumePluginError, match="multiple SELinux labels"):
+        host.label(containers=[*using("s0:c1"), chosen_by_runtime])
+    assert host.label(containers=[chosen_by_runtime]) == ""
+
+
+class _Plugin(BaseVolumePlugin):
+    """A plugin that does or does not mount with labels."""
+
+    def __init__(self, supported: bool = True) -> None:
+        self._supported = supported
+
+    async def set_up(self, volume: VolumeToMount) -> MountedVolume:
+        return MountedVolume("/")
+
+    async def supports_context_mount(self, volume: VolumeToMount) -> bool:
+        return self._supported
+
+
+class Admission:
+    """Admission on a host with SELinux, with its metrics."""
+
+    def __init__(self, host: SELinux, *, all_modes: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        metrics = SELinuxMetrics(self.registry)
+        self.checks = SELinuxAdmission(metrics, all_modes=all_modes, fs=host.fs, policies=host.policies)
+
+    async def admit(
+        self, uid: str, *levels: str, modes: Sequence[str] = RWOP, supported: bool = True
+    ) -> None:
+        volume = persistent(make_pod(uid, containers=using(*levels)), modes=modes)
+        await self.checks.admit(volume, _Plugin(supported), "csi/d")
+
+    def count(self, name: str, mode: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(
+            f"volume_manager_selinux_{name}_total", {"access_mode": mode, **labels}
+        )
+
+
+async def test_admit_volume_with_label_counts_once_until_forgotten(host: SELinux) -> None:
+    admission = Admission(host)
+    for _ in range(2):
+        await admission.admit("u-1", "s0:c1")
+    await admission.admit("u-2", "s0:c1")
+    assert admission.count("volumes_admitted", "RWOP", volume_plugin="csi/d") == 1
+    admission.checks.forget("u-1")
+    with pytest.raises(VolumePluginError, match="conflicting SELinux labels of volume pv-vol-1"):
+        await admission.admit("u-3", "s0:c2")
+    assert admission.count("volume_context_mismatch_errors", "RWOP", volume_plugin="csi/d") == 1
+    admission.checks.forget("u-2")
+    await admission.admit("u-3", "s0:c2")
+    assert admission.count("volumes_admitted", "RWOP", volume_plugin="csi/d") == 2
+
+
+@pytest.mark.parametrize(
+    ("modes", "mode"),
+    [
+        (["ReadWriteOnce"], "RWO"),
+        (["ReadWriteOnce", "ReadOnlyMany"], "ROX"),
+        (["ReadOnlyMany", "ReadWriteMany"], "RWX"),
+    ],
+)
+async def test_admit_other_access_modes_counts_warnings_only(
+    host: SELinux, modes: Sequence[str], mode: str
+) -> None:
+    admission = Admission(host)
+    await admission.admit("u-1", "s0:c1", modes=modes)
+    for _ in range(2):
+        await admission.admit("u-2", "s0:c2", modes=modes)
+        await admission.admit("u-3", "s0:c1", "s0:c2", modes=modes)
+    assert admission.count("volume_context_mismatch_warnings", mode, volume_plugin="csi/d") == 2
+    assert admission.count("pod_context_mismatch_warnings", mode) == 1
+    assert admission.count("pod_context_mismatch_errors", mode) is None
+    strict = Admission(host, all_modes=True)
+    with pytest.raises(VolumePluginError, match="multiple SELinux labels"):
+        await strict.admit("u-3", "s0:c1", "s0:c2", modes=modes)
+    assert strict.count("pod_context_mismatch_errors", mode) == 1
+
+
+async def test_admit_plugin_without_labels_raises_only_for_labels_in_pod(host: SELinux) -> None:
+    admission = Admission(host)
+    await admission.admit("u-1", "s0:c1", supported=False)
+    await admission.admit("u-2", "s0:c2", supported=False)
+    assert admission.count("volumes_admitted", "RWOP", volume_plugin="csi/d") is None
+    with pytest.raises(VolumePluginError, match="multiple SELinux labels"):
+        await admission.admit("u-3", "s0:c1", "s0:c2", supported=False)
+
+
+async def test_pod_volumes_inline_volume_with_two_labels_counts_warning(
+    host: SELinux, root: Path, shelf: Shelf
+) -> None:
+    registry = CollectorRegistry()
+    volumes = PodVolumes(
+        root,
+        objects=shelf,
+        node=Node(),
+        memory=MemoryLimits(lambda pod: None, 1 << 30),
+        metrics=VolumeMetrics(registry),
+    )
+    volumes._se_linux = SELinuxAdmission(
+        volumes.metrics.se_linux, all_modes=True, fs=host.fs, policies=host.policies
+    )
+    pod = pod_with({"name": "data", "emptyDir": {}}, containers=using("s0:c1", "s0:c2"))
+    name = "volume_manager_selinux_pod_context_mismatch_warnings_total"
+    for expected in (1, 2):
+        for _ in range(2):
+            await volumes.mount(pod)
+            assert registry.get_sample_value(name, {"access_mode": "inline"}) == expected
+        await volumes.unmount(pod.uid)

@@ -199,6 +199,11 @@ class CsiPlugin:
             self._checkpoints.save_used_objects(uid, csi_driver=found)
         return found.spec if found is not None else None
 
+    async def supports_context_mount(self, volume: VolumeToMount) -> bool:
+        """Return whether the driver mounts volumes with a SELinux label (`seLinuxMount`)."""
+        spec = await self._driver_spec(CsiVolume.parse(volume))
+        return spec is not None and spec.se_linux_mount is True
+
     async def tear_down(self, uid: str, name: str) -> None:
         """Unpublish a volume of a pod."""
         self._published.pop((uid, name), None)

@@ -200,6 +200,10 @@ class NetworkDiskPlugin(BaseVolumePlugin):
         relabel = not read_only and not label
         return MountedVolume(str(mount_point), read_only=read_only, relabel=relabel, attached=attached)
 
+    async def supports_context_mount(self, volume: VolumeToMount) -> bool:
+        """Return whether a volume can be mounted with a SELinux label: disks can."""
+        return True
+
     def in_use(self) -> Collection[str]:
         """Return the disks attached here, until they are detached; then another node may attach them."""
         return {name for name in self._attached_names.values() if name}
@@ -211,6 +215,9 @@ class NetworkDiskPlugin(BaseVolumePlugin):
                 async with self._locks(str(disk_dir.relative_to(directory))):
                     await self._release(disk_dir, as_device=directory.name == DEVICES)
         for disk_dir in [disk_dir for disk_dir in self._attached_names if not disk_dir.exists()]:
+            base = self._disks / DEVICES if disk_dir.is_relative_to(self._disks / DEVICES) else self._disks
+            if self._locks.is_held(str(disk_dir.relative_to(base))):
+                continue  # a set-up in progress has not created the directory yet
             del self._attached_names[disk_dir]
             self._labels.pop(disk_dir, None)
 
