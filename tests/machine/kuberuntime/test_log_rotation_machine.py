@@ -111,7 +111,8 @@ async def test_manager_fast_writer_follower_reads_each_line_once_within_bound(
         found = await following
         assert len(found) == LINES
         assert found == list(range(1, LINES + 1))
-        assert len({name.removesuffix(".gz") for name in names}) > 8, names
+        # More than are kept: how many there are depends on the speed of writer and manager.
+        assert len({name.removesuffix(".gz") for name in names}) > POLICY.max_files, names
         # The first file may be a second late; the follower holds what it has not read.
         print(f"largest total {largest / 2**20:.1f} MiB of {POLICY.max_rotated_bytes / 2**20:.1f}")
         assert largest < 5 * POLICY.max_rotated_bytes
