@@ -129,7 +129,7 @@ class Door:
             lines = f"{method} {path} HTTP/1.1\r\nHost: node\r\n"
             if upgrade:
                 lines += f"Connection: Upgrade\r\nUpgrade: {upgrade}\r\n"
-            writer.write(f"{lines}{extra}\r\n".encode())
+            writer.write(f"{lines}{extra}\r\n".encode(errors="surrogateescape"))
             async with asyncio.timeout(120):
                 yield (await reader.readuntil(b"\r\n\r\n")).decode(), reader, writer
         finally:

@@ -20,7 +20,7 @@ from pykubelet.cli.exec import NotRunning, running_id, runtime_client
 from pykubelet.cli.printers import escape_unprintable
 from pykubelet.standalone.instance import Instance
 from pykubelet.transport.errors import CriError
-from pykubelet.transport.remote_command import StreamError, connect_spdy
+from pykubelet.transport.remote_command import StreamError, connect_spdy, write_pong
 from pykubelet.transport.spdy import Data, FrameReader, FrameWriter, GoAway, Ping, Reset, SpdyError
 from pykubelet.util.tasks import TaskScope
 
@@ -145,26 +145,31 @@ async def forward_connection(
 
     Raises StreamError, and ConnectionError if the local side breaks.
     """
-    async with connect_spdy(url, PROTOCOL) as (remote_reader, remote_writer):
-        frames = FrameWriter()
-        headers = {"port": str(port), "requestID": "0"}
-        errors, opening = frames.open_stream({"streamType": "error", **headers})
-        # Nothing is sent on the error stream.
-        remote_writer.write(opening + frames.data(errors, b"", last=True))
-        stream, opening = frames.open_stream({"streamType": "data", **headers})
-        remote_writer.write(opening)
+    try:
+        async with connect_spdy(url, PROTOCOL) as (remote_reader, remote_writer), TaskScope() as tasks:
+            frames = FrameWriter()
+            headers = {"port": str(port), "requestID": "0"}
+            errors, opening = frames.open_stream({"streamType": "error", **headers})
+            # Nothing is sent on the error stream.
+            remote_writer.write(opening + frames.data(errors, b"", last=True))
+            stream, opening = frames.open_stream({"streamType": "data", **headers})
+            remote_writer.write(opening)
 
-        async def upload() -> None:
-            with suppress(ConnectionError):
-                while data := await reader.read(_BLOCK):
-                    remote_writer.write(frames.data(stream, data))
-                    await remote_writer.drain()
-                remote_writer.write(frames.data(stream, b"", last=True))
-                await remote_writer.drain()
+            async def upload() -> None:
+                data = b"-"
+                while data:
+                    # A local client that resets its connection ends both directions.
+                    data = await reader.read(_BLOCK)
+                    try:
+                        remote_writer.write(frames.data(stream, data, last=not data))
+                        await remote_writer.drain()
+                    except ConnectionError:
+                        return  # `_download` reports it
 
-        async with TaskScope() as tasks:
             tasks.start(upload(), name="upload")
             return await _download(remote_reader, remote_writer, writer, frames, stream, errors)
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 async def _download(
@@ -178,7 +183,7 @@ async def _download(
     """Write the data of the pod to the local connection until both streams end; return the error."""
     received, message, open_streams = FrameReader(), b"", {stream, errors}
     try:
-        while open_streams and (data := await remote_reader.read(_BLOCK)):
+        while open_streams and (data := await _receive(remote_reader)):
             received.feed(data)
             for frame in received.frames():
                 match frame:
@@ -192,7 +197,7 @@ async def _download(
                     case Reset(number):
                         open_streams.discard(number)
                     case Ping():
-                        remote_writer.write(frames.pong(frame))
+                        write_pong(remote_writer, frames, frame)
                     case GoAway():
                         open_streams.clear()
             await local.drain()
@@ -201,3 +206,10 @@ async def _download(
     except SpdyError as err:
         raise StreamError(f"the runtime's stream is not SPDY: {err}") from err
     return message.decode(errors="replace")
+
+
+async def _receive(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(_BLOCK)
+    except ConnectionError as err:
+        raise StreamError(f"the connection to the runtime broke: {err}") from err

@@ -225,6 +225,8 @@ class _WebSocketBridge(StreamBridge):
         """Set when the client has sent its Close frame or EOF; what follows is discarded."""
         self._discarding = False
         self._deferred_pong: bytes | None = None
+        self._input: list[bytes | bytearray | memoryview] = []
+        """Bytes for the runtime, collected in one turn: clients send small frames."""
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         if not (self._discarding or self._client_finished.is_set()):
@@ -285,6 +287,16 @@ class _WebSocketBridge(StreamBridge):
 
     def _flush_to_runtime(self) -> None:
         """Send what the turn's frames contain."""
+        # Bytes for a runtime that has just disconnected are dropped.
+        if self._input and not self._runtime.is_closing():
+            self._runtime.writelines(self._input)
+        self._input.clear()
+
+    def _close_runtime(self) -> None:
+        # The request is cancelled when the client disconnects; the frames that are left for later turns are
+        # still sent, and `_parse_client` closes the connection after the last one.
+        if not (self._client_eof and self._client_backlog):
+            super()._close_runtime()
 
     def _client_drained(self) -> None:
         super()._client_drained()
@@ -331,7 +343,7 @@ class _TunnelBridge(_WebSocketBridge):
         if payload.text:
             raise WebSocketError(CloseCode.UNSUPPORTED_DATA, "SPDY is sent in binary messages")
         if payload.data:
-            self._write_runtime(payload.data)
+            self._input.append(payload.data)
 
 
 class _RemoteCommandBridge(_WebSocketBridge):
@@ -355,8 +367,6 @@ class _RemoteCommandBridge(_WebSocketBridge):
             stream, frame = self._writer.open_stream({"streamType": name})
             self._streams[channel], self._channels[stream] = stream, channel
             self._write_runtime(frame)
-        self._input: list[bytes | bytearray | memoryview] = []
-        """Frames for the runtime, collected in one turn."""
         # Another descriptor of the connection; one with TLS is not readable without the transport.
         self._socket: socket.socket | None = None
         if runtime.transport.get_extra_info("ssl_object") is None:
@@ -497,9 +507,7 @@ class _RemoteCommandBridge(_WebSocketBridge):
         if self._size:
             self._input += (data_header(self._streams[_RESIZE], len(self._size)), self._size)
             self._size = b""
-        if self._input:
-            self._write_runtime(b"".join(self._input))
-            self._input.clear()
+        super()._flush_to_runtime()
 
 
 def terminal_size(document: bytes) -> bytes:

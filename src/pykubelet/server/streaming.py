@@ -74,7 +74,7 @@ def parse_ports(query: MultiMapping[str]) -> list[int]:
         raise HttpError(400, 'query parameter "port" is required')
     ports = []
     for text in ",".join(found).split(","):
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
             raise HttpError(400, f'unable to parse "{text}" as a port')
         ports.append(int(text))
     return ports

@@ -27,6 +27,10 @@ PROTOCOL = "v4.channel.k8s.io"
 _ERROR = "error"
 _RECEIVE = 64 * 1024
 _MAX_STATUS_BYTES = 64 * 1024
+_MAX_UNSENT_BYTES = 64 * 1024
+"""Bytes in the write buffer above which PINGs are not echoed."""
+CLOSE_SECONDS = 5.0
+"""Seconds in which the runtime must read the input that was sent before the streams are closed."""
 
 
 class StreamError(Exception):
@@ -149,7 +153,7 @@ class RemoteCommand:
                             if names.get(number) == _ERROR:
                                 return
                         case Ping():
-                            self._writer.write(self._frames.pong(frame))
+                            write_pong(self._writer, self._frames, frame)
                         case GoAway():
                             return
         except SpdyError as err:
@@ -160,6 +164,12 @@ class RemoteCommand:
             return await self._reader.read(_RECEIVE)
         except ConnectionError:
             return b""
+
+
+def write_pong(writer: asyncio.StreamWriter, frames: FrameWriter, ping: Ping) -> None:
+    """Echo a PING, unless the runtime does not read: the replies would accumulate in memory."""
+    if writer.transport.get_write_buffer_size() < _MAX_UNSENT_BYTES:
+        writer.write(frames.pong(ping))
 
 
 @asynccontextmanager
@@ -195,5 +205,9 @@ async def connect_spdy(
         raise StreamError(f"the connection to the runtime broke: {err}") from err
     finally:
         writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        try:
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await writer.wait_closed()
+        finally:
+            writer.transport.abort()

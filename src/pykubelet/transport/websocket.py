@@ -38,6 +38,11 @@ class Opcode(IntEnum):
     PONG = 10
 
 
+_OPCODES = {int(opcode): opcode for opcode in Opcode}
+_EXTENDED_LENGTHS = {126: 2, 127: 8}
+"""Bytes of the extended length by the value of the short one."""
+
+
 class CloseCode(IntEnum):
     """Code of a Close frame."""
 
@@ -82,7 +87,9 @@ Event = Payload | Control
 
 def accept_key(key: str) -> str:
     """Return the value of Sec-WebSocket-Accept for the client's Sec-WebSocket-Key."""
-    return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest()).decode()
+    return base64.b64encode(
+        hashlib.sha1(key.encode(errors="surrogateescape") + _GUID, usedforsecurity=False).digest()
+    ).decode()
 
 
 def frame_header(opcode: Opcode, length: int) -> bytes:
@@ -196,7 +203,7 @@ class FrameParser:
         length = second & _LENGTH
         if opcode >= Opcode.CLOSE and length > _MAX_CONTROL_BYTES:
             raise WebSocketError(CloseCode.PROTOCOL_ERROR, "the control frame is too long")
-        extended = {126: 2, 127: 8}.get(length, 0)
+        extended = _EXTENDED_LENGTHS.get(length, 0)
         if available < 2 + extended:
             return False
         if extended:
@@ -217,10 +224,9 @@ class FrameParser:
         return True
 
     def _valid_opcode(self, number: int, final: bool) -> Opcode:
-        try:
-            opcode = Opcode(number)
-        except ValueError:
-            raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"opcode {number} is unknown") from None
+        opcode = _OPCODES.get(number)
+        if opcode is None:
+            raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"opcode {number} is unknown")
         if opcode >= Opcode.CLOSE:
             if not final:
                 raise WebSocketError(CloseCode.PROTOCOL_ERROR, "the control frame is fragmented")

@@ -1,6 +1,8 @@
 """WebSocket clients translated to a runtime's SPDY streams, both on real sockets."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import os
 import resource
@@ -474,6 +476,45 @@ async def test_translator_command_ends_while_client_sends_status_received(
     assert json.loads(channels[3])["details"]["causes"] == [{"reason": "ExitCode", "message": "42"}]
 
 
+async def test_translator_client_sends_many_frames_and_disconnects_all_input_forwarded(
+    opened: Callable[..., Any],
+) -> None:
+    """Verify that frames left for later turns are not lost when the request is cancelled."""
+    door = await opened()
+    total, started, over = 20 * MAX_FRAMES_PER_TURN, asyncio.Event(), asyncio.Event()
+    received = b""
+
+    async def reads(peer: SpdyPeer) -> None:
+        nonlocal received
+        started.set()
+        await peer.read_until(lambda: False)
+        received = bytes(peer.received.get("stdin", b""))
+        over.set()
+
+    door.runtime.play = command(reads, *STREAMS)
+    async with websocket(door) as client:
+        await started.wait()
+        client.writer.write(b"".join(client_frame(BINARY, b"\x00%c" % (n % 256)) for n in range(total)))
+        await client.writer.drain()
+        client.writer.close()
+        await over.wait()
+    assert received == bytes(n % 256 for n in range(total))
+
+
+@pytest.mark.parametrize(("path", "protocol"), [(EXEC, V5), (PORTS, TUNNEL)])
+async def test_translator_key_not_utf8_accepted(opened: Callable[..., Any], path: str, protocol: str) -> None:
+    door = await opened()
+    door.runtime.play = saying(
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n"
+        b"X-Stream-Protocol-Version: portforward.k8s.io\r\n\r\n"
+    )
+    extra = headers(protocol, key="\udcff\udcfe")
+    async with door.connection(path, upgrade="websocket", method="GET", extra=extra) as (head, _, _):
+        assert head.startswith("HTTP/1.1 101"), head
+        key = base64.b64encode(hashlib.sha1(b"\xff\xfe258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        assert f"Sec-WebSocket-Accept: {key.decode()}\r\n" in head
+
+
 async def test_tunnel_bytes_pass_in_both_directions(opened: Callable[..., Any]) -> None:
     door = await opened()
 
@@ -560,6 +601,7 @@ async def test_tunnel_runtime_rejects_upgrade_returns_http_error(
     [
         test_translator_exec_input_output_and_status,
         test_translator_client_disconnects_runtime_closed,
+        test_translator_client_sends_many_frames_and_disconnects_all_input_forwarded,
         test_translator_client_never_reads_bounded_and_closed_as_idle,
         test_translator_slow_client_gets_all_in_order,
         test_translator_command_does_not_read_input_waits,

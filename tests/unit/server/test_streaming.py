@@ -392,6 +392,12 @@ def test_remote_command_options_from_query_parsed(query: dict[str, str], wish: R
     assert RemoteCommandOptions.from_query(query) == wish
 
 
+def test_parse_ports_thousands_of_digits_rejected() -> None:
+    with pytest.raises(HttpError) as caught:
+        parse_ports(MultiDict({"port": "9" * 5000}))
+    assert caught.value.status == 400
+
+
 @given(st.lists(st.text(max_size=8), max_size=3))
 def test_parse_ports_any_values_returns_valid_ports_or_raises(values: list[str]) -> None:
     try:
