@@ -126,9 +126,10 @@ async def test_sync_container_exits_during_step_syncs_again_immediately(again: f
 async def test_sync_running_container_removed_during_step_syncs_again_immediately() -> None:
     pod = make_pod(containers=("main", "side"))
     hashes = {one.name: container_hash(one) for one in pod.spec.containers}
+    phases: tuple[ContainerPhase, ...] = ("running", "exited")
     main, side = (
         ObservedContainer(id=name, name=name, phase=phase, sandbox_id="box", attempt=0, hash=hashes[name])
-        for name, phase in zip(hashes, ("running", "exited"), strict=True)
+        for name, phase in zip(hashes, phases, strict=True)
     )
     before = replace(seen(), uid=pod.uid, containers=(main, side))
     after = replace(before, containers=(side,))
