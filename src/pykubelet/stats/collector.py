@@ -32,7 +32,7 @@ from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
 from pykubelet.stats.memory_curve import SLOTS, MemoryCurve
 from pykubelet.stats.processes import ProcessScan
-from pykubelet.stats.sampler import Reading, Sampler, SummaryReading, sample_interval, was_idle
+from pykubelet.stats.sampler import DetailedSample, Sampler, SummarySample, sample_interval, was_idle
 from pykubelet.stats.samples import (
     UNLIMITED,
     CgroupError,
@@ -402,7 +402,7 @@ class Collector:
     async def _read_details(self, due: Sequence[_Entry]) -> None:
         scan = ProcessScan()
 
-        def store(entry: _Entry, reading: Reading) -> None:
+        def store(entry: _Entry, reading: DetailedSample) -> None:
             if entry.record is None or reading.usage is not entry.record.usage:
                 self._store(entry, reading.usage, reading.limits)
             record = entry.record
@@ -416,7 +416,7 @@ class Collector:
     async def _read_summaries(self, due: Sequence[_Entry]) -> None:
         now = self._clock()
 
-        def store(entry: _Entry, reading: SummaryReading) -> None:
+        def store(entry: _Entry, reading: SummarySample) -> None:
             record = entry.record
             if record is not None:
                 record.processes, record.summary_time = reading.processes, now

@@ -34,11 +34,11 @@ class Sampler:
         """Whether a thread reads details; the event loop must neither read nor close then."""
         self._pid = HOST_PID if target.kind == "root" else 0
         self._network: NetworkReader | None = None
-        self._last: Reading | None = None
+        self._last: DetailedSample | None = None
         self._counted: tuple[int, int] | None = None
         """Processor time at which the processes were counted, and their number."""
 
-    def read_details(self, scan: ProcessScan, sampled: Usage | None) -> Reading:
+    def read_details(self, scan: ProcessScan, sampled: Usage | None) -> DetailedSample:
         """Read everything; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
 
         If processor time and memory were the same in that sample, no process of the cgroup had run until
@@ -47,12 +47,12 @@ class Sampler:
         last = self._last
         if last is not None and sampled is not None and was_idle(last.usage, sampled):
             details = self.reader.refresh(last.details)
-            self._last = Reading(sampled, details, None, *self._read_network())
+            self._last = DetailedSample(sampled, details, None, *self._read_network())
         else:
             self._last = self._read_all(scan)
         return self._last
 
-    def read_summary(self, sampled: Usage | None) -> SummaryReading:
+    def read_summary(self, sampled: Usage | None) -> SummarySample:
         """Read what a summary needs; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
 
         The processes are counted again if one of them has run since: a process starts others or exits.
@@ -63,14 +63,14 @@ class Sampler:
             if self._counted is None or sampled is None or sampled.cpu != self._counted[0]:
                 self._counted = sampled.cpu if sampled is not None else -1, len(read_pids(procs_file))
             count = self._counted[1]
-        return SummaryReading(count, *self._read_network())
+        return SummarySample(count, *self._read_network())
 
     def _find_process(self) -> None:
         """Find the first process of a sandbox or a container, unless it is known."""
         if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
             self._pid = first_process(self.reader.procs_file)
 
-    def _read_all(self, scan: ProcessScan) -> Reading:
+    def _read_all(self, scan: ProcessScan) -> DetailedSample:
         usage, details = self.reader.read()
         if self.reader.procs_file is not None:
             details = scan.count(self.reader.procs_file).add_to(details)
@@ -81,7 +81,7 @@ class Sampler:
             details = msgspec.structs.replace(details, max_open_files=open_files)
             if open_files is None:
                 self._pid = 0  # it has ended
-        return Reading(usage, details, limits, *self._read_network())
+        return DetailedSample(usage, details, limits, *self._read_network())
 
     def _read_network(self) -> tuple[tuple[NetworkInterface, ...] | None, float]:
         """Return the interfaces of the host or of a sandbox, and the time.
@@ -109,8 +109,8 @@ class Sampler:
             self._network = None
 
 
-class Reading(NamedTuple):
-    """What a thread has read of one cgroup."""
+class DetailedSample(NamedTuple):
+    """Usage, details and network of one cgroup, as read in a thread."""
 
     usage: Usage
     details: Details
@@ -120,8 +120,8 @@ class Reading(NamedTuple):
     network_time: float
 
 
-class SummaryReading(NamedTuple):
-    """What a thread has read of one cgroup for a summary."""
+class SummarySample(NamedTuple):
+    """Network and processes of one cgroup for a summary, as read in a thread."""
 
     processes: int | None
     """Number of processes of a container."""
