@@ -44,7 +44,7 @@ from pykubelet.apiserver.errors import (
 from pykubelet.apiserver.metrics import RestMetrics
 from pykubelet.apiserver.transport import Chunks, Response, Transport
 from pykubelet.logs import get_logger
-from pykubelet.tracing.span import SpanKind, Tracer, own_span
+from pykubelet.tracing.span import NO_SPAN, NoSpan, Span, SpanKind, Tracer
 from pykubelet.util.backoff import ErrorLogLimiter
 from pykubelet.util.rate_limiter import TokenBucket
 
@@ -254,9 +254,8 @@ class RestClient:
                 self._metrics.retried(error.code, request.method, self._transport.host)
 
     async def _send(self, request: Request, credentials: Credentials) -> Response:
-        attributes = {"http.request.method": request.method, "url.path": request.path}
         try:
-            with own_span(self._tracer, f"HTTP {request.method}", attributes, SpanKind.CLIENT) as span:
+            with self._span(request) as span:
                 response = await self._transport.fetch(
                     credentials,
                     request.method,
@@ -273,6 +272,12 @@ class RestClient:
                 return response
         except TimedOut as err:
             raise TimedOut(err.server, f"{request}: {err.why} ({self._timeout:g} s)") from None
+
+    def _span(self, request: Request) -> Span | NoSpan:
+        if self._tracer is None:
+            return NO_SPAN
+        attributes = {"http.request.method": request.method, "url.path": request.path}
+        return self._tracer.start(f"HTTP {request.method}", attributes, kind=SpanKind.CLIENT)
 
     @asynccontextmanager
     async def stream(self, request: Request, seconds: float) -> AsyncIterator[AsyncIterator[bytes]]:

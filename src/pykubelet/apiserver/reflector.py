@@ -11,9 +11,10 @@ exponential back-off.
 
 With the feature gate WatchListClient the objects come as the first events of the watch, up to a bookmark with
 the annotation `k8s.io/initial-events-end` (`InitialEvents`), so that neither side holds a complete list as
-one document. Nothing is delivered before that bookmark. From a server that refuses it, does not know it, or
-breaks its rules, an ordinary list is requested instead. An API server with an etcd before 3.4.31 or 3.5.13
-refuses it; then all reflectors list for some minutes before one tries again.
+one document. Nothing is delivered before that bookmark. If the server refuses it, does not know it or breaks
+its rules, or a proxy delays or interrupts it, an ordinary list is requested instead. An API server with an
+etcd before 3.4.31 or 3.5.13 refuses it; then all reflectors list for some minutes before one tries again, and
+also after a server has not completed it in time.
 
 `Store` is pure state without I/O. An object that cannot be decoded keeps its last valid form, so that an
 unexpected field does not look like a deletion; `unreadable` holds these objects and the reasons. An object
@@ -53,6 +54,7 @@ from pykubelet.apiserver.errors import (
     NotFound,
     Status,
     Superseded,
+    TimedOut,
     TooManyRequests,
     Unauthorized,
     Unreachable,
@@ -290,6 +292,8 @@ class InitialEvents(Generic[T]):
         self._found: dict[Key, T | Unreadable] = {}
         self.version = ""
         """Resource version of the list, once it is complete."""
+        self.has_response = False
+        """Whether the server has accepted the watch."""
 
     def take(self) -> Iterable[T | Unreadable]:
         """Return the listed objects and release them: the watch that follows lasts for minutes."""
@@ -496,12 +500,19 @@ class Reflector(Generic[T]):
         initial = InitialEvents(self._store)
         try:
             await self._watch(initial)
-        except (Superseded, Unreachable, TooManyRequests, Unauthorized):
+        except (Superseded, TooManyRequests, Unauthorized):
             raise
         except KubeError as err:
             if initial.version:
                 raise
-            if isinstance(err, ApiError) and _is_version_unknown(err):
+            if isinstance(err, TimedOut):
+                # Also a proxy that holds back a response until it is complete: a watch never is.
+                self._source.disable_streaming()
+            elif isinstance(err, Unreachable):
+                if not initial.has_response:
+                    raise
+                # The server is reachable; what interrupts a stream may let a list pass.
+            elif isinstance(err, ApiError) and _is_version_unknown(err):
                 self._version_lost = True
             elif isinstance(err, ApiError) and not isinstance(err, Forbidden | NotFound):
                 self._source.disable_streaming()
@@ -529,7 +540,13 @@ class Reflector(Generic[T]):
             bookmarks = 0
             if initial is None:
                 self._succeeded()
-            while chunk := await self._next(chunks, self._silence(initial, bookmarks, started_at)):
+            else:
+                initial.has_response = True
+            while chunk := await self._next(
+                chunks,
+                self._silence(initial, bookmarks, started_at),
+                is_list=initial is not None and not initial.version,
+            ):
                 events: Sequence[WatchEvent] = stream.feed(chunk)
                 if initial is not None and not initial.version:
                     if (rest := initial.add(events)) is None:
@@ -560,12 +577,14 @@ class Reflector(Generic[T]):
             return max(0.0, min(INITIAL_SILENCE_SECONDS, left))
         return SILENT_SECONDS if bookmarks >= BOOKMARKS else None
 
-    async def _next(self, chunks: AsyncIterator[bytes], timeout: float | None) -> bytes:
+    async def _next(self, chunks: AsyncIterator[bytes], timeout: float | None, *, is_list: bool) -> bytes:
         """Return the next chunk; empty at the end of the stream or if the watch went silent."""
         try:
             async with asyncio.timeout(timeout):
                 return await anext(chunks, b"")
         except TimeoutError:
+            if is_list:
+                self._source.disable_streaming()
             log.info("Watch went silent, restarting it", resource=self._resource.plural)
             return b""
 

@@ -228,7 +228,7 @@ class Channel:
         if self._closed:
             raise Unavailable(name, "Unavailable", f"the connection to {self.endpoint} is closed")
         started = perf_counter()
-        code = "Unknown"
+        code, failure = "Unknown", "failed in the kubelet"
         span = None
         if self._tracer is not None:
             attributes = {"rpc.method": method[1:], "rpc.system.name": "grpc", **_subject(request)}
@@ -241,16 +241,16 @@ class Channel:
             code = "OK"
             raise
         except CriError as err:
-            code = err.code
-            if span is not None:
-                span.fail(err.message)
+            code, failure = err.code, err.message
             raise
         except asyncio.CancelledError:
-            code = "Canceled"
+            code, failure = "Canceled", "cancelled"
             raise
         finally:
             seconds = perf_counter() - started
             if span is not None:
+                if code != "OK":
+                    span.fail(failure)
                 span.set_attribute("rpc.response.status_code", code)
                 span.end()
             if operation:

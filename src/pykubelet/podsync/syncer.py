@@ -43,6 +43,8 @@ log = get_logger(__name__)
 
 LAG_SECONDS = 0.05
 """Seconds until the next observation of an exit that an event reported and CRI does not report yet."""
+SANDBOX_RETRY_SECONDS = 1.0
+"""Seconds until the next sync of a pod whose new sandbox has ended, as after upstream's next relist."""
 Fate = Literal["desired", "restarted", "deleted", "gone"]
 """Fate of a terminated pod: it stays known, the same static pod starts again with its restart counts, its
 deletion in the API server is pending, or no source has it."""
@@ -77,6 +79,11 @@ class PodSources(Protocol):
 def ended(observed: ObservedPod) -> set[str]:
     """Return the ids of exited containers."""
     return {container.id for container in observed.containers if container.phase == "exited"}
+
+
+def lost(before: ObservedPod, after: ObservedPod) -> set[str]:
+    """Return the ids of containers that ran and do not exist any more."""
+    return {container.id for container in before.running} - {container.id for container in after.containers}
 
 
 def describe(actions: Actions) -> str:
@@ -225,9 +232,14 @@ class NodePodSyncer:
         status = self._reporter.report(pod, observed, state)
         if status.phase in TERMINAL:
             return True, None
-        if ended(observed) - ended(before):
-            # A fast init container: its event is known already, so nothing else would cause the next sync.
+        if ended(observed) - ended(before) or lost(before, observed):
+            # A fast init container, or one that another client of the runtime has removed: the observation
+            # contains it already, so neither an event nor a relist would cause the next sync.
             return False, 0
+        if actions.create_sandbox and observed.sandboxes and not observed.sandboxes[0].ready:
+            # The new sandbox has ended already, which is observed here and nowhere else. Not immediately: the
+            # next one may end as fast.
+            again = SANDBOX_RETRY_SECONDS if again is None else min(again, SANDBOX_RETRY_SECONDS)
         if state.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)

@@ -2,7 +2,7 @@
 
 Each cgroup is a `Target`. The collector is told the targets of the node once and those of a pod whenever they
 change; it never searches the cgroup tree. Usage is sampled once per housekeeping interval and target, and
-that of an idle cgroup less often, as upstream's cAdvisor does (`MAX_IDLE_SECONDS`). The targets are spread
+that of an idle cgroup less often, as upstream's cAdvisor does (`sample_interval`). The targets are spread
 over the interval, and one turn of the event loop samples for a few milliseconds at most. A new target is
 sampled within a second, and a second time before a whole interval has passed, so that its processor usage is
 known early.
@@ -25,25 +25,21 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
 from pykubelet.stats.memory_curve import SLOTS, MemoryCurve
-from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
-from pykubelet.stats.processes import ProcessScan, first_process, max_open_files, read_pids
+from pykubelet.stats.processes import ProcessScan
+from pykubelet.stats.sampler import DetailedSample, Sampler, SummarySample, sample_interval, was_idle
 from pykubelet.stats.samples import (
     UNLIMITED,
     CgroupError,
     CgroupGone,
     ContainerMemoryCurve,
-    Details,
     Limits,
     MemoryCurves,
-    NetworkInterface,
     Record,
     Target,
     Usage,
@@ -57,8 +53,6 @@ NODE = ""
 TICK_SECONDS = 1.0
 SLICE_SECONDS = 0.003
 """Seconds of sampling in one turn of the event loop."""
-MAX_IDLE_SECONDS = 15.0
-"""Seconds to which the interval grows while no process of a cgroup runs, unless it is longer anyway."""
 _LIMITS_EVERY = 18
 """Limits are read with so many samples of usage, when the targets of their owner change, and with details."""
 _MIN_RATE_SHARE = 0.1
@@ -69,125 +63,12 @@ _BATCH = 16
 """Cgroups whose details are read in one call of a thread."""
 
 
-class _Sampler:
-    """A cgroup that exists, with everything that is kept open to read it. One thread at a time uses it."""
-
-    def __init__(self, target: Target, reader: CgroupReader) -> None:
-        self.target = target
-        self.reader = reader
-        self.in_thread = False
-        """Whether a thread reads details; the event loop must neither read nor close then."""
-        self._pid = HOST_PID if target.kind == "root" else 0
-        self._network: NetworkReader | None = None
-        self._last: _Reading | None = None
-        self._counted: tuple[int, int] | None = None
-        """Processor time at which the processes were counted, and their number."""
-
-    def read_details(self, scan: ProcessScan, sampled: Usage | None) -> _Reading:
-        """Read everything; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
-
-        If processor time and memory were the same in that sample, no process of the cgroup had run until
-        then: only what changes without one is read, and the details are as old as the sample.
-        """
-        last = self._last
-        if last is not None and sampled is not None and _was_idle(last.usage, sampled):
-            details = self.reader.refresh(last.details)
-            self._last = _Reading(sampled, details, None, *self._read_network())
-        else:
-            self._last = self._read_all(scan)
-        return self._last
-
-    def read_summary(self, sampled: Usage | None) -> _SummaryReading:
-        """Read what a summary needs; `sampled` is the last sample. Raises CgroupGone and CgroupError. Blocks.
-
-        The processes are counted again if one of them has run since: a process starts others or exits.
-        """
-        self._find_process()
-        count = None
-        if self.target.kind == "container" and (procs_file := self.reader.procs_file) is not None:
-            if self._counted is None or sampled is None or sampled.cpu != self._counted[0]:
-                self._counted = sampled.cpu if sampled is not None else -1, len(read_pids(procs_file))
-            count = self._counted[1]
-        return _SummaryReading(count, *self._read_network())
-
-    def _find_process(self) -> None:
-        """Find the first process of a sandbox or a container, unless it is known."""
-        if self.target.kind in ("sandbox", "container") and not self._pid and self.reader.procs_file:
-            self._pid = first_process(self.reader.procs_file)
-
-    def _read_all(self, scan: ProcessScan) -> _Reading:
-        usage, details = self.reader.read()
-        if self.reader.procs_file is not None:
-            details = scan.count(self.reader.procs_file).add_to(details)
-        limits = self.reader.read_limits()
-        self._find_process()
-        if self._pid:
-            open_files = max_open_files(self._pid)
-            details = msgspec.structs.replace(details, max_open_files=open_files)
-            if open_files is None:
-                self._pid = 0  # it has ended
-        return _Reading(usage, details, limits, *self._read_network())
-
-    def _read_network(self) -> tuple[tuple[NetworkInterface, ...] | None, float]:
-        """Return the interfaces of the host or of a sandbox, and the time.
-
-        The interfaces are None for other cgroups, and when the sandbox has ended.
-        """
-        if self.target.kind not in ("root", "sandbox") or not self._pid:
-            return None, 0.0
-        try:
-            if self._network is None:
-                cgroup = None if self.target.kind == "root" else self.target.path
-                self._network = NetworkReader(self._pid, cgroup=cgroup)
-            return self._network.read(), time.time()
-        except NamespaceGone:
-            self._network, self._pid = None, HOST_PID if self.target.kind == "root" else 0
-        except OSError as err:
-            log.v(4).info("Failed to read network interfaces", cgroup=self.target.path, err=str(err))
-        return None, 0.0
-
-    def close(self) -> None:
-        self.reader.close()
-        if self._network is not None:
-            self._network.close()
-            self._network = None
-
-
-class _Reading(NamedTuple):
-    """What a thread has read of one cgroup."""
-
-    usage: Usage
-    details: Details
-    limits: Limits | None
-    """None if they were not read; the next samples read them."""
-    network: tuple[NetworkInterface, ...] | None
-    network_time: float
-
-
-class _SummaryReading(NamedTuple):
-    """What a thread has read of one cgroup for a summary."""
-
-    processes: int | None
-    """Number of processes of a container."""
-    network: tuple[NetworkInterface, ...] | None
-    network_time: float
-
-
-def _was_idle(before: Usage, now: Usage) -> bool:
-    """Return whether the later sample differs from the earlier one in its time only."""
-    return (
-        before.time < now.time
-        and before.cpu == now.cpu
-        and before == msgspec.structs.replace(now, time=before.time)
-    )
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     """A target, and its cgroup while it exists."""
 
     target: Target
-    sampler: _Sampler | None = None
+    sampler: Sampler | None = None
     record: Record | None = None
     rate_start: Usage | None = None
     """Sample from which on the next processor usage is computed."""
@@ -202,11 +83,6 @@ class _Entry:
     removed: bool = False
 
 
-def sample_interval(interval: float, idle_samples: int) -> float:
-    """Return the seconds until the next sample: twice as many after each idle one, up to a maximum."""
-    return max(interval, min(interval * (1 << min(idle_samples, 10)), MAX_IDLE_SECONDS))
-
-
 def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
     """Return the processor usage between two samples in nanoseconds per second.
 
@@ -219,7 +95,7 @@ def nano_cores(previous: Usage | None, usage: Usage) -> int | None:
 
 
 def _read_batch(
-    batch: Sequence[tuple[_Sampler, Usage | None]], read: Callable[[_Sampler, Usage | None], R]
+    batch: Sequence[tuple[Sampler, Usage | None]], read: Callable[[Sampler, Usage | None], R]
 ) -> list[R | CgroupError]:
     """Read some cgroups, whose last samples are given. Blocks."""
     readings: list[R | CgroupError] = []
@@ -472,7 +348,7 @@ class Collector:
             return
         entry.failures = 0
         now = entry.record.usage if entry.record is not None else None
-        is_idle = before is not None and now is not None and _was_idle(before, now)
+        is_idle = before is not None and now is not None and was_idle(before, now)
         entry.idle_samples = entry.idle_samples + 1 if is_idle else 0
         if entry.samples == 1:
             # The second sample comes early, and at a random time, which spreads the targets.
@@ -489,7 +365,7 @@ class Collector:
 
     def _read_usage(self, entry: _Entry, *, fresh: bool = False) -> None:
         if entry.sampler is None:
-            entry.sampler = _Sampler(entry.target, self._open(entry.target.path))
+            entry.sampler = Sampler(entry.target, self._open(entry.target.path))
         reader = entry.sampler.reader
         usage = reader.read_usage(fresh=fresh)
         limits = None
@@ -526,7 +402,7 @@ class Collector:
     async def _read_details(self, due: Sequence[_Entry]) -> None:
         scan = ProcessScan()
 
-        def store(entry: _Entry, reading: _Reading) -> None:
+        def store(entry: _Entry, reading: DetailedSample) -> None:
             if entry.record is None or reading.usage is not entry.record.usage:
                 self._store(entry, reading.usage, reading.limits)
             record = entry.record
@@ -540,18 +416,18 @@ class Collector:
     async def _read_summaries(self, due: Sequence[_Entry]) -> None:
         now = self._clock()
 
-        def store(entry: _Entry, reading: _SummaryReading) -> None:
+        def store(entry: _Entry, reading: SummarySample) -> None:
             record = entry.record
             if record is not None:
                 record.processes, record.summary_time = reading.processes, now
                 record.network, record.network_time = reading.network, reading.network_time
 
-        await self._read_in_thread(due, _Sampler.read_summary, store)
+        await self._read_in_thread(due, Sampler.read_summary, store)
 
     async def _read_in_thread(
         self,
         due: Sequence[_Entry],
-        read: Callable[[_Sampler, Usage | None], R],
+        read: Callable[[Sampler, Usage | None], R],
         store: Callable[[_Entry, R], None],
     ) -> None:
         """Read cgroups in a thread, in batches, and store what was read."""

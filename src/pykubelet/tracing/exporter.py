@@ -95,8 +95,11 @@ class SpanExporter:
 
     def record(self, span: Span) -> None:
         """Queue a span that has ended, or drop it if the queue is full."""
+        if len(self._queue) >= MAX_QUEUED_SPANS:
+            self.dropped += 1
+            return
         encoded = encode_span(span)
-        if len(self._queue) >= MAX_QUEUED_SPANS or self._queued_bytes + len(encoded) > MAX_QUEUED_BYTES:
+        if self._queued_bytes + len(encoded) > MAX_QUEUED_BYTES:
             self.dropped += 1
             return
         self._queue.append(encoded)
@@ -201,6 +204,9 @@ class SpanExporter:
             raise ExportError(f"no connection within {CONNECT_SECONDS:g} s", retry=True) from None
         except OSError as err:
             raise ExportError(f"cannot connect: {err.strerror or err}", retry=True) from None
+        except UnicodeError as err:
+            # Python encodes names by IDNA, which has rules that the configuration does not validate.
+            raise ExportError(f"the host's name is not valid: {err}", retry=False) from None
         # Nothing is awaited in between: a cancellation closes the connection in `wait_settings`.
         if not await connection.wait_settings(CONNECT_SECONDS) or not connection.usable:
             connection.close(Status("UNAVAILABLE"))

@@ -78,7 +78,8 @@ class CollectorAddress:
     def parse(cls, endpoint: str | None) -> CollectorAddress:
         """Parse `tracing.endpoint`, which validation has accepted. Raises ValueError."""
         endpoint = endpoint or DEFAULT_ENDPOINT
-        url = urlsplit(endpoint if "//" in endpoint else f"dns://{endpoint}")
+        is_url = "//" in endpoint or endpoint.startswith(("unix:/", "unix-abstract:/"))
+        url = urlsplit(endpoint if is_url else f"dns://{endpoint}")
         if url.scheme in ("unix", "unix-abstract"):
             path = unquote(url.path)
             if url.netloc or not path:

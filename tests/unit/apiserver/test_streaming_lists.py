@@ -15,6 +15,7 @@ from pykubelet.apiserver.errors import (
     Gone,
     InvalidResponse,
     Status,
+    TimedOut,
     TooManyRequests,
     Unreachable,
     status_error,
@@ -128,6 +129,8 @@ async def test_reflector_server_without_end_bookmark_lists_after_silence() -> No
     assert verbs(source) == ["watch", "list", "watch"]
     assert names(reflector) == ["a"]
     assert source.times[1] - source.times[0] == pytest.approx(INITIAL_SILENCE_SECONDS, abs=1)
+    # Otherwise each new reflector, and each relist, would wait again.
+    assert not source.streams_lists
 
 
 @pytest.mark.looptime
@@ -153,6 +156,25 @@ async def test_reflector_streaming_list_server_away_retries_streaming(err: Excep
     reflector, _ = await played(source)
     assert verbs(source) == ["watch", "watch"]
     assert names(reflector) == ["a"]
+
+
+@pytest.mark.looptime
+async def test_reflector_streaming_list_connection_breaks_lists() -> None:
+    source = ScriptedSource([event("ADDED", pod("a", "7")), AWAY], page(pod("b", "8")), FOREVER)
+    reflector, _ = await played(source)
+    assert verbs(source) == ["watch", "list", "watch"]
+    assert names(reflector) == ["b"]
+    assert source.streams_lists
+
+
+@pytest.mark.looptime
+async def test_reflector_streaming_list_without_response_in_time_lists() -> None:
+    late = TimedOut("https://x", "there was no answer in time")
+    source = ScriptedSource(late, page(pod("b", "8")), FOREVER)
+    reflector, _ = await played(source)
+    assert verbs(source) == ["watch", "list", "watch"]
+    assert names(reflector) == ["b"]
+    assert not source.streams_lists
 
 
 @pytest.mark.looptime

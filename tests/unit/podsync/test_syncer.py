@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from pykubelet.admission.handler import AdmitRejection
@@ -17,7 +18,7 @@ from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected, PodSyncState
-from pykubelet.podsync.syncer import Fate, NodePodSyncer
+from pykubelet.podsync.syncer import SANDBOX_RETRY_SECONDS, Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
@@ -120,6 +121,29 @@ async def test_sync_container_exits_during_step_syncs_again_immediately(again: f
     assert not subject.take(PodLifecycleEvent(POD.uid, "init-id", "ended"))
     # That its memory had run out does.
     assert subject.take(PodLifecycleEvent(POD.uid, "init-id", "oom"))
+
+
+async def test_sync_running_container_removed_during_step_syncs_again_immediately() -> None:
+    pod = make_pod(containers=("main", "side"))
+    hashes = {one.name: container_hash(one) for one in pod.spec.containers}
+    phases: tuple[ContainerPhase, ...] = ("running", "exited")
+    main, side = (
+        ObservedContainer(id=name, name=name, phase=phase, sandbox_id="box", attempt=0, hash=hashes[name])
+        for name, phase in zip(hashes, phases, strict=True)
+    )
+    before = replace(seen(), uid=pod.uid, containers=(main, side))
+    after = replace(before, containers=(side,))
+    subject = life(before, after, again=40.0)
+    assert await subject.sync(pod) == (False, 0)
+    # The next relist finds what is observed already.
+    assert not subject.take(PodLifecycleEvent(pod.uid, states=after.states))
+
+
+async def test_sync_new_sandbox_ends_during_step_syncs_again_soon() -> None:
+    dead = replace(seen(), sandboxes=(replace(BOX, ready=False),))
+    subject = life(replace(seen(), sandboxes=()), dead)
+    assert await subject.sync(POD) == (False, SANDBOX_RETRY_SECONDS)
+    assert not subject.take(PodLifecycleEvent(POD.uid, states=dead.states))
 
 
 async def test_take_relist_event_known_state_does_not_wake() -> None:

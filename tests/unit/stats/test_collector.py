@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.stats import collector as module
-from pykubelet.stats.collector import NODE, Collector, nano_cores, sample_interval
+from pykubelet.stats.collector import NODE, Collector, nano_cores
+from pykubelet.stats.sampler import sample_interval
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details, Limits, Target, Usage
 from pykubelet.util.tasks import TaskScope
 

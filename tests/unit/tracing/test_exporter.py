@@ -33,6 +33,22 @@ def new_exporter(address: str, pause: float = 0.01) -> SpanExporter:
     return SpanExporter(CollectorAddress.parse(address), {"service.name": "kubelet"}, "1", backoff=backoff)
 
 
+class CountingBackoff(Backoff):
+    """Back-off without a delay worth mentioning; counts the failed attempts."""
+
+    def __init__(self) -> None:
+        super().__init__(first=0.01, limit=0.01, rng=lambda: 0.0)
+        self.count = 0
+
+    def next(self, now: float, cause: object = None) -> float:
+        self.count += 1
+        return super().next(now, cause)
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [found for found in caplog.records if found.levelno >= logging.ERROR]
+
+
 def record(exporter: SpanExporter, count: int, value: str = "v") -> None:
     tracer = Tracer(exporter, 1.0)
     for number in range(count):
@@ -91,12 +107,12 @@ async def test_exporter_unix_socket_is_reached() -> None:
         assert len(collector.spans) == 1
 
 
-async def test_exporter_collector_comes_late_gets_the_spans() -> None:
+async def test_exporter_collector_comes_late_gets_the_spans(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     exporter = new_exporter(f"127.0.0.1:{port}")
     async with running(exporter):
         record(exporter, 3)
-        await asyncio.sleep(0.2)
+        await until(lambda: failures(caplog))
         with collecting(f"127.0.0.1:{port}") as collector:
             await until(lambda: len(collector.spans) == 3)
 
@@ -104,19 +120,36 @@ async def test_exporter_collector_comes_late_gets_the_spans() -> None:
 async def test_exporter_unreachable_collector_bounded_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    exporter = new_exporter(f"127.0.0.1:{free_port()}")
+    connects = CountingBackoff()
+    address = CollectorAddress.parse(f"127.0.0.1:{free_port()}")
+    exporter = SpanExporter(address, {"service.name": "kubelet"}, "1", backoff=connects)
     with caplog.at_level(logging.INFO, logger="pykubelet.tracing"):
         async with running(exporter):
             record(exporter, 10)
-            await asyncio.sleep(0.3)
+            await until(lambda: failures(caplog))
             began = time.process_time()
             record(exporter, 3 * MAX_QUEUED_SPANS)
             assert time.process_time() - began < 5
             assert exporter.queued == MAX_QUEUED_SPANS
             assert exporter.dropped == 2 * MAX_QUEUED_SPANS + 10
-            await asyncio.sleep(0.2)
-    errors = [found for found in caplog.records if found.levelno >= logging.ERROR]
-    assert len(errors) == 1
+            sent = connects.count
+            await until(lambda: connects.count > sent + 2)
+    assert len(failures(caplog)) == 1
+
+
+async def test_exporter_queue_full_drops_without_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = new_exporter("127.0.0.1:1")
+    record(exporter, MAX_QUEUED_SPANS)
+    monkeypatch.delattr(exporting, "encode_span")
+    record(exporter, 5)
+    assert (exporter.queued, exporter.dropped) == (MAX_QUEUED_SPANS, 5)
+
+
+async def test_exporter_host_name_not_valid_drops_and_continues() -> None:
+    exporter = new_exporter(f"{'a' * 64}.example:4317")
+    async with running(exporter):
+        record(exporter, 5)
+        await until(lambda: exporter.dropped == 5)
 
 
 async def test_exporter_large_spans_bounded_by_bytes() -> None:

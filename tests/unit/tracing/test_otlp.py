@@ -91,6 +91,7 @@ def test_rejected_spans_read_from_response() -> None:
         ("dns:///host:1", CollectorAddress("host", 1), "host:1"),
         ("dns://8.8.8.8/host:1", CollectorAddress("host", 1), "host:1"),
         ("unix:///run/otel.sock", CollectorAddress(socket="/run/otel.sock"), "unix:/run/otel.sock"),
+        ("unix:/run/otel.sock", CollectorAddress(socket="/run/otel.sock"), "unix:/run/otel.sock"),
         ("unix-abstract:///otel", CollectorAddress(socket="\0/otel"), "unix:@/otel"),
     ],
 )

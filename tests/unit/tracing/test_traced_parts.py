@@ -1,6 +1,8 @@
 """What is traced: calls to the runtime, requests to the kubelet and to the API server."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -8,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.apiserver.client import PODS, ApiClient
+from pykubelet.apiserver.client import PODS, ApiClient, Resource
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
@@ -69,6 +71,20 @@ async def test_channel_call_has_span_and_passes_its_context(
             "no such container",
             "NotFound",
         )
+
+
+async def test_channel_call_cancelled_span_has_failed(scripted: Runtime, sink: Sink, tracer: Tracer) -> None:
+    metrics = CriMetrics(CollectorRegistry())
+    timeout = Duration.from_seconds(60)
+    async with await connect(str(scripted.path), timeout=timeout, metrics=metrics, tracer=tracer) as cri:
+        sink.spans.clear()
+        call = asyncio.ensure_future(cri.runtime.stop_container("c1", 0))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    (span,) = sink.spans
+    assert (span.error, span.attributes["rpc.response.status_code"]) == ("cancelled", "Canceled")
 
 
 async def test_channel_without_tracer_sends_no_context(scripted: Runtime) -> None:
@@ -146,3 +162,22 @@ async def test_api_client_request_has_span_and_passes_its_context(sink: Sink, tr
         assert second.attributes["http.response.status_code"] == 404
         assert second.error is not None
         assert parse_traceparent(server.seen[0].header("Traceparent")) == first.context
+
+
+async def test_api_client_without_tracer_builds_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+    build = Resource.path
+
+    def path(self: Resource[Any], *parts: str) -> str:
+        paths.append(build(self, *parts))
+        return paths[-1]
+
+    monkeypatch.setattr(Resource, "path", path)
+    async with serving(None) as server, Transport(RestConfig(server=server.url)) as transport:
+
+        async def give(_: web.Request) -> web.Response:
+            return web.json_response(pod("a"))
+
+        server.say(give)
+        await ApiClient(transport, TokenBucket(-1, 0)).get(PODS, "a", "default")
+    assert paths == ["/api/v1/namespaces/default/pods/a"]
