@@ -48,6 +48,7 @@ from pykubelet.server.manifests import ManifestDirectory, control_routes, pressu
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
 from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.server.podsapi.metrics import PodWatchMetrics
 from pykubelet.server.readonly import (
     Check,
     health_port_routes,
@@ -90,11 +91,12 @@ async def serve_pods_api(
 
     Called before the engine starts, so that no event is missed.
     """
+    metrics = PodWatchMetrics(registry)
     if not settings.gates.enabled("PodsAPI"):
         return
     # The messages of all types of a pod cost memory, which only this API needs.
     from pykubelet.server.podsapi.server import DIRECTORY_NAME, PodsServer, serving_pods
-    from pykubelet.server.podsapi.watch import PodWatch, PodWatchMetrics
+    from pykubelet.server.podsapi.watch import PodWatch
 
     def is_terminated(uid: str) -> bool:
         worker = engine.workers.get(uid)
@@ -103,7 +105,7 @@ async def serve_pods_api(
             PodWorkerState.TERMINATING,
         )
 
-    watch = PodWatch(engine.store, engine.statuses, is_terminated, PodWatchMetrics(registry))
+    watch = PodWatch(engine.store, engine.statuses, is_terminated, metrics)
     engine.store.add_listener(watch.handle_pod)
     engine.statuses.add_listener(watch.handle_status)
     engine.workers.add_listener(watch.handle_worker)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter
-
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
@@ -23,6 +21,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodStore, difference
 from pykubelet.server.podsapi import pods_pb2 as pb
 from pykubelet.server.podsapi.encoding import PodEncoder, encode_pod
+from pykubelet.server.podsapi.metrics import PodWatchMetrics
 from pykubelet.status.compute import StatusStore
 from pykubelet.transport.grpc_server import GrpcError
 
@@ -30,18 +29,6 @@ log = get_logger(__name__)
 MAX_WATCHERS = 64
 QUEUE_EVENTS = 100
 """Events that wait for one client, as upstream."""
-
-
-class PodWatchMetrics:
-    """Metrics of the pods API."""
-
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """Initialize; without a registry the metrics are not exported."""
-        self.dropped = Counter(
-            "kubelet_pod_watch_events_dropped_total",
-            "Cumulative number of pod watch events dropped.",
-            registry=registry,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
