@@ -1,4 +1,4 @@
-"""Messages of device plugins, claims, the pod-resources API and the pods API are the protocols', number by number."""
+"""Messages of device plugins, claims, pod-resources API and pods API are the protocols', number by number."""
 
 import pytest
 

@@ -1,8 +1,9 @@
 """Protobuf encoding of pods, as v1.Pod#Marshal of the upstream kubelet writes it.
 
 The conversion follows the message descriptors of `core.proto`: field names are the JSON names, except for the
-structs that Go embeds, which are messages of their own. Fields that the pod structs do not have (`api/pod.py`)
-are absent. `PodEncoder` caches the encoding of each pod of the node; a caller drops it with the pod.
+structs that Go embeds, which are messages of their own. Fields that the pod structs do not have
+(`api/pod.py`) are absent. `PodEncoder` caches the encoding of each pod of the node; its caller
+drops it with the pod.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _setter(field: FieldDescriptor) -> _Setter:
     name = field.name
     if name in EMBEDDED:
         return lambda message, document: _fill(getattr(message, name), document)
+    assert field.containing_type is not None
     omitted = OMITTED_DEFAULTS.get(field.containing_type.name, {}).get(name)
     assign = _assignment(field)
 

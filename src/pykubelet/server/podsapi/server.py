@@ -1,9 +1,9 @@
 """Pods API: ListPods, GetPod and WatchPods, for clients on the node.
 
 Monitoring agents call it on `pods-api/pods-api.sock` instead of watching the API server. The state belongs to
-`PodWatch` and the stores. As upstream, all clients together may send a hundred unary requests per second. Pods are encoded one
-at a time, with other tasks in between; a client that accepts no message for `SEND_TIMEOUT_SECONDS` is disconnected
-from its watch.
+`PodWatch` and the stores. As upstream, all clients together may send a hundred unary requests per second.
+Pods are encoded one at a time, with other tasks in between; the watch of a client that accepts no message for
+`SEND_TIMEOUT_SECONDS` ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Pod events for the clients of WatchPods.
 
-`PodWatch` follows the pod store, the status store and the pod workers, which call it on each change. As upstream, a
-pod is ADDED with its first status and DELETED when it has terminated, at the latest when it leaves the node.
-Nothing here blocks: an event is put into the queue of each watcher, and encoded when the first of them sends it.
-A watcher whose queue is full gets no further events; its call ends with RESOURCE_EXHAUSTED.
+`PodWatch` follows the pod store, the status store and the pod workers, which call it on each change. As
+upstream, a pod is ADDED with its first status and DELETED when it has terminated, at the latest when it
+leaves the node. Nothing here blocks: an event is put into the queue of each watcher, and encoded when the
+first of them sends it. A watcher whose queue is full gets no further events;
+its call ends with RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
