@@ -72,6 +72,13 @@ def encode_pod(pod: Pod, status: PodStatus) -> bytes:
         raise EncodingError(str(err)) from err
 
 
+def encode_identity(pod: Pod) -> bytes:
+    """Return a pod in protobuf with its name, namespace and UID only."""
+    own = pod.metadata
+    identity = core_pb2.ObjectMeta(name=own.name, namespace=own.namespace, uid=own.uid)
+    return core_pb2.Pod(metadata=identity).SerializeToString()
+
+
 def _fill(message: Message, document: Document) -> None:
     for set_field in _setters(message.DESCRIPTOR):
         set_field(message, document)

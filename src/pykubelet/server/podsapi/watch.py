@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodStore, difference
 from pykubelet.server.podsapi import pods_pb2 as pb
-from pykubelet.server.podsapi.encoding import PodEncoder, encode_pod
+from pykubelet.server.podsapi.encoding import PodEncoder, encode_identity, encode_pod
 from pykubelet.server.podsapi.metrics import PodWatchMetrics
 from pykubelet.status.compute import StatusStore
 from pykubelet.transport.grpc_server import GrpcError
@@ -110,9 +109,7 @@ class PodWatch:
         """Return the pod of an event in protobuf. Raises EncodingError."""
         pod, status = event.pod, event.status
         if status is None:
-            own = pod.metadata
-            identity = ObjectMeta(name=own.name, namespace=own.namespace, uid=own.uid)
-            return encode_pod(Pod(metadata=identity), PodStatus())
+            return encode_identity(pod)
         return self.encode_current(pod, status)
 
     def encode_current(self, pod: Pod, status: PodStatus) -> bytes:
