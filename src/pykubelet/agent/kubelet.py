@@ -50,7 +50,7 @@ from pykubelet.agent.live_config import ConfigReloader, ReloadMetrics, ReloadTri
 from pykubelet.agent.live_consumers import LiveComponents, build_consumers, rotation_policy
 from pykubelet.agent.oom_kills import build_oom_watcher
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
-from pykubelet.agent.servers import ServerDependencies, serving
+from pykubelet.agent.servers import ServerDependencies, serve_pods_api, serving
 from pykubelet.agent.shutdown import NodeShutdown, build_shutdown
 from pykubelet.agent.stats import NodeStatistics, build_statistics
 from pykubelet.agent.tracing import tracing
@@ -605,6 +605,7 @@ class Kubelet:
         handlers = (volume_plugins(node.volumes), devices.handlers, dra_plugin_handlers(node.claims))
         start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
         await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
+        await serve_pods_api(stack, host.settings, self.registry, engine)
         node.start_engine()
         tasks.start(node.log_manager.run(), name="container-logs")
         host.runtime_state.add_listener(engine.workers.wake_all)

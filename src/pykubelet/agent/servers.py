@@ -1,4 +1,4 @@
-"""Builds and starts the servers: authenticated API, read-only port, control socket, health."""
+"""Builds and starts the servers: authenticated API, read-only port, control socket, health, pods API."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.agent.live_config import Apply, ConfigReloader, Consumer, ReloadError
 from pykubelet.agent.stats import NodeStatistics
 from pykubelet.apiserver.certificates.key_generation import KeyGenerationError
@@ -33,6 +34,7 @@ from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
+from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.server.api import (
     ApiServerDependencies,
     AuthDependencies,
@@ -46,6 +48,7 @@ from pykubelet.server.manifests import ManifestDirectory, control_routes, pressu
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
 from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.server.podsapi.metrics import PodWatchMetrics
 from pykubelet.server.readonly import (
     Check,
     health_port_routes,
@@ -79,6 +82,38 @@ class ServerDependencies:
     eviction: EvictionManager
     log_readers: LogReaders
     reloader: ConfigReloader
+
+
+async def serve_pods_api(
+    stack: contextlib.AsyncExitStack, settings: AgentSettings, registry: CollectorRegistry, engine: PodEngine
+) -> None:
+    """Serve the pods API until the stack exits, if its feature gate is on. Raises StartupError.
+
+    Called before the engine starts, so that no event is missed.
+    """
+    metrics = PodWatchMetrics(registry)
+    if not settings.gates.enabled("PodsAPI"):
+        return
+    # The messages of all types of a pod cost memory, which only this API needs.
+    from pykubelet.server.podsapi.server import DIRECTORY_NAME, PodsServer, serving_pods
+    from pykubelet.server.podsapi.watch import PodWatch
+
+    def is_terminated(uid: str) -> bool:
+        worker = engine.workers.get(uid)
+        return worker is not None and worker.state not in (
+            PodWorkerState.SYNCING,
+            PodWorkerState.TERMINATING,
+        )
+
+    watch = PodWatch(engine.store, engine.statuses, is_terminated, metrics)
+    engine.store.add_listener(watch.handle_pod)
+    engine.statuses.add_listener(watch.handle_status)
+    engine.workers.add_listener(watch.handle_worker)
+    server = PodsServer(engine.store, engine.statuses, watch)
+    try:
+        await stack.enter_async_context(serving_pods(Path(settings.flags.root_dir) / DIRECTORY_NAME, server))
+    except OSError as err:
+        raise StartupError(f"the pods API cannot be served: {err.strerror or err}") from err
 
 
 @contextlib.asynccontextmanager

@@ -77,6 +77,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "PodCertificateRequest",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
+        "PodsAPI",
         "QOSReserved",
         "RecursiveReadOnlyMounts",
         "ReduceDefaultCrashLoopBackOffDecay",

@@ -539,10 +539,14 @@ class UnaryMethod:
 
 @dataclass(frozen=True, slots=True)
 class StreamingMethod:
-    """A server-streaming method; its generator is closed when the client disconnects."""
+    """A server-streaming method; its generator is closed when the client disconnects.
+
+    A client that does not accept a message within `send_timeout` seconds gets RESOURCE_EXHAUSTED.
+    """
 
     request: type[Message]
     handler: Callable[[Any], AsyncGenerator[Message, None]]
+    send_timeout: float | None = None
 
 
 Methods = Mapping[str, UnaryMethod | StreamingMethod]
@@ -635,7 +639,7 @@ class Server:
             else:
                 async with aclosing(method.handler(request)) as responses:
                     async for response in responses:
-                        await stream.send(response.SerializeToString())
+                        await _send_in_time(stream, response.SerializeToString(), method.send_timeout)
             status = _OK
         except DecodeError:
             status = Status("INTERNAL", "the request cannot be decoded")
@@ -645,6 +649,15 @@ class Server:
             log.error(err, "Failed to handle gRPC call", method=path)
             status = Status("UNKNOWN", f"{type(err).__name__}: {err}")
         stream.finish(status)
+
+
+async def _send_in_time(stream: ServerStream, message: bytes, seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await stream.send(message)
+    except TimeoutError:
+        text = f"the client did not read a message within {seconds:g} s"
+        raise GrpcError("RESOURCE_EXHAUSTED", text) from None
 
 
 def _listen(path: Path) -> socket.socket:

@@ -94,6 +94,7 @@ def test_kubelet_and_runtime_restart_keeps_containers(node: Node) -> None:
     port = free_port()
     before = node.start_pod(web(port))
     (container,) = node.truth.running("web-n1")
+    assert not (node.root / "pods-api").exists()  # its feature gate is off
     node.kill()
     assert answer(f"http://127.0.0.1:{port}/").startswith("hello")
     node.start()

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pykubelet.server.podsapi import core_pb2, pods_pb2
 from pykubelet.status.static_readiness import FILE as READINESS
 from tests.support.manifests import Document, container, forever, pod
 from tests.support.node import Node, condition, is_ready, kubelet_node, running, status_of
@@ -30,7 +31,7 @@ PAUSE = 2
 @pytest.fixture(scope="module")
 def node(runtime: RunningRuntime) -> Iterator[Node]:
     back_off = {"maxContainerRestartPeriod": f"{PAUSE}s"}
-    gates = {"KubeletCrashLoopBackOffMax": True}
+    gates = {"KubeletCrashLoopBackOffMax": True, "PodsAPI": True}
     with running(kubelet_node(runtime, crashLoopBackOff=back_off, featureGates=gates)) as started:
         yield started
         started.clear()
@@ -64,6 +65,39 @@ def note(word: str) -> str:
 def waiting(found: Document, name: str = "main") -> str:
     reason: str = status_of(found, name)["state"].get("waiting", {}).get("reason", "")
     return reason
+
+
+# Pods API
+
+
+def test_pods_api_started_and_removed_pod_watched(node: Node) -> None:
+    with grpc.insecure_channel(f"unix:{node.root}/pods-api/pods-api.sock") as channel:
+        method: Any = channel.unary_stream(
+            "/v1alpha1.Pods/WatchPods", response_deserializer=pods_pb2.WatchPodsEvent.FromString
+        )
+        watch = method(b"", timeout=120)
+        while next(watch).type != pods_pb2.INITIAL_SYNC_COMPLETE:
+            pass
+
+        def event() -> tuple[int, Any]:
+            """The next event of this pod."""
+            while True:
+                received = next(watch)
+                found = core_pb2.Pod.FromString(received.pod)
+                if found.metadata.name.startswith("watched"):
+                    return received.type, found
+
+        name = node.start_pod(pod("watched", container()))["metadata"]["name"]
+        kind, found = event()
+        assert (kind, found.metadata.name) == (pods_pb2.ADDED, name)
+        while not any(one.state.HasField("running") for one in found.status.containerStatuses):
+            kind, found = event()
+            assert kind == pods_pb2.MODIFIED
+        assert found.status.phase == "Running"
+        node.remove(name)
+        while (last := event())[0] != pods_pb2.DELETED:
+            assert last[0] == pods_pb2.MODIFIED
+        assert (last[1].metadata.uid, last[1].spec.ListFields()) == (found.metadata.uid, [])
 
 
 # Starting

@@ -1,10 +1,11 @@
-"""Messages of device plugins, claims and the pod-resources API are the protocols', number by number."""
+"""Messages of device plugins, claims, pod-resources API and pods API are the protocols', number by number."""
 
 import pytest
 
 from pykubelet.cm.devices import device_plugin_pb2
 from pykubelet.cm.dra import dra_health_pb2, dra_pb2
 from pykubelet.cm.podresources import pod_resources_pb2
+from pykubelet.server.podsapi import pods_pb2
 from tests.support.proto_tables import DATA, kind_of, read_table
 
 TABLES = {
@@ -12,6 +13,7 @@ TABLES = {
     "podresources.txt": pod_resources_pb2.DESCRIPTOR,
     "dra.txt": dra_pb2.DESCRIPTOR,
     "dra-health.txt": dra_health_pb2.DESCRIPTOR,
+    "pods-api.txt": pods_pb2.DESCRIPTOR,
 }
 
 
@@ -45,6 +47,11 @@ def test_proto_health_status_values_equal_upstream() -> None:
     facts = read_table(DATA / "dra-health.txt")
     values = dra_health_pb2.DESCRIPTOR.enum_types_by_name["HealthStatus"].values
     assert {value.name: value.number for value in values} == facts.enums["v1alpha1.HealthStatus"]
+
+
+def test_proto_pod_event_types_equal_upstream() -> None:
+    facts = read_table(DATA / "pods-api.txt")
+    assert dict(pods_pb2.EventType.items()) == facts.enums["v1alpha1.EventType"]
 
 
 def test_proto_share_id_unset_is_absent() -> None:

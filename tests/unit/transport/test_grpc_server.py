@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from google.protobuf.wrappers_pb2 import BytesValue, Int64Value, StringValue
 
 from pykubelet.transport import http2
 from pykubelet.transport.grpc_connection import connect_unix
-from pykubelet.transport.grpc_server import Limits, serving
+from pykubelet.transport.grpc_server import Limits, StreamingMethod, serving
 from pykubelet.transport.http2 import Code, FrameType, frame
 from tests.unit.transport.grpc_peers import MESSAGE, SHORT, Service, raw, served
 
@@ -151,6 +152,25 @@ async def test_grpc_server_stream_slow_reader_back_pressure_and_reset(tmp_path: 
         await client.until(lambda: sum(client.data[1]) >= 65_535)  # the connection's own window
         client.send(frame(FrameType.RST_STREAM, 0, 1, http2.number(8)))
         await asyncio.wait_for(peer.service.cancelled.wait(), 30)
+
+
+async def test_grpc_server_stream_unread_message_ends_with_resource_exhausted(tmp_path: Path) -> None:
+    closed = asyncio.Event()
+
+    async def big(request: StringValue) -> AsyncGenerator[BytesValue, None]:
+        try:
+            while True:
+                yield BytesValue(value=bytes(40_000))
+        finally:
+            closed.set()
+
+    methods = {"/t.Test/Big": StreamingMethod(StringValue, big, send_timeout=0.05)}
+    async with serving(tmp_path / "s", methods), raw(tmp_path / "s", window=50_000) as client:
+        client.request(1, "/t.Test/Big", b"")
+        await client.until(lambda: "grpc-status" in client.headers.get(1, {}))
+        assert (client.headers[1]["grpc-status"], sum(client.data[1])) == ("8", 50_000)
+        assert client.headers[1]["grpc-message"] == "the client did not read a message within 0.05 s"
+        await asyncio.wait_for(closed.wait(), 30)
 
 
 async def test_grpc_server_too_many_calls_refused_stream(tmp_path: Path) -> None:
