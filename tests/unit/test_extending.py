@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.admission.handler import AdmitRejection
+from pykubelet.admission.handler import AdmitRejection, DeferredResult
 from pykubelet.admission.handler_chain import make_chain
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, ExecAction, Pod, PodSpec, Probe
@@ -74,13 +74,17 @@ async def test_extending_page_volume_plugin_sets_up_volume(package: Path, tmp_pa
     assert Path(mounted.path).is_dir()
 
 
-def test_extending_page_admission_handler_rejects_pod(package: Path) -> None:
+async def test_extending_page_admission_handler_rejects_pod(package: Path) -> None:
     chain = make_chain(surroundings())
     labelled = Pod(metadata=ObjectMeta(name="web", namespace="ns", uid="u2", labels={"team": "red"}))
-    rejection = chain.admit(attempt(POD))
+    deferred = chain.admit(attempt(POD))
+    assert isinstance(deferred, DeferredResult)
+    rejection = await deferred.result()
     assert isinstance(rejection, AdmitRejection)
     assert rejection.reason == "NoTeam"
-    assert chain.admit(attempt(labelled)) is None
+    deferred = chain.admit(attempt(labelled))
+    assert isinstance(deferred, DeferredResult)
+    assert await deferred.result() is None
 
 
 @pytest.mark.parametrize(("age", "expected"), [(1, "success"), (600, "failure")])

@@ -2,14 +2,16 @@
 
 A new built-in handler is a class and a line in `make_chain`. Third-party handlers are installed as entry
 points of the group `pykubelet.admission`, whose objects are called with the `AdmitHandlerDeps` and return a
-`PodAdmitHandler`; they are called after the built-in ones, ordered by name. A handler that raises rejects the
-pod: a broken handler must not admit the pods that it was installed to reject.
+`PodAdmitHandler`; they are called after the built-in ones, ordered by name, each call in a thread of its own.
+A handler that raises, hangs or returns something else rejects the pod: a broken handler must not admit the
+pods that it was installed to reject.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pykubelet.admission.handler import (
     UNEXPECTED,
@@ -30,11 +32,26 @@ from pykubelet.admission.node_support import (
     Sysctls,
 )
 from pykubelet.admission.predicates import Predicates
+from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
-from pykubelet.util.entry_points import EntryPoint, installed
+from pykubelet.util.entry_points import EntryPoint
+from pykubelet.util.third_party import (
+    MESSAGE_LIMIT,
+    BoundedFunction,
+    CallFailed,
+    TooManyCalls,
+    load_entry_points,
+)
 
 log = get_logger(__name__)
 GROUP = "pykubelet.admission"
+TIMEOUT_SECONDS = 5.0
+"""Seconds for one call of a third-party handler."""
+WAIT_TIMEOUT_SECONDS = 300.0
+"""Seconds that a third-party handler may defer its decision."""
+MAX_CALLS = 4
+"""Calls of one third-party handler that may run at the same time, including those that hang."""
+REASON_LIMIT = 128
 HandlerFactory = Callable[[AdmitHandlerDeps], PodAdmitHandler]
 
 
@@ -119,11 +136,11 @@ def make_chain(deps: AdmitHandlerDeps) -> AdmitHandlerChain:
         DeclaredFeatures(deps),
         deps.shutdown,
     ]
-    return AdmitHandlerChain([*filter(None, ours), *installed_handlers(deps, installed(GROUP))])
+    return AdmitHandlerChain([*filter(None, ours), *installed_handlers(deps)])
 
 
 def installed_handlers(
-    deps: AdmitHandlerDeps, found: Iterable[EntryPoint[HandlerFactory]]
+    deps: AdmitHandlerDeps, found: Iterable[EntryPoint[HandlerFactory]] | None = None
 ) -> list[PodAdmitHandler]:
     """Return the installed third-party handlers, ordered by name.
 
@@ -131,19 +148,118 @@ def installed_handlers(
     without a handler that an administrator has installed.
     """
     handlers: list[PodAdmitHandler] = []
-    for entry in sorted(found, key=lambda entry: entry.name):
-        where = {"link": entry.name, "entryPoint": entry.value}
-        try:
-            handler = entry.load()(deps)
-            if missing := [part for part in ("for_running", "admit") if not hasattr(handler, part)]:
-                raise TypeError(f"{entry.value} is no link: it has no {' and no '.join(missing)}")
-        except Exception as err:  # third-party code; the kubelet must start anyway
-            log.error(err, "Failed to load admission handler, no pod is admitted", **where)
-            handlers.append(_Broken(f"the admission link {entry.name} ({entry.value}) cannot be used: {err}"))
-            continue
-        log.info("Loaded admission handler", **where)
-        handlers.append(handler)
+    for loaded in load_entry_points(GROUP, "admission handler", found, lambda make: _build(make, deps)):
+        if loaded.result is not None:
+            handlers.append(ThirdPartyHandler(loaded.result, loaded.name))
+        else:
+            problem = f"the admission link {loaded.name} ({loaded.value}) cannot be used: {loaded.err}"
+            handlers.append(_Broken(problem))
     return handlers
+
+
+def _build(factory: HandlerFactory, deps: AdmitHandlerDeps) -> PodAdmitHandler:
+    """Return a third-party handler. Raises TypeError for an object that is not one."""
+    handler = factory(deps)
+    if missing := [part for part in ("for_running", "admit") if not hasattr(handler, part)]:
+        raise TypeError(f"it is no link: it has no {' and no '.join(missing)}")
+    return handler
+
+
+class ThirdPartyHandler:
+    """A third-party handler with its limits; rejects the pod if the handler fails or exceeds them.
+
+    `admit` runs in a thread of its own, so the result is always deferred. Pods are admitted in their order,
+    and while `MAX_CALLS` calls hang, further pods are rejected without waiting.
+    """
+
+    def __init__(
+        self,
+        handler: PodAdmitHandler,
+        name: str,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        wait_timeout: float = WAIT_TIMEOUT_SECONDS,
+    ) -> None:
+        self.handler = handler
+        self.for_running = bool(handler.for_running)
+        self._name = name
+        self._timeout = timeout
+        self._wait_timeout = wait_timeout
+        self._call = BoundedFunction(self._admit, f"admission-{name}", MAX_CALLS)
+
+    def admit(self, attempt: PodAdmitAttributes) -> DeferredResult:
+        """Return the result of the handler, deferred."""
+        return DeferredResult(lambda: self._result(attempt))
+
+    async def _result(self, attempt: PodAdmitAttributes) -> AdmitResult:
+        pod = attempt.pod
+        try:
+            return await self._evaluate(attempt)
+        except TimeoutError as err:
+            problem = str(err) or f"it did not return within {self._timeout:g} s"
+        except (TooManyCalls, CallFailed) as err:
+            problem = str(err)
+        log.error(
+            None,
+            "Admission handler failed",
+            link=self._name,
+            pod=pod.full_name,
+            podUID=pod.uid,
+            reason=problem,
+        )
+        return AdmitRejection(UNEXPECTED, f"{self._name} failed: {problem}")
+
+    async def _evaluate(self, attempt: PodAdmitAttributes) -> AdmitResult:
+        """Call the handler until it decides. Raises TimeoutError, TooManyCalls and CallFailed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_timeout
+        while True:
+            result = await self._call.call(self._timeout, _snapshot(attempt))
+            if not isinstance(result, DeferredResult):
+                return result
+            waited = await self._wait(result, deadline - loop.time())
+            if not result.again:
+                return waited
+            attempt = attempt.renew() if attempt.renew is not None else attempt
+
+    async def _wait(self, deferred: DeferredResult, seconds: float) -> AdmitResult:
+        """Wait for a deferred result. Raises TimeoutError and CallFailed."""
+        limit = asyncio.timeout(max(seconds, 0))
+        task = asyncio.current_task()
+        try:
+            async with limit:
+                # Also an awaitable that is ready without waiting must not repeat forever.
+                await asyncio.sleep(0)
+                found: object = await deferred.result()
+            return None if deferred.again else _checked(found)
+        except BaseException as err:  # third-party code; SystemExit would end the kubelet
+            if limit.expired():
+                raise TimeoutError(f"it did not decide within {self._wait_timeout:g} s") from None
+            if isinstance(err, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise CallFailed(err) from None
+
+    def _admit(self, attempt: PodAdmitAttributes) -> AdmitResult | DeferredResult:
+        found: object = self.handler.admit(attempt)
+        return found if isinstance(found, DeferredResult) else _checked(found)
+
+
+def _checked(found: object) -> AdmitResult:
+    """Return what a handler returned with texts of limited length. Raises TypeError."""
+    match found:
+        case None:
+            return None
+        case AdmitRejection(reason=str(reason), message=str(message)):
+            return AdmitRejection(reason[:REASON_LIMIT], message[:MESSAGE_LIMIT])
+        case Preempt(victims=[*victims], resource=str()) if all(isinstance(pod, Pod) for pod in victims):
+            return found
+    raise TypeError("it must return an AdmitRejection, a Preempt, a DeferredResult or None")
+
+
+def _snapshot(attempt: PodAdmitAttributes) -> PodAdmitAttributes:
+    """Return attributes that another thread can use: nothing in them is computed when it is read."""
+    devices = attempt.devices()
+    return replace(attempt, other_pods=tuple(attempt.other_pods), devices=lambda: dict(devices), renew=None)
 
 
 class _Broken:

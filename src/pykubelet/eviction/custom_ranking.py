@@ -21,7 +21,13 @@ from pykubelet.cm.qos import QOSClass, qos_class
 from pykubelet.eviction.ranking import RankedPod
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
-from pykubelet.util.third_party import BoundedFunction, TooManyCalls
+from pykubelet.util.third_party import (
+    BoundedFunction,
+    CallFailed,
+    TooManyCalls,
+    load_entry_points,
+    require_function,
+)
 
 log = get_logger(__name__)
 GROUP = "pykubelet.eviction"
@@ -75,7 +81,7 @@ class CustomRanking:
                 seconds=self._timeout,
             )
             return list(ranked)
-        except Exception as err:  # third-party code
+        except CallFailed as err:
             log.error(err, "Custom eviction ranking failed, using the built-in order", ranking=self._name)
             return list(ranked)
         first = [by_uid[uid] for uid in dict.fromkeys(uids) if uid in by_uid]
@@ -108,18 +114,11 @@ def _candidate(ranked: RankedPod) -> EvictionCandidate:
 
 
 def installed_ranking(found: Iterable[EntryPoint[RankFunction]] | None = None) -> CustomRanking | None:
-    """Return the installed ranking, the first by name; None if there is none that can be loaded."""
+    """Return the installed ranking, the first by name; None if there is none or it cannot be loaded."""
     entries = sorted(installed(GROUP) if found is None else found, key=lambda entry: entry.name)
     for entry in entries[1:]:
-        log.warning("Ignored a second eviction ranking", ranking=entry.name, entryPoint=entry.value)
-    for entry in entries[:1]:
-        try:
-            function = entry.load()
-            if not callable(function):
-                raise TypeError(f"{entry.value} is not a function")
-        except Exception as err:  # third-party code; the kubelet must start anyway
-            log.error(err, "Failed to load eviction ranking, using the built-in order", ranking=entry.name)
-            return None
-        log.info("Loaded eviction ranking", ranking=entry.name, entryPoint=entry.value)
-        return CustomRanking(function, entry.name)
+        log.warning("Ignored a second eviction ranking", name=entry.name, entryPoint=entry.value)
+    for loaded in load_entry_points(GROUP, "eviction ranking", entries[:1], require_function):
+        if loaded.result is not None:
+            return CustomRanking(loaded.result, loaded.name)
     return None

@@ -23,13 +23,17 @@ from dataclasses import replace
 from pykubelet.api.pod import Pod
 from pykubelet.images.credential_provider import CredentialPlugin, ProviderError
 from pykubelet.images.credentials import Credentials, Registries
-from pykubelet.logs import get_logger
-from pykubelet.util.entry_points import EntryPoint, installed
+from pykubelet.util.entry_points import EntryPoint
 from pykubelet.util.singleflight import Singleflight
 from pykubelet.util.tasks import TaskScope
-from pykubelet.util.third_party import BoundedFunction, TooManyCalls
+from pykubelet.util.third_party import (
+    BoundedFunction,
+    CallFailed,
+    TooManyCalls,
+    load_entry_points,
+    require_function,
+)
 
-log = get_logger(__name__)
 GROUP = "pykubelet.credentials"
 TIMEOUT_SECONDS = 30.0
 MAX_CALLS = 8
@@ -46,7 +50,7 @@ class PythonProvider:
         self, function: CredentialFunction, name: str, tasks: TaskScope, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         self.name = name
-        self._function = BoundedFunction(function, f"credentials-{name}", MAX_CALLS)
+        self._function = BoundedFunction(_checked(function), f"credentials-{name}", MAX_CALLS)
         self._timeout = timeout
         self._calls: Singleflight[str, Registries] = Singleflight(tasks, f"credentials-{name}")
 
@@ -65,12 +69,27 @@ class PythonProvider:
             raise ProviderError(f"it did not return within {self._timeout:g} s") from None
         except TooManyCalls as err:
             raise ProviderError(str(err)) from None
-        except Exception as err:  # third-party code may raise anything
-            raise ProviderError(f"it raised {type(err).__name__}") from None
-        return _checked(found)
+        except CallFailed as err:
+            raise ProviderError(f"it raised {err.type_name}") from None
+        if isinstance(found, str):
+            raise ProviderError(found)
+        return found
 
 
-def _checked(found: object) -> Registries:
+def _checked(function: CredentialFunction) -> Callable[[str], Registries | str]:
+    """Return the function with its result as credentials of the node, or the reason why it is invalid."""
+
+    def run(repository: str) -> Registries | str:
+        found: object = function(repository)
+        try:
+            return _registries(found)
+        except ProviderError as err:
+            return str(err)
+
+    return run
+
+
+def _registries(found: object) -> Registries:
     """Return what a function returned as credentials of the node. Raises ProviderError."""
     if not isinstance(found, Mapping) or len(found) > MAX_REGISTRIES:
         raise ProviderError(f"it must return a mapping with at most {MAX_REGISTRIES} registries")
@@ -95,16 +114,8 @@ def installed_providers(
     tasks: TaskScope, found: Iterable[EntryPoint[CredentialFunction]] | None = None
 ) -> list[CredentialPlugin]:
     """Return the installed functions, ordered by name; an error is logged for each that cannot be loaded."""
-    providers: list[CredentialPlugin] = []
-    for entry in sorted(installed(GROUP) if found is None else found, key=lambda entry: entry.name):
-        where = {"provider": entry.name, "entryPoint": entry.value}
-        try:
-            function = entry.load()
-            if not callable(function):
-                raise TypeError(f"{entry.value} is not a function")
-        except Exception as err:  # third-party code; the kubelet must start anyway
-            log.error(err, "Failed to load credential provider", **where)
-            continue
-        log.info("Loaded credential provider", **where)
-        providers.append(PythonProvider(function, entry.name, tasks))
-    return providers
+    return [
+        PythonProvider(loaded.result, loaded.name, tasks)
+        for loaded in load_entry_points(GROUP, "credential provider", found, require_function)
+        if loaded.result is not None
+    ]

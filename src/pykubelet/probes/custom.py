@@ -25,14 +25,20 @@ installed, is an error, which like an unreachable runtime is no evidence about t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod, Probe
 from pykubelet.logs import get_logger
 from pykubelet.probes.types import OUTPUT_LIMIT, BadTarget, Kind, ProbeResult, SelectedHandler, Target
-from pykubelet.util.entry_points import EntryPoint, installed
+from pykubelet.util.entry_points import EntryPoint
 from pykubelet.util.text import quoted
-from pykubelet.util.third_party import BoundedFunction, TooManyCalls
+from pykubelet.util.third_party import (
+    BoundedFunction,
+    CallFailed,
+    TooManyCalls,
+    load_entry_points,
+    require_function,
+)
 
 log = get_logger(__name__)
 GROUP = "pykubelet.probes"
@@ -78,7 +84,7 @@ class CustomProbes:
 
     def __init__(self, functions: Mapping[str, ProbeFunction], max_calls: int = MAX_CALLS) -> None:
         self._functions = {
-            name: BoundedFunction(function, f"probe-{name}", max_calls)
+            name: BoundedFunction(_checked(function), f"probe-{name}", max_calls)
             for name, function in functions.items()
         }
 
@@ -94,19 +100,32 @@ class CustomProbes:
             )
         request = _request(target, selected, command, timeout)
         try:
-            found: object = await function.call(timeout, request)
+            found = await function.call(timeout, request)
         except TimeoutError:
             message = f"probe handler {quoted(selected.handler)} timed out after {timeout}s"
             return ProbeResult("failure", message)
         except TooManyCalls as err:
             return ProbeResult("unknown", str(err), errored=True)
-        except Exception as err:  # third-party code may raise anything
-            message = f"probe handler {quoted(selected.handler)} failed: {type(err).__name__}: {err}"
+        except CallFailed as err:
+            message = f"probe handler {quoted(selected.handler)} failed: {err}"
             return ProbeResult("unknown", message[:OUTPUT_LIMIT], errored=True)
-        if not isinstance(found, ProbeResult) or found.result not in RESULTS:
+        if found is None:
             message = f"probe handler {quoted(selected.handler)} must return a ProbeResult"
             return ProbeResult("unknown", message, errored=True)
-        return replace(found, output=str(found.output)[:OUTPUT_LIMIT])
+        return found
+
+
+def _checked(function: ProbeFunction) -> Callable[[ProbeRequest], ProbeResult | None]:
+    """Return the function with its result as a plain, limited one; None for anything but a ProbeResult."""
+
+    def run(request: ProbeRequest) -> ProbeResult | None:
+        found: object = function(request)
+        if not isinstance(found, ProbeResult) or found.result not in RESULTS:
+            return None
+        output = str(found.output)[:OUTPUT_LIMIT]
+        return ProbeResult(found.result, output, errored=bool(found.errored))
+
+    return run
 
 
 def _request(target: Target, selected: SelectedHandler, command: list[str], timeout: int) -> ProbeRequest:
@@ -129,18 +148,14 @@ def _request(target: Target, selected: SelectedHandler, command: list[str], time
 def installed_probes(found: Iterable[EntryPoint[ProbeFunction]] | None = None) -> CustomProbes:
     """Return the installed probe functions; an error is logged for each that cannot be loaded."""
     functions: dict[str, ProbeFunction] = {}
-    for entry in sorted(installed(GROUP) if found is None else found, key=lambda entry: entry.value):
-        where = {"handler": entry.name, "entryPoint": entry.value}
-        if entry.name in functions:
-            log.error(None, "Ignored a second probe handler of the same name", **where)
-            continue
-        try:
-            function = entry.load()
-            if not callable(function):
-                raise TypeError(f"{entry.value} is not a function")
-        except Exception as err:  # third-party code; the kubelet must start anyway
-            log.error(err, "Failed to load probe handler", **where)
-            continue
-        log.info("Loaded probe handler", **where)
-        functions[entry.name] = function
+    for loaded in load_entry_points(GROUP, "probe handler", found, require_function):
+        if loaded.name in functions:
+            log.error(
+                None,
+                "Ignored a second probe handler of the same name",
+                name=loaded.name,
+                entryPoint=loaded.value,
+            )
+        elif loaded.result is not None:
+            functions[loaded.name] = loaded.result
     return CustomProbes(functions)

@@ -7,5 +7,5 @@
 - `singleflight.py`: one call for concurrent callers with the same key.
 - `tasks.py`: task scopes, and blocking work in threads.
 - `text.py`: quoting of untrusted text, FNV-1a hash.
-- `third_party.py`: calls of third-party functions, bounded in time and in number.
+- `third_party.py`: loading and calls of third-party code, bounded in time and in number.
 """

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
+from pykubelet.util.third_party import load_entry_points
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.plugin import VolumeHost, VolumePlugin
 from pykubelet.volumes.plugins.config_map import ConfigMapPlugin
@@ -69,19 +70,21 @@ def load_third_party_plugins(
 ) -> dict[str, VolumePlugin]:
     """Return the third-party plugins that can be used; an error is logged for each of the rest."""
     plugins: dict[str, VolumePlugin] = {}
-    for entry in found:
-        where = {"kind": entry.name, "entryPoint": entry.value}
+    accepted: list[EntryPoint[PluginFactory]] = []
+    for entry in sorted(found, key=lambda entry: (entry.name, entry.value)):
         is_supported = not isinstance(builtin.get(entry.name), UnsupportedVolumePlugin | None)
-        if is_supported or entry.name in plugins:
-            log.error(None, "Ignored volume plugin of an already supported type", **where)
-            continue
-        try:
-            plugin = entry.load()(host)
-        except Exception as err:  # third-party code may raise anything
-            log.error(err, "Failed to load volume plugin", **where)
-            continue
-        if missing := [member for member in _MEMBERS if not hasattr(plugin, member)]:
-            log.error(None, "Ignored invalid volume plugin", missing=missing, **where)
+        if is_supported or any(entry.name == other.name for other in accepted):
+            log.error(
+                None,
+                "Ignored volume plugin of an already supported type",
+                name=entry.name,
+                entryPoint=entry.value,
+            )
+        else:
+            accepted.append(entry)
+    for loaded in load_entry_points(GROUP, "volume plugin", accepted, lambda make: _build(make, host)):
+        plugin = loaded.result
+        if plugin is None:
             continue
         if plugin.directory_name and any(
             plugin.directory_name == other.directory_name for other in (*builtin.values(), *plugins.values())
@@ -90,9 +93,19 @@ def load_third_party_plugins(
                 None,
                 "Ignored volume plugin with a duplicate directory",
                 directory=plugin.directory_name,
-                **where,
+                name=loaded.name,
+                entryPoint=loaded.value,
             )
             continue
-        log.info("Loaded volume plugin", **where)
-        plugins[entry.name] = plugin
+        plugins[loaded.name] = plugin
     return plugins
+
+
+def _build(factory: PluginFactory, host: VolumeHost) -> VolumePlugin:
+    """Return a third-party plugin. Raises TypeError for an object that is not one."""
+    plugin = factory(host)
+    if missing := [member for member in _MEMBERS if not hasattr(plugin, member)]:
+        raise TypeError(f"it is not a VolumePlugin, it has no {', '.join(missing)}")
+    if not isinstance(plugin.directory_name, str):
+        raise TypeError("its directory_name is not text")
+    return plugin

@@ -2,9 +2,11 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,7 +20,13 @@ from pykubelet.admission.handler import (
     PodAdmitHandler,
     Preempt,
 )
-from pykubelet.admission.handler_chain import AdmitHandlerChain, installed_handlers, make_chain
+from pykubelet.admission.handler_chain import (
+    MAX_CALLS,
+    AdmitHandlerChain,
+    ThirdPartyHandler,
+    installed_handlers,
+    make_chain,
+)
 from pykubelet.podworkers.pod_admission import AdmissionMetrics
 from tests.support.admission import attempt, pod, surroundings
 
@@ -157,7 +165,8 @@ class Entry:
 def test_installed_handlers_sorted_by_entry_point_name() -> None:
     first, second = Saying(None), Saying(None)
     entries = [Entry("b", lambda _: second), Entry("a", lambda _: first)]
-    assert installed_handlers(surroundings(), entries) == [first, second]
+    handlers = installed_handlers(surroundings(), entries)
+    assert [found.handler for found in handlers if isinstance(found, ThirdPartyHandler)] == [first, second]
 
 
 def broken(_: AdmitHandlerDeps) -> PodAdmitHandler:
@@ -181,7 +190,9 @@ def test_installed_handlers_unusable_entry_point_rejects_new_pods_only(
     assert chain.admit(attempt(pod(), running=True)) is None
 
 
-def test_make_chain_entry_point_handler_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_make_chain_entry_point_handler_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "never-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: never\nVersion: 1\n")
@@ -194,7 +205,106 @@ def test_make_chain_entry_point_handler_is_loaded(tmp_path: Path, monkeypatch: p
         "    def admit(self, attempt): return AdmitRejection('Never', attempt.pod.full_name)\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    assert make_chain(surroundings()).admit(attempt(pod())) == AdmitRejection("Never", "ns/web")
+    assert await decide(make_chain(surroundings())) == AdmitRejection("Never", "ns/web")
+
+
+async def decide(chain: AdmitHandlerChain) -> AdmitResult:
+    result = chain.admit(attempt(pod()))
+    return await result.result() if isinstance(result, DeferredResult) else result
+
+
+class Calling:
+    """A handler that calls a function."""
+
+    for_running = False
+
+    def __init__(self, function: Callable[[PodAdmitAttributes], Any]) -> None:
+        self.admit = function
+
+
+def leaving(_: object) -> Any:
+    raise SystemExit(3)
+
+
+async def never() -> AdmitResult:
+    await asyncio.Event().wait()
+    return None
+
+
+async def leaving_later() -> AdmitResult:
+    raise SystemExit(3)
+
+
+async def cancelled() -> AdmitResult:
+    raise asyncio.CancelledError
+
+
+async def ready() -> AdmitResult:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (leaving, "SystemExit: 3"),
+        (lambda _: True, "TypeError: it must return an AdmitRejection"),
+        (lambda _: AdmitRejection("No", 5), "TypeError: it must return an AdmitRejection"),  # type: ignore[arg-type]
+        (lambda _: Preempt(["web"], "cpu"), "TypeError: it must return an AdmitRejection"),  # type: ignore[list-item]
+        (lambda _: DeferredResult(never), "it did not decide within 0.05 s"),
+        (lambda _: DeferredResult(ready, again=True), "it did not decide within 0.05 s"),
+        (lambda _: DeferredResult(leaving_later), "SystemExit: 3"),
+        (lambda _: DeferredResult(cancelled), "CancelledError: "),
+    ],
+    ids=["exit", "bool", "message", "victims", "waits", "repeats", "exits later", "cancelled"],
+)
+async def test_third_party_handler_broken_rejects_pod(function: Any, problem: str) -> None:
+    handler = ThirdPartyHandler(Calling(function), "mine", timeout=30, wait_timeout=0.05)
+    async with asyncio.timeout(30):
+        found = await decide(AdmitHandlerChain([handler]))
+    assert isinstance(found, AdmitRejection)
+    assert found.reason == "UnexpectedAdmissionError"
+    assert found.message.startswith(f"mine failed: {problem}")
+
+
+async def test_third_party_handler_hanging_rejects_pods_and_its_calls_are_limited() -> None:
+    release = threading.Event()
+    calls: list[object] = []
+
+    def hang(_: PodAdmitAttributes) -> None:
+        calls.append(_)
+        release.wait()
+
+    chain = AdmitHandlerChain([ThirdPartyHandler(Calling(hang), "mine", timeout=0.01)])
+    try:
+        found = [await decide(chain) for _ in range(MAX_CALLS + 1)]
+    finally:
+        release.set()
+    assert (
+        found[:-1]
+        == [AdmitRejection("UnexpectedAdmissionError", "mine failed: it did not return within 0.01 s")]
+        * MAX_CALLS
+    )
+    assert isinstance(found[-1], AdmitRejection)
+    assert "4 calls have not returned" in found[-1].message
+    assert len(calls) == MAX_CALLS
+
+
+async def test_third_party_handler_long_message_is_cut() -> None:
+    handler = ThirdPartyHandler(Saying(AdmitRejection("R" * 10_000, "m" * 100_000)), "mine")
+    assert await decide(AdmitHandlerChain([handler])) == AdmitRejection("R" * 128, "m" * 1000)
+
+
+async def test_third_party_handler_lazy_attributes_are_read_in_event_loop() -> None:
+    threads = []
+
+    def devices() -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return {}
+
+    handler = ThirdPartyHandler(Calling(lambda attempt: attempt.devices() or None), "mine")
+    result = handler.admit(replace(attempt(pod()), devices=devices))
+    assert await result.result() is None
+    assert threads == [threading.current_thread()]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Probes by third-party code."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -62,6 +63,11 @@ async def test_check_function_receives_container_and_command() -> None:
     assert (request.kind, request.command, request.timeout) == ("liveness", ("check", "30"), 30)
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise OSError("no text")
+
+
 def raising(request: ProbeRequest) -> ProbeResult:
     raise ValueError("x" * 2 * OUTPUT_LIMIT)
 
@@ -73,8 +79,10 @@ def raising(request: ProbeRequest) -> ProbeResult:
         (lambda request: True, "must return a ProbeResult"),
         (lambda request: ProbeResult("yes"), "must return a ProbeResult"),  # type: ignore[arg-type]
         (lambda: None, "TypeError"),
+        (lambda request: sys.exit("bye"), "SystemExit: bye"),
+        (lambda request: ProbeResult("success", Unprintable()), "OSError: no text"),  # type: ignore[arg-type]
     ],
-    ids=["raises", "bool", "result", "signature"],
+    ids=["raises", "bool", "result", "signature", "exit", "output"],
 )
 async def test_check_broken_function_is_error_without_evidence(
     function: Callable[..., Any], message: str

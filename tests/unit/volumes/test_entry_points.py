@@ -66,7 +66,7 @@ def test_load_third_party_plugins_entry_point_is_loaded(host: VolumeHost) -> Non
     [
         (Entry("cloud", broken), "Failed to load volume plugin"),
         (Entry("cloud", ImportError("no module")), "Failed to load volume plugin"),
-        (Entry("cloud", lambda host: object()), "Ignored invalid volume plugin"),
+        (Entry("cloud", lambda host: object()), "Failed to load volume plugin"),
         (Entry("emptyDir", Cloud), "of an already supported type"),
     ],
 )
@@ -77,7 +77,7 @@ def test_load_third_party_plugins_invalid_entry_point_logged_and_skipped(
     kinds = load_third_party_plugins(host, own, [entry, Entry("fine", Cloud)])
     assert kinds.keys() == {"fine"}
     told = next(record for record in caplog.records if said in record.message)
-    assert f"'kind': '{entry.name}'" in str(told.__dict__)
+    assert f"'name': '{entry.name}'" in str(told.__dict__)
 
 
 def test_load_third_party_plugins_duplicate_directory_is_skipped(
