@@ -26,7 +26,7 @@ mount -t tmpfs -o mode=755,size=70% none /layer
 mkdir /layer/upper /layer/work
 mount -t overlay -o lowerdir=/lower,upperdir=/layer/upper,workdir=/layer/work none /root
 # What this machine has mounted or running must not be taken for the guest's own.
-for place in /proc /sys /dev /run /tmp /var/tmp /sys/fs/cgroup; do mkdir -p /root$place; done
+for place in /proc /sys /dev /run /tmp /var/tmp /var/lib/cni /sys/fs/cgroup; do mkdir -p /root$place; done
 mount -t tmpfs -o mode=755 none /root/run
 mount -t tmpfs -o mode=1777,size=60% none /root/tmp
 mount -t tmpfs -o mode=755 none /root/var/lib/cni
