@@ -27,6 +27,8 @@ from tests.support.runtime import runtime_process
 from tests.vm.guest.node import SLOW
 from tests.vm.guest.test_stats import upstream_kubelet
 
+pytestmark = pytest.mark.timeout(2400)
+
 PERIODS = {"low": (0, 60), "middle": (1000, 40), "high": (100000, 40)}
 """Priority and seconds of each group; the pods ignore SIGTERM and have shorter grace periods of their own."""
 GRACE = {"low": 8, "middle": 6, "high": 4}
