@@ -15,7 +15,7 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +24,21 @@ from typing import IO, Any
 import pytest
 
 from pykubelet.standalone.requirements import inspect_host
-from pykubelet.standalone.seed_images import Entry, ImageConfig, image_archive, machine_platform, read_static
+from pykubelet.standalone.seed_images import (
+    Entry,
+    ImageConfig,
+    image_archive,
+    layer_tar,
+    machine_platform,
+    read_static,
+)
 
 PROGRAM = "docker-registry"
 USER, PASSWORD = "user", "hunter2"
 _HTPASSWD = f"{USER}:$2b$04$TipkePRyI/zFturjlgGae.AqBVl1nfPAbfXXwmhAD3XK/1YvyRr0.\n"
 _LISTENING = re.compile(rb"listening on (127\.0\.0\.1:[0-9]+)")
 _START_SECONDS = 60
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,10 @@ class Registry:
         entries += [Entry(f"bin/{applet}", link="busybox") for applet in ("sh", "sleep", "cat", "true")]
         config = ImageConfig(env={"PATH": "/bin"}, labels={"repository": repository})
         return self._push(repository, tag, entries, config)
+
+    def push_layers(self, repository: str, tag: str, layers: Iterable[bytes]) -> str:
+        """Push an image with one file per layer, of these contents; return its digest."""
+        return self.push_archive(repository, tag, layered_archive(f"{repository}:{tag}", layers))
 
     def _push(self, repository: str, tag: str, entries: list[Entry], config: ImageConfig) -> str:
         archive = image_archive(f"{repository}:{tag}", entries, config, machine_platform(os.uname().machine))
@@ -90,6 +102,54 @@ class Registry:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=60) as answer:
             return answer.headers
+
+
+def layered_archive(name: str, layers: Iterable[bytes]) -> bytes:
+    """Return an OCI archive of an image with one file per layer, of these contents."""
+    tars = [layer_tar([Entry(f"layer-{number}", data=data)]) for number, data in enumerate(layers)]
+    descriptors = [_descriptor("application/vnd.oci.image.layer.v1.tar", tar) for tar in tars]
+    config = json.dumps(
+        {
+            **machine_platform(os.uname().machine).document(),
+            "config": {"Cmd": ["/layer-0"]},
+            "rootfs": {"type": "layers", "diff_ids": [found["digest"] for found in descriptors]},
+        }
+    ).encode()
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": _descriptor("application/vnd.oci.image.config.v1+json", config),
+            "layers": descriptors,
+        }
+    ).encode()
+    return write_archive(name, manifest, [config, *tars])
+
+
+def write_archive(name: str, manifest: bytes, blobs: Iterable[bytes], **members: bytes) -> bytes:
+    """Return an OCI archive with this manifest; `members` are further files."""
+    entry = {**_descriptor(MANIFEST, manifest), "annotations": {"io.containerd.image.name": name}}
+    files = {
+        "oci-layout": b'{"imageLayoutVersion":"1.0.0"}',
+        "index.json": json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode(),
+        **{f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}": blob for blob in (manifest, *blobs)},
+        **members,
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in files.items():
+            info = tarfile.TarInfo(path)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
+    return {
+        "mediaType": media_type,
+        "digest": f"sha256:{hashlib.sha256(blob).hexdigest()}",
+        "size": len(blob),
+    }
 
 
 @contextmanager

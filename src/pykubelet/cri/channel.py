@@ -159,14 +159,16 @@ class Channel:
         *,
         timeout: float,
         operation: str = "",
+        headers: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[Response, None]:
         """Make a server-streaming call and yield its responses. Raises CriError.
 
         Close the iterator (`contextlib.aclosing`) when leaving it early, so that the runtime stops sending.
+        `headers` are added to the request.
         """
         with self._watch(method, request, operation) as trace:
             connection = await self._connected(_name(method))
-            call = connection.call(method, request.SerializeToString(), trace, timeout)
+            call = connection.call(method, request.SerializeToString(), (*trace, *headers), timeout)
             try:
                 while (message := await call.read()) is not None:
                     yield _parse(_name(method), response_type, message)

@@ -134,6 +134,11 @@ class RuntimeConnection:
         """The runtime's channel, for other services on the same socket."""
         return self.channels[0]
 
+    @property
+    def image_channel(self) -> Channel:
+        """The image service's channel, for other services on the same socket."""
+        return self.channels[-1]
+
     async def close(self) -> None:
         """Close the connections; calls in progress fail with Unavailable."""
         for channel in self.channels:

@@ -15,7 +15,7 @@ A collection may be cancelled or fail at any point; the next one lists everythin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,6 +30,7 @@ from pykubelet.images.puller import join_failures
 from pykubelet.logs import get_logger
 from pykubelet.tracing.span import Tracer, own_span
 from pykubelet.transport.errors import CriError, DeadlineExceeded, NotFound, Unavailable
+from pykubelet.util.text import format_size
 
 log = get_logger(__name__)
 PERIOD_SECONDS = 300.0
@@ -96,6 +97,16 @@ class DiskUsage(NamedTuple):
 
     capacity: int
     available: int
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult:
+    """Unused images that were removed on request, or would be."""
+
+    removed: Sequence[ImageRecord]
+    young: int
+    """Number of unused images that are kept because they have not reached the minimum age."""
+    failures: Sequence[str]
 
 
 class ImageGCError(Exception):
@@ -250,18 +261,6 @@ def image_key(image: pb.Image, *, by_handler: bool) -> ImageKey:
     return ImageKey(image.id, image.spec.runtime_handler if by_handler else "")
 
 
-def format_size(size: int) -> str:
-    """Format bytes as upstream's event does, such as `1.5 GiB`."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
-
-
 def _names(image: pb.Image) -> frozenset[str]:
     return frozenset((*image.repo_tags, *image.repo_digests))
 
@@ -326,6 +325,11 @@ class ImageGC:
         self._mounted: dict[str, frozenset[str]] = {}
         """Image references of the image volumes of each container, which never change."""
         self._lock = asyncio.Lock()
+
+    @property
+    def policy(self) -> ImageGCPolicy:
+        """Thresholds and ages of the next collection."""
+        return self._policy
 
     def set_policy(self, policy: ImageGCPolicy) -> None:
         """Replace thresholds and ages, from the next collection on."""
@@ -397,6 +401,35 @@ class ImageGC:
                 await self._finish(collection)
             if failures:
                 raise ImageGCError(_space_failure(EVERYTHING, freed, failures))
+
+    @property
+    def records(self) -> Collection[ImageRecord]:
+        """Usage of the images, as of the last collection."""
+        return self._records.values()
+
+    @property
+    def min_age(self) -> Duration:
+        """Time since its detection below which an unused image is kept."""
+        return self._policy.min_age
+
+    async def prune(self, *, dry_run: bool) -> PruneResult:
+        """Remove all unused images that have reached the minimum age, or only list them.
+
+        Raises ImageGCError when images cannot be listed.
+        """
+        async with self._lock:
+            collection = await self._start_collection()
+            images = plan_by_space(collection.candidates, self._policy, collection.now)
+            young = len(collection.candidates) - len(images)
+            if dry_run:
+                return PruneResult(images, young, ())
+            log.info("Removing unused images on request", images=len(images))
+            try:
+                _, failures = await self._remove_all(collection, images, "space")
+            finally:
+                await self._finish(collection)
+            removed = [image for image in images if image.key in collection.removed]
+            return PruneResult(removed, young, failures)
 
     async def _start_collection(self) -> _Collection:
         """List images and containers, and update the records. Raises ImageGCError."""

@@ -31,6 +31,8 @@ from pykubelet.images.credentials import (
 from pykubelet.images.image_reference import ImageName, InvalidImageName, parse_image_name, truncated
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.pull_manager import PullManager
+from pykubelet.images.pull_progress import PullProgress
+from pykubelet.images.pull_tracker import PullTracker
 from pykubelet.images.puller import (
     ImageError,
     ImageReservations,
@@ -129,6 +131,7 @@ class ImageManager:
         plugins: ProviderPlugins | None = None,
         clock: Callable[[], float] | None = None,
         pull_manager: PullManager | None = None,
+        tracker: PullTracker | None = None,
     ) -> None:
         self._journal = journal
         self._metrics = metrics
@@ -139,7 +142,8 @@ class ImageManager:
         self._status_cache = ImageStatusCache(service, tasks)
         self._reservations = ImageReservations()
         self._limits = limits
-        self._pulls = Pulls(service, self._status_cache, limits, tasks)
+        self._tracker = tracker or PullTracker(None, tasks)
+        self._pulls = Pulls(service, self._status_cache, limits, tasks, self._tracker)
         self._back_off = KeyedBackoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._failures: dict[str, _Failure] = {}
 
@@ -147,6 +151,15 @@ class ImageManager:
     def plugins(self) -> ProviderPlugins | None:
         """Credential providers; None if none are configured."""
         return self._plugins
+
+    @property
+    def tracker(self) -> PullTracker:
+        """Pulls in progress, with listeners and waiting messages."""
+        return self._tracker
+
+    def pulls(self) -> Sequence[PullProgress]:
+        """Return the pulls in progress, the oldest first; without bytes if the runtime reports none."""
+        return self._tracker.pulls()
 
     def set_pull_limits(self, *, serialize: bool, max_parallel: int | None, qps: float, burst: int) -> None:
         """Change the limits of pulls that start afterwards."""
@@ -302,7 +315,7 @@ class ImageManager:
         # The image of a digest never changes.
         fresh = request.policy == "Always" and not request.name.digest
         if self._pull_manager is None:
-            return await self._pulls.pull(request.spec, credentials, request.sandbox, fresh=fresh)
+            return await self._pull_once(request, credentials, fresh=fresh)
         if request.policy == "Always":
             with suppress(CriError):
                 before = await self._status_cache.find(request.spec)
@@ -317,7 +330,7 @@ class ImageManager:
                     f"failed to record image pull intent: {err}"
                 ) from err
             try:
-                pulled = await self._pulls.pull(request.spec, credentials, request.sandbox, fresh=fresh)
+                pulled = await self._pull_once(request, credentials, fresh=fresh)
             except PullFailed as err:
                 if err.outcome_known:
                     attempt.record_failure()
@@ -325,6 +338,13 @@ class ImageManager:
             login = credentials[pulled.login] if pulled.login is not None else None
             attempt.record_success(pulled.image_ref, login)
         return pulled
+
+    async def _pull_once(
+        self, request: _PullRequest, credentials: list[Credentials], *, fresh: bool
+    ) -> PullResult:
+        return await self._pulls.pull(
+            request.spec, credentials, request.sandbox, image=request.image, fresh=fresh
+        )
 
     async def _credentials(self, request: _PullRequest, secrets: Sequence[PullSecret]) -> list[Credentials]:
         repository = request.name.repository

@@ -30,6 +30,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.credentials import Credentials
+from pykubelet.images.pull_tracker import PullTracker
 from pykubelet.logs import get_logger
 from pykubelet.tracing.span import child_span
 from pykubelet.transport.errors import BadResponse, CriError
@@ -316,11 +317,17 @@ class Pulls:
     """Deduplicated and limited pulls of one node."""
 
     def __init__(
-        self, service: ImageService, presence: ImageStatusCache, limits: PullLimits, tasks: TaskScope
+        self,
+        service: ImageService,
+        presence: ImageStatusCache,
+        limits: PullLimits,
+        tasks: TaskScope,
+        tracker: PullTracker,
     ) -> None:
         self._service = service
         self._presence = presence
         self._limits = limits
+        self._tracker = tracker
         self._calls: Singleflight[_Key, PullResult] = Singleflight(tasks, "image-pull")
 
     async def pull(
@@ -329,17 +336,19 @@ class Pulls:
         credentials: Sequence[Credentials],
         sandbox: pb.PodSandboxConfig | None,
         *,
+        image: str,
         fresh: bool,
     ) -> PullResult:
         """Pull an image, or join the same pull in progress. Raises PullFailed.
 
-        With `fresh`, a pull that has already started is not joined, because a tag may have moved since.
+        `image` is its name as in the pod. With `fresh`, a pull that has already started is not joined,
+        because a tag may have moved since.
         """
         namespace = sandbox.metadata.namespace if sandbox is not None else ""
         key = _Key(Selection.from_spec(spec), namespace, tuple(credentials))
         with child_span("pullImage", {"container.image.name": spec.image}) as span:
             result = await self._calls.run(
-                key, lambda: self._pull_in_slot(spec, credentials, sandbox), fresh=fresh
+                key, lambda: self._pull_in_slot(image, spec, credentials, sandbox), fresh=fresh
             )
             span.set_attribute("container.image.id", result.image_ref)
             if result.image is not None:
@@ -347,15 +356,20 @@ class Pulls:
             return result
 
     async def _pull_in_slot(
-        self, spec: pb.ImageSpec, credentials: Sequence[Credentials], sandbox: pb.PodSandboxConfig | None
+        self,
+        image: str,
+        spec: pb.ImageSpec,
+        credentials: Sequence[Credentials],
+        sandbox: pb.PodSandboxConfig | None,
     ) -> PullResult:
         loop = asyncio.get_running_loop()
         try:
             async with self._limits.slot():
                 started = loop.time()
-                ref, login = await self._try_each(spec, credentials, sandbox)
-                image = await self._inspect(spec)
-                return PullResult(ref, image, loop.time() - started, login)
+                with self._tracker.track(image):
+                    ref, login = await self._try_each(spec, credentials, sandbox)
+                found = await self._inspect(spec)
+                return PullResult(ref, found, loop.time() - started, login)
         except PullRateExceeded as err:
             raise PullFailed(str(err)) from None
 

@@ -28,7 +28,6 @@ from pykubelet.images.image_gc import (
     ImageRecord,
     bytes_to_free,
     find_images_in_use,
-    format_size,
     plan_by_age,
     plan_by_space,
     removal_order,
@@ -37,6 +36,7 @@ from pykubelet.images.image_gc import (
 )
 from pykubelet.images.metrics import ImageGCMetrics
 from pykubelet.transport.errors import CriError, DeadlineExceeded, Unavailable
+from pykubelet.util.text import format_size
 from tests.support.image_service import FakeContainers, FakeImages, image_fs
 
 GIB = 1024**3
