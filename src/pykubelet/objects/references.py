@@ -2,8 +2,8 @@
 
 A static pod must be able to start without an API server, so its validation checks `object_references`.
 Kinds are the API's resource names: `configmaps`, `secrets`, `serviceaccounts`, `persistentvolumeclaims`,
-`resourceclaims`, `csidrivers`, `endpoints`, `clustertrustbundles`, `podcertificates`. The object caches
-use `config_map_names` and `secret_names`.
+`persistentvolumes`, `resourceclaims`, `csidrivers`, `endpoints`, `clustertrustbundles`, `podcertificates`.
+The object caches use `config_map_names`, `secret_names` and `claim_names`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VOLUME_KINDS = {
     "csi": "csidrivers",
     "glusterfs": "endpoints",
     "persistentVolumeClaim": "persistentvolumeclaims",
-    "ephemeral": "persistentvolumeclaims",
+    "ephemeral": "persistentvolumes",
     "azureFile": "secrets",
 }
 _PROJECTED_KINDS = {
@@ -78,6 +78,12 @@ def secret_names(pod: Pod) -> set[str]:
         names |= {secret for _, secret in _volume_secrets(volume)}
         names |= {source.secret.name for source in _projected(volume) if source.secret is not None}
     return names - {""}
+
+
+def claim_names(pod: Pod) -> set[str]:
+    """Return the names of the persistent volume claims that a pod refers to."""
+    claims = (volume.persistent_volume_claim for volume in pod.spec.volumes)
+    return {claim.claim_name for claim in claims if claim is not None} - {""}
 
 
 def uses_trust_bundles(pod: Pod) -> bool:

@@ -36,7 +36,7 @@ def apply_defaults(pod: Pod) -> None:
     for volume in spec.volumes:
         _complete_volume(volume)
     for container in (*spec.containers, *spec.init_containers, *spec.ephemeral_containers):
-        _complete_container(container)
+        complete_container(container)
     for container in (*spec.containers, *spec.init_containers):
         container.resources.requests = {**container.resources.limits, **container.resources.requests}
         if spec.host_network:
@@ -86,7 +86,8 @@ def _complete_volume(volume: Volume) -> None:
         volume.host_path.type = ""
 
 
-def _complete_container(container: Container) -> None:
+def complete_container(container: Container) -> None:
+    """Set the defaults of a container of any type."""
     container.image_pull_policy = container.image_pull_policy or default_pull_policy(container.image)
     container.termination_message_path = container.termination_message_path or "/dev/termination-log"
     container.termination_message_policy = container.termination_message_policy or "File"

@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
@@ -46,6 +46,9 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObject
 from pykubelet.podconfig.manifests import Contents, read_bytes
 from pykubelet.podconfig.static_pods import static_contents, without_duplicates
+
+if TYPE_CHECKING:
+    from pykubelet.podconfig.workloads.kinds import Workload
 
 log = get_logger(__name__)
 QUIET_SECONDS = 0.02
@@ -59,6 +62,8 @@ _REMOVED = Mask.DELETE | Mask.MOVED_FROM
 _CLOSED = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE
 _MASK = _CLOSED | Mask.CREATE | Mask.MODIFY | Mask.ATTRIB | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 _MAX_LINKS = 10
+IMAGES_DIRECTORY = "images"
+"""Subdirectory of image archives, which `images/archive_directory` imports."""
 
 
 class PathWatch:
@@ -295,6 +300,8 @@ def _read(file: Path, known: Manifest, load: Load) -> Manifest | None:
     try:
         info = file.stat()
         if stat.S_ISDIR(info.st_mode):
+            if file.name == IMAGES_DIRECTORY:
+                return None
             return Manifest(problems=(Problem(str(file), "is a folder: only files beside it are read"),))
         stamp = _stamp(info)
         if stamp is not None and stamp == known.stamp:
@@ -345,15 +352,19 @@ Emit = Callable[[str, list[Pod], list[Problem]], None]
 """Callback with the name of a source, its full set of pods, and the problems."""
 Serve = Callable[[Iterable[tuple[str, LocalObject]]], list[Problem]]
 """Callback with the full set of ConfigMaps and Secrets, each with its file; returns the problems."""
+OfferWorkloads = Callable[[Iterable[tuple[str, "Workload"]]], list[Problem]]
+"""Callback with the full set of Jobs and CronJobs, each with its file; returns the problems."""
 _MIN_PERIOD_SECONDS = 0.1
 _RESCAN_SECONDS = 0.25
+_MAX_WARNINGS = 20
+"""Warnings that are logged for a file."""
 
 
 class FileSource:
     """Static pod source of a file or directory; emits immediately and after every change.
 
     `serve` makes the ConfigMaps and Secrets of the manifests available to pods on a node without an API
-    server; `clock` returns Unix time in nanoseconds.
+    server, and `offer_workloads` receives their Jobs and CronJobs; `clock` returns Unix time in nanoseconds.
     """
 
     name = "file"
@@ -366,6 +377,7 @@ class FileSource:
         emit: Emit,
         *,
         serve: Serve | None = None,
+        offer_workloads: OfferWorkloads | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._path = path
@@ -374,6 +386,7 @@ class FileSource:
         self._node_name = node_name
         self._emit = emit
         self._serve = serve
+        self._offer_workloads = offer_workloads
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
         self._removed: set[Path] = set()
@@ -443,7 +456,14 @@ class FileSource:
             problems += self._serve(
                 (str(file), found)
                 for file, manifest in snapshot.manifests.items()
-                for found in manifest.contents.objects
+                for found in manifest.contents.all_objects
+            )
+        if self._offer_workloads is not None:
+            problems += self._offer_workloads(
+                (str(file), workload)
+                for file, manifest in snapshot.manifests.items()
+                for workload in manifest.contents.workloads
+                if workload.is_job
             )
         pods, duplicates = without_duplicates(
             (str(file), pod)
@@ -456,7 +476,7 @@ class FileSource:
 
     def _load(self, data: bytes, file: Path) -> Contents:
         log.v(3).info("Reading manifest", path=file)
-        return static_contents(
+        contents = static_contents(
             data,
             source="file",
             origin=str(file),
@@ -464,6 +484,9 @@ class FileSource:
             now=self._clock(),
             served=LOCAL_KINDS if self._serve is not None else frozenset(),
         )
+        for warning in contents.warnings[:_MAX_WARNINGS]:
+            log.warning("Ignored field of manifest", path=file, field=warning.path, reason=warning.message)
+        return contents
 
     def _warn(self, snapshot: DirectorySnapshot) -> None:
         """Warn once per file and change about Secrets that other users can read, and about unused objects."""
@@ -501,4 +524,5 @@ class FileSource:
 
 
 def _without_pods(manifest: Manifest) -> Manifest:
+    """Return a manifest without its pods; Jobs stay, because a changed one is known by its template."""
     return replace(manifest, contents=replace(manifest.contents, pods=()))

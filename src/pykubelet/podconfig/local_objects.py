@@ -1,4 +1,4 @@
-"""ConfigMaps and Secrets in manifests, for nodes without an API server.
+"""ConfigMaps, Secrets and claims in manifests, for nodes without an API server.
 
 `read_object` decodes and validates them as the API server does: `stringData` and base64 are resolved, the
 namespace is set, keys are valid file names. Problems contain keys and field paths but no values, which may be
@@ -6,6 +6,8 @@ secret.
 
 `LocalObjects` serves them to environment variables, volumes and image pulls; pods that use one are notified
 of its changes immediately. `FileSource` offers the full set after every change.
+
+Claims come from PersistentVolumeClaims and from the claim templates of StatefulSets (`workloads/`).
 
 - Of two objects with the same name, the first file's is used and the other is a problem.
 - An immutable object stays unchanged until its manifest is removed; a change is a problem. This is not
@@ -26,16 +28,17 @@ from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.api.meta import ObjectMeta, ObjectStruct, from_document
 from pykubelet.api.names import dns_label_problem, dns_subdomain_problem
 from pykubelet.api.pod import Pod
+from pykubelet.api.storage import PersistentVolumeClaim
 from pykubelet.config.errors import Problem, field_path
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
-from pykubelet.objects.references import config_map_names, secret_names
+from pykubelet.objects.references import claim_names, config_map_names, secret_names
 from pykubelet.podconfig.validate_container import Problems, key_problem, named, problem_if
 from pykubelet.util.text import quoted
 
-LocalObject = ConfigMap | Secret
+LocalObject = ConfigMap | Secret | PersistentVolumeClaim
 KINDS = ("ConfigMap", "Secret")
 """Kinds of objects, besides Pod, that a manifest may contain."""
-LOCAL_KINDS = frozenset({"configmaps", "secrets"})
+LOCAL_KINDS = frozenset({"configmaps", "secrets", "persistentvolumeclaims"})
 """Resource names of these kinds, to which pods may refer on a node that serves them."""
 MAX_DATA_BYTES = 1024**2
 """Maximum bytes of data per object, as in the API."""
@@ -58,12 +61,12 @@ class BadObject(Exception):
         self.problems = problems
 
 
-def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
+def read_object(kind: str, document: Mapping[str, Any]) -> ConfigMap | Secret:
     """Decode a ConfigMap or Secret. Raises BadObject, or ValueError with the field path."""
     written = from_document(_ManifestObject, _with_texts(document))
     meta = ObjectMeta(name=written.metadata.name, namespace=written.metadata.namespace or "default")
     if kind == "ConfigMap":
-        found: LocalObject = ConfigMap(
+        found: ConfigMap | Secret = ConfigMap(
             metadata=meta,
             data=written.data,
             binary_data=_decoded("binaryData", written.binary_data),
@@ -84,7 +87,8 @@ def read_object(kind: str, document: Mapping[str, Any]) -> LocalObject:
 
 def title(found: LocalObject) -> str:
     """Return the description of an object for messages: `configMap default/page`."""
-    kind = "configMap" if isinstance(found, ConfigMap) else "secret"
+    kind = type(found).__name__
+    kind = f"{kind[0].lower()}{kind[1:]}"
     return f"{kind} {found.metadata.namespace}/{found.metadata.name}"
 
 
@@ -147,7 +151,7 @@ def _decoded(field: str, values: Mapping[str, str]) -> dict[str, bytes]:
     return decoded
 
 
-def _problems(found: LocalObject) -> Problems:
+def _problems(found: ConfigMap | Secret) -> Problems:
     yield from named("metadata.name", found.metadata.name, dns_subdomain_problem)
     yield from named("metadata.namespace", found.metadata.namespace, dns_label_problem)
     for key in found.data:
@@ -185,7 +189,7 @@ def _is_json_object(data: bytes) -> bool:
 
 
 ObjectKey = tuple[str, str, str]
-"""Kind (`ConfigMap`, `Secret`), namespace and name."""
+"""Kind (`ConfigMap`, `Secret`, `PersistentVolumeClaim`), namespace and name."""
 
 
 class LocalObjects(NoObjects):
@@ -212,6 +216,7 @@ class LocalObjects(NoObjects):
         self._uses[pod.uid] = frozenset(
             {("ConfigMap", namespace, name) for name in config_map_names(pod)}
             | {("Secret", namespace, name) for name in secret_names(pod)}
+            | {("PersistentVolumeClaim", namespace, name) for name in claim_names(pod)}
         )
 
     def unregister(self, uid: str) -> None:
@@ -234,10 +239,19 @@ class LocalObjects(NoObjects):
         """Add a listener, called with the UID of a pod when an object it uses changed; it must not block."""
         self._listeners.append(listener)
 
+    def claim(self, namespace: str, name: str) -> PersistentVolumeClaim:
+        """Return a claim. Raises ObjectError, ObjectNotFound if it is missing."""
+        found = self._find("PersistentVolumeClaim", namespace, name)
+        assert isinstance(found, PersistentVolumeClaim)
+        return found
+
     def _get(self, kind: str, pod: Pod, name: str) -> LocalObject:
+        return self._find(kind, pod.metadata.namespace, name)
+
+    def _find(self, kind: str, namespace: str, name: str) -> LocalObject:
         if self._objects is None:
             raise ObjectError(f'{kind.lower()} "{name}" is not known yet: no manifest has been read so far')
-        found = self._objects.get((kind, pod.metadata.namespace, name))
+        found = self._objects.get((kind, namespace, name))
         if found is None:
             raise ObjectNotFound(f'{kind.lower()} "{name}" not found')
         return found
@@ -265,6 +279,10 @@ def first_of_each(objects: Iterable[tuple[str, LocalObject]]) -> tuple[ObjectsBy
     return first, problems
 
 
+def _is_immutable(found: LocalObject) -> bool:
+    return not isinstance(found, PersistentVolumeClaim) and bool(found.immutable)
+
+
 def with_immutable(
     before: Mapping[ObjectKey, LocalObject], desired: ObjectsByKey
 ) -> tuple[dict[ObjectKey, LocalObject], list[Problem]]:
@@ -273,7 +291,7 @@ def with_immutable(
     problems = []
     for key, (origin, found) in desired.items():
         old = before.get(key)
-        if old is not None and old.immutable and old != found:
+        if old is not None and _is_immutable(old) and old != found:
             after[key] = old
             problems.append(
                 Problem(

@@ -1,10 +1,10 @@
 """Decoding of manifests: YAML or JSON with pods, ConfigMaps and Secrets.
 
-A manifest contains `Pod`s, `PodList`s, or `List`s as printed by `kubectl get -o yaml`, and `ConfigMap`s and
-`Secret`s (`local_objects.py`). All documents of a file with `---` lines are read (upstream silently reads
-only the first). Unknown fields are ignored and `null` means absent, as in the API; a field of the wrong type
-is rejected with its path. Manifests are untrusted: this module and the document reader bound size, nesting
-and aliases.
+A manifest contains `Pod`s, `PodList`s, or `List`s as printed by `kubectl get -o yaml`, `ConfigMap`s and
+`Secret`s (`local_objects.py`), and on a standalone node workloads such as `Deployment` (`workloads/`). All
+documents of a file with `---` lines are read (upstream silently reads only the first). Unknown fields are
+ignored and `null` means absent, as in the API; a field of the wrong type is rejected with its path. Manifests
+are untrusted: this module and the document reader bound size, nesting and aliases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pykubelet.api.core import Secret
 from pykubelet.api.meta import from_document
@@ -26,8 +26,39 @@ from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.podconfig.local_objects import KINDS, BadObject, LocalObject, read_object
 from pykubelet.util.text import quoted
 
+if TYPE_CHECKING:
+    from pykubelet.podconfig.workloads.kinds import Workload
+
 MAX_BYTES = 10 * 1024 * 1024
+MAX_EXPANDED_PODS = 1000
+"""Maximum pods that the workloads of a manifest expand to."""
+WORKLOAD_VERSIONS = {
+    "Deployment": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "Job": "batch/v1",
+    "CronJob": "batch/v1",
+    "PersistentVolumeClaim": "v1",
+}
+"""Workloads that a standalone node runs, with their apiVersion."""
 _LISTS = ("PodList", "List")
+_NO_CLUSTER = "a standalone node has no API server: remove it"
+_CLUSTER_ONLY = {
+    "ReplicaSet": "write a Deployment",
+    "ReplicationController": "write a Deployment",
+    "Service": "a standalone node has no service network: publish ports with hostPort, and remove it",
+    "Ingress": "a standalone node has no ingress: publish ports with hostPort, and remove it",
+    "NetworkPolicy": "a standalone node does not filter the traffic of pods: remove it",
+    "Namespace": "a namespace needs no definition on a standalone node: remove it",
+    "PersistentVolume": "a claim is a directory of the node: remove it, or use a hostPath volume",
+    "StorageClass": "a claim is a directory of the node: remove it",
+    "HorizontalPodAutoscaler": "a standalone node does not scale: remove it",
+    "PodDisruptionBudget": "a standalone node evicts no pods through an API: remove it",
+    **dict.fromkeys(
+        ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"), _NO_CLUSTER
+    ),
+}
+"""Kinds of other manifests that users have, with the remedy."""
 _ERROR_WITH_PATH = re.compile(r"(?P<what>.*) - at `(?P<path>.*)`", re.DOTALL)
 
 
@@ -37,8 +68,33 @@ class Contents:
 
     pods: Sequence[Pod] = ()
     objects: Sequence[LocalObject] = ()
+    workloads: Sequence[Workload] = ()
     unused: Sequence[str] = ()
     """Kinds of ignored objects, which are not used where the manifest is read."""
+
+    @property
+    def written_pods(self) -> list[Pod]:
+        """The pods, and those that the workloads expand to; without the pods of Jobs."""
+        return [*self.pods, *(pod for workload in self.workloads for pod in workload.pods)]
+
+    @property
+    def all_objects(self) -> list[LocalObject]:
+        """The objects, and the claims of the workloads."""
+        return [*self.objects, *(claim for workload in self.workloads for claim in workload.claims)]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """Fields that are ignored, each with the workload."""
+        return [
+            Problem(warning.path, f"{warning.message} ({workload.title})")
+            for workload in self.workloads
+            for warning in workload.warnings
+        ]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it contains nothing that the node uses."""
+        return not self.pods and not self.objects and not self.workloads
 
     @property
     def has_secret(self) -> bool:
@@ -46,19 +102,26 @@ class Contents:
         return "Secret" in self.unused or any(isinstance(found, Secret) for found in self.objects)
 
 
-def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
+def read_manifest(
+    data: bytes, where: str, *, objects: bool = True, workloads: bool | None = None
+) -> Contents:
     """Decode a manifest, without defaults; `where` (a path, a URL) identifies it in messages.
 
-    Without `objects` ConfigMaps and Secrets are not decoded, only listed as unused. Raises ConfigError with
-    one line per problem.
+    Without `objects` ConfigMaps and Secrets are not decoded, only listed as unused. Without `workloads`, by
+    default the same, Deployments and the like are rejected, as on a cluster node. Raises ConfigError with one
+    line per problem.
     """
+    with_workloads = objects if workloads is None else workloads
     pods: list[Pod] = []
     found: list[LocalObject] = []
+    expanded: list[Workload] = []
     unused: list[str] = []
     problems: list[Problem] = []
-    for path, kind, document in _objects(_documents(data, where), where):
+    for path, kind, document in _objects(_documents(data, where), where, workloads=with_workloads):
         try:
-            if kind == "Pod":
+            if kind in WORKLOAD_VERSIONS:
+                expanded.append(_workload(kind, document))
+            elif kind == "Pod":
                 pods.append(from_document(Pod, _without_nulls(document)))
             elif objects:
                 found.append(read_object(kind, document))
@@ -68,9 +131,30 @@ def read_manifest(data: bytes, where: str, *, objects: bool = True) -> Contents:
             problems += [Problem(where, f"{_name(kind, document)}{problem}") for problem in err.problems]
         except ValueError as err:
             problems.append(Problem(where, f"{_name(kind, document)}{_with_path(path, str(err))}"))
+    if sum(len(workload.pods) for workload in expanded) > MAX_EXPANDED_PODS:
+        problems.append(
+            Problem(where, f"its workloads have more than {MAX_EXPANDED_PODS} pods: write fewer replicas")
+        )
     if problems:
         raise ConfigError(problems)
-    return Contents(pods, found, unused)
+    return Contents(pods, found, expanded, unused)
+
+
+def _workload(kind: str, document: Any) -> Workload:
+    # Imported here: a node of a cluster has no workloads, and its memory counts.
+    from pykubelet.podconfig.workloads.kinds import read_workload
+
+    return read_workload(kind, _without_nulls(document))
+
+
+def manifest_documents(
+    data: bytes, where: str, *, workloads: bool = True
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return kind and document of each object of a manifest, as written. Raises ConfigError."""
+    return [
+        (kind, document)
+        for _, kind, document in _objects(_documents(data, where), where, workloads=workloads)
+    ]
 
 
 def read_bytes(path: Path) -> bytes:
@@ -108,12 +192,12 @@ def _documents(data: bytes, where: str) -> list[Any]:
     return documents
 
 
-def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, str, Any]]:
+def _objects(documents: list[Any], where: str, *, workloads: bool) -> Iterator[tuple[str, str, Any]]:
     """Yield path, kind and document of each object. Raises ConfigError for unsupported kinds."""
     for document in documents:
-        kind = _kind(document, where)
+        kind = _kind(document, where, workloads=workloads)
         if kind not in _LISTS:
-            yield "", _usable(kind, where), document
+            yield "", _usable(kind, where, workloads=workloads), document
             continue
         items = document.get("items")
         if not isinstance(items, list | None):
@@ -122,15 +206,24 @@ def _objects(documents: list[Any], where: str) -> Iterator[tuple[str, str, Any]]
             # kind and apiVersion are optional for the items of a PodList.
             if isinstance(item, dict) and kind == "PodList" and "kind" not in item:
                 item = {**item, "kind": "Pod", "apiVersion": "v1"}
-            yield f"items[{index}]", _usable(_kind(item, where), where), item
+            kind_of_item = _usable(_kind(item, where, workloads=workloads), where, workloads=workloads)
+            yield f"items[{index}]", kind_of_item, item
 
 
-def _kind(document: Any, where: str) -> str:
+def _kind(document: Any, where: str, *, workloads: bool) -> str:
     if not isinstance(document, dict):
         raise ConfigError([Problem(where, "is not a mapping of fields: write lines such as kind: Pod")])
     kind, version = document.get("kind"), document.get("apiVersion")
     if not isinstance(kind, str) or not isinstance(version, str):
         raise ConfigError([Problem(where, "must say what it is: write apiVersion: v1 and kind: Pod")])
+    if workloads and kind in WORKLOAD_VERSIONS:
+        expected = WORKLOAD_VERSIONS[kind]
+        if version != expected:
+            message = f"is a {kind} of {quoted(version)}: write apiVersion: {expected}"
+            raise ConfigError([Problem(where, message)])
+        return kind
+    if workloads and kind in _CLUSTER_ONLY:
+        raise ConfigError([Problem(where, f"is a {kind}: {_CLUSTER_ONLY[kind]}")])
     if version != "v1":
         raise ConfigError(
             [Problem(where, f"is a {quoted(kind)} of {quoted(version)}: write a Pod of apiVersion: v1")]
@@ -138,7 +231,9 @@ def _kind(document: Any, where: str) -> str:
     return kind
 
 
-def _usable(kind: str, where: str) -> str:
+def _usable(kind: str, where: str, *, workloads: bool) -> str:
+    if workloads and kind in WORKLOAD_VERSIONS:
+        return kind
     if kind != "Pod" and kind not in KINDS:
         raise ConfigError([Problem(where, f"is a {quoted(kind)}: only Pod and PodList can be run")])
     return kind

@@ -29,7 +29,7 @@ from typing import Literal
 
 import msgspec
 
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import (
     MIRROR_ANNOTATION,
@@ -94,6 +94,8 @@ class PodMux:
         self._ambiguous: set[str] = set()
         """Sources whose last full set had pods that were ignored because their name or uid was taken."""
         self._owners: dict[str, str] = {}
+        self._ephemeral: dict[str, tuple[Container, ...]] = {}
+        """By uid: containers that were added to a pod after its source reported it."""
 
     def expect(self, source: str) -> None:
         """Add an expected source: `all_reported` is False until it reports."""
@@ -161,6 +163,18 @@ class PodMux:
         The source still counts as not reported, and its first own set replaces the provisional one.
         """
         return [] if source in self._sources_reported else self._replace(source, pods)
+
+    def add_ephemeral_container(self, uid: str, container: Container) -> list[PodChange]:
+        """Add a container to a pod until its source removes it; return the changes.
+
+        Raises LookupError when no source has the pod.
+        """
+        if (owner := self._owners.get(uid)) is None:
+            raise LookupError(f"no pod with uid {uid}")
+        self._ephemeral[uid] = (*self._ephemeral.get(uid, ()), container)
+        before = self._reported[owner][uid]
+        self._reported[owner][uid] = self._annotated(owner, before, before.source_pod)
+        return self._changes(owner, {uid: before})
 
     def _replace(self, source: str, pods: Iterable[Pod]) -> list[PodChange]:
         before = self._reported.get(source, {})
@@ -230,6 +244,7 @@ class PodMux:
         next_owner = next((name for name in sorted(self._reported) if uid in self._reported[name]), None)
         if next_owner is None:
             del self._owners[uid]
+            self._ephemeral.pop(uid, None)
             return [PodChange("REMOVE", before.pod, source)]
         self._owners[uid] = next_owner
         return [PodChange("UPDATE", self._reported[next_owner][uid].pod, next_owner)]
@@ -247,6 +262,10 @@ class PodMux:
         merged = msgspec.structs.replace(
             pod, metadata=msgspec.structs.replace(pod.metadata, annotations=annotations)
         )
+        if added := self._ephemeral.get(pod.uid):
+            containers = [*pod.spec.ephemeral_containers, *added]
+            spec = msgspec.structs.replace(pod.spec, ephemeral_containers=containers)
+            merged = msgspec.structs.replace(merged, spec=spec)
         same = before is not None and difference(before.pod, merged) is None
         return _StoredPod(pod, before.pod if same and before is not None else merged, pod.full_name)
 

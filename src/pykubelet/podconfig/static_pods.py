@@ -31,7 +31,9 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
 from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
+from pykubelet.podconfig.stopped import stopped_path
 from pykubelet.podconfig.validate import validate_pod
+from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION, wait_for_problem
 from pykubelet.util.files import write_atomically
 
 log = get_logger(__name__)
@@ -78,7 +80,7 @@ def static_contents(
     `origin` is the path of the file or the URL, `now` Unix time in nanoseconds, and `served` the kinds of API
     objects that pods may refer to here (see `validate_pod`). ConfigMaps and Secrets are decoded if `served`
     includes them, unless `objects` overrides this. Raises ConfigError with all problems: a manifest is
-    accepted completely or not at all.
+    accepted completely or not at all. The pods of Deployments and the like are among the pods.
     """
     pods, problems = [], []
     manifest = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
@@ -89,12 +91,37 @@ def static_contents(
         pod = complete_static_pod(written, source=source, origin=origin, node_name=node_name, now=now)
         pods.append(pod)
         problems += [
-            Problem(origin, f"pod {written.metadata.name!r}: {problem}")
-            for problem in validate_pod(pod, served=served)
+            Problem(origin, f"pod {written.metadata.name!r}: {problem}") for problem in _problems(pod, served)
         ]
+    for workload in manifest.workloads:
+        found = [
+            complete_static_pod(written, source=source, origin=origin, node_name=node_name, now=now)
+            for written in (*workload.pods, *([workload.sample] if workload.sample is not None else []))
+        ]
+        # The pods of a workload differ in their names only.
+        problems += [
+            Problem(origin, f"{workload.title}: {_in_template(problem, workload.template_path)}")
+            for pod in found[:1]
+            for problem in _problems(pod, served)
+        ]
+        pods += found if workload.sample is None else []
     if problems:
         raise ConfigError(problems)
     return replace(manifest, pods=pods)
+
+
+def _problems(pod: Pod, served: frozenset[str]) -> list[Problem]:
+    problems = validate_pod(pod, served=served)
+    if served >= LOCAL_KINDS and (message := wait_for_problem(pod)):
+        problems.append(Problem(f"metadata.annotations[{WAIT_FOR_ANNOTATION}]", message))
+    return problems
+
+
+def _in_template(problem: Problem, template: str) -> Problem:
+    """Return the problem of a workload's pod with its path in the workload."""
+    if problem.path.startswith(("spec.", "metadata.labels", "metadata.annotations")):
+        return Problem(f"{template}.{problem.path}", problem.message)
+    return problem
 
 
 def complete_static_pod(
@@ -239,6 +266,7 @@ def names_of(written: Contents) -> Names:
     """Return the names of a manifest's contents. Raises ManifestConflict if a name occurs twice."""
     names = [f"pod {pod.metadata.namespace or 'default'}/{pod.metadata.name}" for pod in written.pods]
     names += [title(found) for found in written.objects]
+    names += [workload.title for workload in written.workloads]
     for name in names:
         if names.count(name) > 1:
             raise ManifestConflict(f"{name} is in the manifest twice: rename one, or remove it")
@@ -290,9 +318,9 @@ def read_manifest_dir(directory: Path) -> dict[Path, Names | None]:
 
 
 def install_manifest(plan: InstallationPlan, content: bytes, mode: int = PUBLIC) -> None:
-    """Write the manifest and remove the replaced files. Raises OSError."""
+    """Write the manifest and remove the replaced files, and a stopped version of it. Raises OSError."""
     write_atomically(plan.target, content, mode)
-    for file in plan.remove:
+    for file in (*plan.remove, stopped_path(plan.target)):
         file.unlink(missing_ok=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pykubelet.api.duration import Duration
 from pykubelet.config.types import KubeletConfiguration
@@ -12,6 +13,9 @@ from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObjects
 from pykubelet.podconfig.mux import PodMux
 from pykubelet.podconfig.url_source import UrlSource
 from pykubelet.util.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from pykubelet.podconfig.workloads.controller import WorkloadController
 
 log = get_logger(__name__)
 
@@ -27,12 +31,15 @@ class StaticSources:
         emit: Emit,
         *,
         objects: LocalObjects | None,
+        workloads: WorkloadController | None = None,
     ) -> None:
         """Initialize, without starting; `emit` is called with the pods of a source.
 
-        `objects` receives the configMaps and secrets of the manifests; None on a cluster node.
+        `objects` receives the configMaps, secrets and claims of the manifests, and `workloads` the Jobs and
+        CronJobs; None on a cluster node.
         """
         self._mux = mux
+        self._workloads = workloads
         self._file: FileSource | None = None
         self._url: UrlSource | None = None
         if config.static_pod_path:
@@ -41,8 +48,9 @@ class StaticSources:
                 Path(config.static_pod_path),
                 config.file_check_frequency,
                 node_name,
-                emit,
+                workloads.emit if workloads is not None else emit,
                 serve=objects.offer if objects is not None else None,
+                offer_workloads=workloads.offer if workloads is not None else None,
             )
         if config.static_pod_url:
             log.info("Adding pod URL", url=config.static_pod_url)
@@ -67,6 +75,8 @@ class StaticSources:
         if self._file is not None:
             self._mux.expect("file")
             scope.start(self._file.run(), name="source-file")
+            if self._workloads is not None:
+                scope.start(self._workloads.run(), name="workloads")
         if self._url is not None:
             self._mux.expect("http")
             scope.start(self._url.run(), name="source-http")

@@ -40,11 +40,11 @@ from pykubelet.volumes.errors import (
     format_os_error,
     set_up_failure_text,
 )
+from pykubelet.volumes.local_claims import ClaimResolver, LocalClaimResolver
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
 from pykubelet.volumes.ownership import RecordEvent, record_no_event
 from pykubelet.volumes.plugin import (
-    FLEX_DRIVERS,
     MemoryLimits,
     MountedVolume,
     NodeView,
@@ -193,10 +193,7 @@ class PodVolumes:
         objects: PodObjects,
         node: NodeView,
         memory: MemoryLimits,
-        node_name: str = "",
         cluster: ClusterNode | None = None,
-        image_volumes: Callable[[], bool] = lambda: False,
-        flex_drivers: Path | None = None,
         options: VolumeOptions | None = None,
         record_event: RecordEvent = lambda pod, kind, reason, message: None,
         find_pod: Callable[[str], Pod | None] = lambda uid: None,
@@ -205,11 +202,10 @@ class PodVolumes:
     ) -> None:
         """Initialize with the kubelet's root directory and the dependencies of the volume plugins.
 
-        `cluster`: None in standalone mode; `image_volumes` returns whether the runtime mounts images;
-        `flex_drivers`: the directory of FlexVolume drivers; `record_event` records events about pods;
-        `find_pod` returns the pod with a uid, also a terminating one; `tasks`: the scope of operations that
-        outlive their callers.
+        `cluster`: None in standalone mode; `record_event` records events about pods; `find_pod` returns the
+        pod with a uid, also a terminating one; `tasks`: the scope of operations that outlive their callers.
         """
+        options = options or VolumeOptions()
         self._root = root
         self.metrics = metrics or VolumeMetrics()
         self._record_event = record_event
@@ -219,7 +215,7 @@ class PodVolumes:
         self._operations = PendingOperations(tasks)
         self._state = VolumeState(root)
         self.attached = AttachedVolumes(
-            cluster, node_name, self._state, lambda: self.plugins.values(), self._wake
+            cluster, options.node_name, self._state, lambda: self.plugins.values(), self._wake
         )
         host = VolumeHost(
             root,
@@ -227,7 +223,6 @@ class PodVolumes:
             node,
             memory,
             api=api,
-            node_name=node_name,
             wake=self._wake,
             record_event=record_event,
             record_object_event=self._record_object_event,
@@ -239,16 +234,16 @@ class PodVolumes:
             attaches_volumes=not self.attached.by_controller,
             request_cleanup=self._request_cleanup,
             metrics=self.metrics,
-            image_volumes=image_volumes,
-            flex_drivers=flex_drivers or Path(FLEX_DRIVERS),
             checkpoints=cluster.checkpoints if cluster is not None else None,
-            options=options or VolumeOptions(),
+            options=options,
         )
         self.plugins = load_plugins(host)
         node_labels = cluster.node_labels if cluster is not None else lambda: None
-        self._pvc_resolver = PvcResolver(
-            api, node_name, node_labels, plugin_types=self.plugins, checkpoints=host.checkpoints
+        self._pvc_resolver: ClaimResolver = PvcResolver(
+            api, options.node_name, node_labels, plugin_types=self.plugins, checkpoints=host.checkpoints
         )
+        if options.find_claim is not None:
+            self._pvc_resolver = LocalClaimResolver(root, options.find_claim)
         self._recorder = OperationRecorder(self.metrics, self.plugins, self._state)
         self._unmounter = PodUnmounter(root, self.plugins, self._operations, self._recorder.record_unmount)
         self._se_linux = SELinuxAdmission(self.metrics.se_linux, all_modes=host.options.se_linux_mount)

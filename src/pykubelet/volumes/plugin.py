@@ -89,14 +89,25 @@ async def _no_attached_device(volume: VolumeToMount, name: str) -> str:
     return ""
 
 
+FindClaim = Callable[[str, str], PersistentVolumeClaim]
+"""Returns a claim by namespace and name. Raises ObjectError."""
+
+
 @dataclass(frozen=True, slots=True)
 class VolumeOptions:
-    """Settings of the node that concern how volumes are mounted."""
+    """Settings of the node and abilities of its runtime that concern how volumes are mounted."""
 
+    node_name: str = ""
     mounter: str = ""
     """Binary that mounts network file systems (`--experimental-mounter-path`); empty for `mount`."""
     se_linux_mount: bool = False
     """Whether volumes of all access modes are mounted with the pod's SELinux label (gate `SELinuxMount`)."""
+    image_volumes: Callable[[], bool] = lambda: False
+    """Returns whether the runtime mounts images by itself."""
+    flex_drivers: Path = Path(FLEX_DRIVERS)
+    """Directory of FlexVolume drivers (`--volume-plugin-dir`)."""
+    find_claim: FindClaim | None = None
+    """Returns the claims of a node without an API server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,6 @@ class VolumeHost:
     memory: MemoryLimits
     api: ApiClient | None = None
     """API client; None in standalone mode."""
-    node_name: str = ""
     wake: Callable[[str], None] = lambda uid: None
     """Wakes a pod's worker (by uid) immediately: a prerequisite of one of its volumes is met."""
     record_event: RecordEvent = lambda pod, kind, reason, message: None
@@ -136,10 +146,6 @@ class VolumeHost:
     request_cleanup: Callable[[], None] = lambda: None
     """Requests a call of all plugins' `unmount_unused` soon."""
     metrics: VolumeMetrics = field(default_factory=VolumeMetrics)
-    image_volumes: Callable[[], bool] = lambda: False
-    """Returns whether the runtime mounts images by itself."""
-    flex_drivers: Path = Path(FLEX_DRIVERS)
-    """Directory of FlexVolume drivers (`--volume-plugin-dir`)."""
     checkpoints: Checkpoints | None = None
     """Checkpoints of pods and their objects; None without `--pod-checkpoint-dir`."""
     options: VolumeOptions = field(default_factory=VolumeOptions)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.meta import to_document
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod
 from pykubelet.apiserver.client import PODS
 from pykubelet.apiserver.reflector import Store, WatchEvent
 from pykubelet.podconfig.mux import PodChange, PodMux
@@ -91,6 +91,25 @@ def test_set_changed_pods_returns_operations(
 ) -> None:
     mux.set("api", before)
     assert told(mux.set("api", after)) == changes
+
+
+def test_add_ephemeral_container_kept_until_the_source_removes_the_pod(mux: PodMux) -> None:
+    pod = make()
+    mux.set("file", [pod])
+    first, second = Container(name="d1", image="i"), Container(name="d2", image="i")
+    assert told(mux.add_ephemeral_container("u1", first)) == [("UPDATE", "u1")]
+    [change] = mux.add_ephemeral_container("u1", second)
+    assert change.pod.spec.ephemeral_containers == [first, second]
+    assert pod.spec.ephemeral_containers == []
+    assert mux.set("file", [pod]) == []
+    assert mux.set("file", [copy.deepcopy(pod)]) == []
+    [change] = mux.set("file", [make(image="x")])
+    assert change.pod.spec.ephemeral_containers == [first, second]
+    assert told(mux.set("file", [])) == [("REMOVE", "u1")]
+    [change] = mux.set("file", [pod])
+    assert change.pod.spec.ephemeral_containers == []
+    with pytest.raises(LookupError):
+        mux.add_ephemeral_container("u2", first)
 
 
 def test_set_only_kubelet_annotations_changed_returns_no_change(mux: PodMux) -> None:

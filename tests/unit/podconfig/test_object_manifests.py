@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.core import ConfigMap, Secret
 from pykubelet.config.errors import ConfigError
-from pykubelet.podconfig.local_objects import MAX_DATA_BYTES, LocalObject, title
+from pykubelet.podconfig.local_objects import MAX_DATA_BYTES, title
 from pykubelet.podconfig.manifests import Contents, read_manifest
 from tests.unit.podconfig.making import manifest
 
@@ -30,8 +30,9 @@ def read(*documents: dict[str, Any]) -> Contents:
     return read_manifest(yaml.safe_dump_all(documents).encode(), "here")
 
 
-def one(**fields: Any) -> LocalObject:
+def one(**fields: Any) -> ConfigMap | Secret:
     (found,) = read(document(**fields)).objects
+    assert isinstance(found, ConfigMap | Secret)
     return found
 
 

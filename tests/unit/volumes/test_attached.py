@@ -15,7 +15,7 @@ from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.plugin import MemoryLimits, MountedVolume
+from pykubelet.volumes.plugin import MemoryLimits, MountedVolume, VolumeOptions
 from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin
 from tests.support.volumes import ALLOCATABLE, Node, Server, Shelf, pod_with
 
@@ -40,7 +40,7 @@ class Rig:
             objects=shelf,
             node=Node(),
             memory=MemoryLimits(lambda pod: None, ALLOCATABLE),
-            node_name="node-1",
+            options=VolumeOptions(node_name="node-1"),
             cluster=ClusterNode(
                 cast(ApiClient, self.server), attach_detach=attach_detach, on_in_use_change=self.report
             ),

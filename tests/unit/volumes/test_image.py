@@ -4,7 +4,7 @@ import pytest
 
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.plugin import MemoryLimits, MountedVolume
+from pykubelet.volumes.plugin import MemoryLimits, MountedVolume, VolumeOptions
 from tests.support.volumes import ALLOCATABLE, Node, Shelf, pod_with
 
 TOOLS = {"name": "tools", "image": {"reference": "registry/tools:1"}}
@@ -21,7 +21,7 @@ async def test_mount_image_volume_follows_runtime_support(root: Path, shelf: She
         objects=shelf,
         node=Node(),
         memory=MemoryLimits(lambda pod: None, ALLOCATABLE),
-        image_volumes=lambda: possible,
+        options=VolumeOptions(image_volumes=lambda: possible),
     )
     if possible:
         mounted = await volumes.mount(pod_with(TOOLS))

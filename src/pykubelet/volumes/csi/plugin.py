@@ -79,24 +79,23 @@ class CsiPlugin:
 
     def __init__(self, host: VolumeHost, clock: Callable[[], float] = time.time) -> None:
         """Initialize the plugin; `clock` returns Unix time in seconds."""
-        api = host.api
-        self._csinode = CsiNodeManager(api, host.node_name) if api is not None else None
+        api, root, node_name = host.api, host.root.resolve(), host.options.node_name
+        self._csinode = CsiNodeManager(api, node_name) if api is not None else None
         self.drivers = Drivers(self._csinode or CsiNodePublisher(), host.wake, host.metrics)
-        root = host.root.resolve()
         self._attacher = (
-            KubeletAttacher(api, host.node_name, root, host.record_event, host.metrics, self._is_on_node)
+            KubeletAttacher(api, node_name, root, host.record_event, host.metrics, self._is_on_node)
             if api is not None and host.attaches_volumes
             else None
         )
         attach = self._attacher.attach if self._attacher is not None else None
-        self.attachments = Attachments(api, host.node_name, host.wake, attach)
+        self.attachments = Attachments(api, node_name, host.wake, attach)
         self._informer = CsiDriverInformer(api)
         self.drivers.add_listener(self._informer.start_watch)
         pending_unpublishes, locks = PendingUnpublishStore(root), Locks()
         self._retrier = UnpublishRetrier(pending_unpublishes, self.drivers, locks, host.request_cleanup)
         self._deps = CsiDependencies(
             CsiPaths(root),
-            host.node_name,
+            node_name,
             self.drivers,
             self._informer,
             self.attachments,

@@ -239,7 +239,7 @@ class FlexVolumePlugin(BaseVolumePlugin):
         if not self._host.attaches_volumes:
             return await self._host.attached_device(volume, _attached_name(volume))
         try:
-            return (await driver.call("attach", options, self._host.node_name)).device
+            return (await driver.call("attach", options, self._host.options.node_name)).device
         except NotSupportedError:
             return ""
 
@@ -284,7 +284,7 @@ class FlexVolumePlugin(BaseVolumePlugin):
         await self._unmount_with_driver(driver, "unmountdevice", mount_point)
         if self._host.attaches_volumes:
             with suppress(NotSupportedError, MissingHelper):
-                await driver.call("detach", name, self._host.node_name)
+                await driver.call("detach", name, self._host.options.node_name)
 
     async def _unmount_with_driver(self, driver: FlexDriver, command: str, mount_point: Path) -> None:
         """Unmount a path through the driver, and then what it left, hence also without a driver."""
@@ -310,7 +310,7 @@ class FlexVolumePlugin(BaseVolumePlugin):
 
     def _driver(self, name: str) -> FlexDriver:
         if name not in self._drivers:
-            self._drivers[name] = FlexDriver(self._host.flex_drivers, name)
+            self._drivers[name] = FlexDriver(self._host.options.flex_drivers, name)
         return self._drivers[name]
 
     def _device_mount_point(self, driver: str, name: str) -> Path:

@@ -21,7 +21,7 @@ class ImagePlugin(BaseVolumePlugin):
     slow = False
 
     def __init__(self, host: VolumeHost) -> None:
-        self._supported = host.image_volumes
+        self._supported = host.options.image_volumes
 
     async def set_up(self, volume: VolumeToMount) -> MountedVolume:
         """Return the image. Raises VolumePluginError if the runtime would only mount an empty directory."""
