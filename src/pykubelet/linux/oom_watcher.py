@@ -33,7 +33,7 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -284,14 +284,26 @@ def open_log(path: Path = KMSG) -> int:
     return fd
 
 
-async def kills(fd: int) -> AsyncIterator[OomKill]:
+async def kills(fd: int) -> AsyncGenerator[OomKill, None]:
     """Yield each kill in the log behind `fd`, until the log ends. Raises OSError."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    # Registered once: the log has several records per pod that starts, each of which wakes the reader.
+    loop.add_reader(fd, readable.set)
+    try:
+        async for kill in _read_kills(fd, readable):
+            yield kill
+    finally:
+        loop.remove_reader(fd)
+
+
+async def _read_kills(fd: int, readable: asyncio.Event) -> AsyncIterator[OomKill]:
     state, taken = OomState(), 0
     while True:
+        readable.clear()
         try:
             data = os.read(fd, _LONGEST_RECORD)
         except BlockingIOError:
-            await _readable(fd)
+            await readable.wait()
             continue
         except BrokenPipeError:
             # The kernel has overwritten unread records; the next read returns the oldest one left.
@@ -312,13 +324,3 @@ async def kills(fd: int) -> AsyncIterator[OomKill]:
             continue
         if kill is not None:
             yield kill
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(fd, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(fd)

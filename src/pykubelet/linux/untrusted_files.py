@@ -41,7 +41,7 @@ REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """Errors of opening a directory that another process has removed or replaced."""
 _OPENAT2 = 437
 """Number of the system call, equal on all architectures."""
-_NO_XDEV = 1
+_NO_XDEV, _NO_MAGIC_LINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -64,6 +64,19 @@ def open_on_same_mount(parent: int, name: str, flags: int) -> int:
     if opened < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)
+    return opened
+
+
+def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open a path as a process with the open directory `root` as its root directory would.
+
+    Symbolic links, absolute ones and `..` included, lead nowhere outside. Raises OSError.
+    """
+    how = _OpenHow(flags, mode, _IN_ROOT | _NO_MAGIC_LINKS)
+    opened: int = _LIBC.syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    if opened < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
     return opened
 
 

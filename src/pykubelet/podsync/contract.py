@@ -67,11 +67,20 @@ class PodRejected(SyncError):
         self.message = message
 
 
+class StartDelayed(SyncError):
+    """Raised when a pod must not start yet; its containers wait with this reason and message."""
+
+    def __init__(self, reason: str, message: str, retry_after: float) -> None:
+        super().__init__(message, retry_after)
+        self.reason = reason
+        self.message = message
+
+
 class PodSyncer(Protocol):
     """Steps of a pod worker; each may be repeated and cancelled."""
 
-    async def sync(self, pod: Pod) -> Outcome:
-        """Bring the pod closer to its desired state.
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
+        """Bring the pod closer to its desired state; `resync`: no change caused it, only the time.
 
         Return whether the pod is finished for good, and the seconds until the next sync at the latest.
         """
@@ -114,10 +123,14 @@ class PodSyncState:
     order: int
     """Rank of the pod by age: older pods start first."""
     failures: dict[str, StartFailure] = field(default_factory=dict)
+    delayed: frozenset[str] = frozenset()
+    """Containers in `failures` whose start the last sync has delayed (`StartDelayed`)."""
     unreported_failures: set[str] = field(default_factory=set)
     """Containers that entered crash-loop back-off in the last sync; the next status reports it."""
     restart_requested: set[str] = field(default_factory=set)
     observed: ObservedPod | None = None
+    observed_at: float = 0.0
+    """Loop time at which `observed` was complete."""
     mounted: bool = False
     """Whether the last sync mounted the pod's volumes, which also updates them."""
     current: bool = False

@@ -17,12 +17,13 @@ from pykubelet.kuberuntime.kill import ContainerKiller, KillError
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import PodSyncState, SyncError
+from pykubelet.podsync.contract import PodSyncState, StartDelayed, SyncError
 from pykubelet.podsync.stages.base import PodStart, StageList
 from pykubelet.podsync.stages.containers import RETRY_SECONDS, ContainerStage
 from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.resize.allocation_manager import PodResizeStep
+from pykubelet.status.containers import StartFailure
 from pykubelet.transport.errors import CriError
 
 
@@ -76,7 +77,18 @@ class ActionExecutor:
         async with self._limiter.turn(state.order) as slot:
             state.mounted = True
             start = PodStart(pod, observed, actions, slot)
-            await self._stages.prepare(start)
+            delayed, state.delayed = state.delayed, frozenset()
+            for name in delayed:
+                state.failures.pop(name, None)
+            try:
+                await self._stages.prepare(start)
+            except StartDelayed as err:
+                state.delayed = frozenset(container.name for container in due)
+                state.failures.update(dict.fromkeys(state.delayed, StartFailure(err.reason, err.message)))
+                return err.retry_after
+            if delayed:
+                # The next sync begins with the status that they do not wait any more: a pull may take long.
+                return 0
             context = start.context()
             config = self._sandbox.config(start, context)
             try:

@@ -81,6 +81,10 @@ class StatusOptions:
     """Whether an API server gets the statuses."""
 
 
+def _no_message(image: str) -> str:
+    return ""
+
+
 class StatusReporter:
     """Computes and stores the status of pods."""
 
@@ -94,7 +98,9 @@ class StatusReporter:
         history: PodHistory,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
         clock: Callable[[], float] = time.time,
+        pull_message: Callable[[str], str] = _no_message,
     ) -> None:
+        """Initialize; `pull_message` returns the message of containers that wait for an image, or ""."""
         self._options = options
         self._prober = prober
         self._statuses = statuses
@@ -103,6 +109,7 @@ class StatusReporter:
         self._history = history
         self._device_health = device_health
         self._clock = clock
+        self._pull_message = pull_message
 
     def forget(self, uid: str) -> None:
         """Drop the status of a pod."""
@@ -146,6 +153,7 @@ class StatusReporter:
             actuated=self._allocation.actuated(pod.uid),
             in_force=self._in_force(pod, previous),
             device_health=self._device_health(pod),
+            pull_messages=self._pull_messages(pod),
         )
         status = compute_status(view, api_now())
         if view.in_force is not None and status_patch(previous, status).keys() == {"resources"}:
@@ -160,6 +168,12 @@ class StatusReporter:
         if self._statuses.set(pod, status) and status.phase != before:
             self._history.note(pod.uid, "status", f"{before or 'new'} → {status.phase}")
         return status
+
+    def _pull_messages(self, pod: Pod) -> dict[str, str]:
+        spec = pod.spec
+        containers = (*spec.init_containers, *spec.containers, *spec.ephemeral_containers)
+        found = {container.name: self._pull_message(container.image) for container in containers}
+        return {name: message for name, message in found.items() if message}
 
     def _past_deadline(self, pod: Pod, status: PodStatus, state: PodSyncState) -> PodStatus:
         """Return the status of a pod, Failed when the pod has exceeded activeDeadlineSeconds."""

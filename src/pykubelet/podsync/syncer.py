@@ -9,6 +9,7 @@ its restart policy allows: a process cannot be returned to a cgroup with its usa
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal, Protocol
 
 from pykubelet.admission.handler import AdmitRejection
@@ -16,7 +17,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, sandbox_is_stale
 from pykubelet.kuberuntime.kill import KillError, grace_period_for, restored_pod
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod, PodStates
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import (
@@ -66,6 +67,9 @@ class PodSources(Protocol):
     def reject(self, pod: Pod, rejection: AdmitRejection) -> None:
         """Reject a pod that was admitted before."""
 
+    def listed_since(self, uid: str, time: float) -> PodStates | None:
+        """Return a pod's states in the last relist; None if that began before this loop time."""
+
     def on_terminated(self, uid: str) -> None:
         """Record that no container of a pod runs: from now on a terminal status may be sent."""
 
@@ -84,6 +88,13 @@ def ended(observed: ObservedPod) -> set[str]:
 def lost(before: ObservedPod, after: ObservedPod) -> set[str]:
     """Return the ids of containers that ran and do not exist any more."""
     return {container.id for container in before.running} - {container.id for container in after.containers}
+
+
+def is_complete(observed: ObservedPod) -> bool:
+    """Return whether nothing of an observation changes without a change of `observed.states`."""
+    return all(box.ips or box.host_network or not box.ready for box in observed.sandboxes) and all(
+        container.phase in ("running", "exited") for container in observed.containers
+    )
 
 
 def describe(actions: Actions) -> str:
@@ -179,13 +190,16 @@ class NodePodSyncer:
         state.restart_requested.update(c.id for c in chosen)
         return [c.name for c in chosen]
 
-    async def sync(self, pod: Pod) -> Outcome:
-        """Bring the pod closer to its desired state."""
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
+        """Bring the pod closer to its desired state.
+
+        A `resync` does not query the runtime if a relist has confirmed the last observation since.
+        """
         pod = self._to_run(pod)
         state = self._state(pod.uid)
         state.busy = True
         try:
-            finished, again = await self._sync(pod, state)
+            finished, again = await self._sync(pod, state, resync=resync)
         except PodRejected as err:
             self._sources.reject(pod, AdmitRejection(err.reason, err.message))
             finished, again = True, None
@@ -197,9 +211,11 @@ class NodePodSyncer:
             again = LAG_SECONDS
         return finished, again
 
-    async def _sync(self, pod: Pod, state: PodSyncState) -> Outcome:
+    async def _sync(self, pod: Pod, state: PodSyncState, *, resync: bool) -> Outcome:
         state.unreported_failures.clear()
-        observed = await self._look(pod.uid, pod)
+        observed = self._confirmed(pod.uid, state) if resync else None
+        if observed is None:
+            observed = await self._look(pod.uid, pod)
         self._allocation.observe(pod, observed)
         status = self._reporter.report(pod, observed, state)
         if status.phase in TERMINAL:
@@ -251,6 +267,12 @@ class NodePodSyncer:
         """Report new probe results of a pod that is being stopped, which takes long."""
         state = self._states.get(pod.uid)
         if state is not None and state.observed is not None:
+            self._reporter.report(self._to_run(pod), state.observed, state)
+
+    def pulling(self, pod: Pod) -> None:
+        """Report the progress of a long pull that the sync in progress waits for."""
+        state = self._states.get(pod.uid)
+        if state is not None and state.busy and state.observed is not None:
             self._reporter.report(self._to_run(pod), state.observed, state)
 
     async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:
@@ -349,6 +371,17 @@ class NodePodSyncer:
             return state.observed
         return await self._look(uid, pod)
 
+    def _confirmed(self, uid: str, state: PodSyncState) -> ObservedPod | None:
+        """Return the last observation if a later relist contains the same states; otherwise None.
+
+        One relist answers for all pods what would be three calls for each of them.
+        """
+        observed = state.observed
+        if observed is None or not state.current or state.ended or not is_complete(observed):
+            return None
+        listed = self._sources.listed_since(uid, state.observed_at)
+        return observed if listed is not None and listed == observed.states else None
+
     async def _look(self, uid: str, pod: Pod | None = None) -> ObservedPod:
         """Observe the pod in the runtime; a failure becomes an event of `pod`. Raises SyncError."""
         state = self._state(uid)
@@ -362,6 +395,7 @@ class NodePodSyncer:
                 self._history.event(pod, "Warning", "FailedSync", f"error determining status: {err.rpc_text}")
             raise SyncError(str(err)) from err
         state.observed, state.current = observed, True
+        state.observed_at = asyncio.get_running_loop().time()
         self._observations += 1
         running = {c.id for c in observed.running}
         state.restart_requested &= running

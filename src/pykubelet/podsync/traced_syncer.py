@@ -40,7 +40,7 @@ class TracedPodSyncer:
         self._has_started = has_started
         self._pods: dict[str, _Traced] = {}
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         """Sync in the span `syncPod`."""
         known, now = self._pods.get(pod.uid), asyncio.get_running_loop().time()
         update_type = "create" if known is None else "sync" if known.pod is pod else "update"
@@ -50,7 +50,7 @@ class TracedPodSyncer:
             if known is None:
                 known = self._pods[pod.uid] = _Traced(pod, span.context, now + START_SECONDS)
             known.pod = pod
-            finished, again = await self._syncer.sync(pod)
+            finished, again = await self._syncer.sync(pod, resync=resync)
             if finished or self._has_started(pod):
                 known.start = None
             return finished, again

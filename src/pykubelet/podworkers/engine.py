@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from pykubelet.admission.handler import AdmitRejection
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.kuberuntime.decide import always_restarts
-from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.kuberuntime.observed import ObservedPod, PodStates
 from pykubelet.logs import get_logger
+from pykubelet.podconfig.ephemeral_containers import (
+    EphemeralContainerRejected,
+    completed_ephemeral_container,
+)
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.podconfig.static_pods import is_mirror_pod, is_static_pod
@@ -73,6 +77,10 @@ class PodFates:
     def is_new(self, uid: str) -> bool:
         """Return whether the runtime certainly has nothing of this pod."""
         return self._pleg.never_saw(uid)
+
+    def listed_since(self, uid: str, time: float) -> PodStates | None:
+        """Return a pod's states in the last relist; None if that began before this loop time."""
+        return self._pleg.listed_since(uid, time)
 
     def reject(self, pod: Pod, rejection: AdmitRejection) -> None:
         """Reject a pod that was admitted before."""
@@ -183,6 +191,26 @@ class PodEngine:
             raise LookupError(f"no container{f' {container}' if container else ''} of this pod runs")
         self.workers.wake(uid)
         return names
+
+    def add_ephemeral_container(self, uid: str, container: Container) -> None:
+        """Add an ephemeral container to a running static pod, in this process only.
+
+        Raises LookupError without the pod, and EphemeralContainerRejected.
+        """
+        pod = self.records.mux.get(uid)
+        if pod is None:
+            raise LookupError(f"no pod with uid {uid}")
+        if self._api_server is not None:
+            raise EphemeralContainerRejected(
+                "the node has an API server: use `kubectl debug`, which can add ephemeral containers to all "
+                "pods but static ones"
+            )
+        worker, status = self.workers.get(uid), self.statuses.get(uid)
+        is_over = status is not None and status.phase in TERMINAL
+        if worker is None or worker.state is not PodWorkerState.SYNCING or is_over:
+            raise EphemeralContainerRejected("the pod does not run: it has ended, or was not admitted yet")
+        added = completed_ephemeral_container(pod, container)
+        self.loop.pods(self.records.mux.add_ephemeral_container(uid, added))
 
     def restart_static_pods(self, reason: str) -> None:
         """Start static pods again that the kubelet has terminated for this reason."""

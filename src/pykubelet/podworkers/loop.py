@@ -1,6 +1,6 @@
 """Main loop of the kubelet: dispatches pod changes, runtime events, probe results and ticks to workers.
 
-The loop never blocks: the workers do the work. It ticks every second and runs housekeeping every two seconds.
+The loop never blocks: the workers do the work. Without events it ticks every two seconds, for housekeeping.
 While the runtime is unhealthy it dispatches nothing and waits, from 100 ms doubling to 5 s; its queue keeps
 all events.
 
@@ -19,10 +19,11 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podsync.contract import PodLifecycleEvent
 from pykubelet.util.backoff import ExponentialDelay
+from pykubelet.util.tasks import seconds_to_tick
 
 log = get_logger(__name__)
-TICK_SECONDS = 1.0
 HOUSEKEEPING_SECONDS = 2.0
+"""Seconds between rounds of housekeeping, and the longest iteration of the loop without events."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 STUCK_SECONDS = 120.0
 
@@ -60,6 +61,8 @@ class SyncLoop:
         self.set_resync(resync)
         self._began: float | None = None
         self._queue: asyncio.Queue[QueuedCall] = asyncio.Queue()
+        self._tick: asyncio.TimerHandle | None = None
+        """Timer that ends an iteration without events."""
         self._logged_errors: list[str] = []
 
     def set_resync(self, resync: Duration) -> None:
@@ -89,16 +92,22 @@ class SyncLoop:
         """Dispatch events to the handlers until cancelled."""
         clock = asyncio.get_running_loop().time
         delay, housekeeping = ExponentialDelay(FIRST_PAUSE, LONGEST_PAUSE), clock()
-        while True:
-            self._began = clock()
-            if self._runtime_is_down():
-                await asyncio.sleep(delay.next())
-                continue
-            delay.reset()
-            if clock() >= housekeeping:
-                await self._guarded(handlers.housekeep())
-                housekeeping = clock() + HOUSEKEEPING_SECONDS
-            await self._dispatch(handlers)
+        try:
+            while True:
+                self._began = clock()
+                if self._runtime_is_down():
+                    await asyncio.sleep(delay.next())
+                    continue
+                delay.reset()
+                if clock() >= housekeeping:
+                    await self._guarded(handlers.housekeep())
+                    housekeeping = clock() + seconds_to_tick(HOUSEKEEPING_SECONDS)
+                self._schedule_tick(housekeeping)
+                await self._dispatch(handlers)
+        finally:
+            if self._tick is not None:
+                self._tick.cancel()
+                self._tick = None
 
     def health(self) -> str | None:
         """Return the reason why the loop counts as stuck, or None."""
@@ -116,13 +125,17 @@ class SyncLoop:
         self._logged_errors = errors
         return bool(errors)
 
+    def _schedule_tick(self, due: float) -> None:
+        """Queue a tick at the loop time `due`, unless one is scheduled: a timeout per wait costs more."""
+        if self._tick is None:
+            self._tick = asyncio.get_running_loop().call_at(due, self._queue.put_nowait, self._on_tick)
+
+    def _on_tick(self, _: Handlers) -> None:
+        self._tick = None
+
     async def _dispatch(self, handlers: Handlers) -> None:
-        """Dispatch all queued events, or wait up to one tick for the first."""
-        try:
-            async with asyncio.timeout(TICK_SECONDS):
-                call = await self._queue.get()
-        except TimeoutError:
-            return
+        """Dispatch all queued events; wait for the first, which is a tick if there is no other."""
+        call = await self._queue.get()
         while True:
             self._guarded_call(call, handlers)
             if self._queue.empty():

@@ -75,6 +75,8 @@ class Pleg:
         self._known: set[str] = set()
         """Uids of pods that the runtime has or may have."""
         self._last_relist: float | None = None
+        self._listed_from = -math.inf
+        """Loop time at which the last successful relist began."""
         self._relist_now = asyncio.Event()
         self._quick_until = math.inf
         """Loop time until which relists are fast; infinite without an event stream."""
@@ -105,6 +107,10 @@ class Pleg:
     def named(self, full_name: str) -> list[str]:
         """Return the uids of the pods with this `namespace/name` in the last relist."""
         return [uid for uid in self._named.get(full_name, ()) if uid in self.pods]
+
+    def listed_since(self, uid: str, time: float) -> PodStates | None:
+        """Return a pod's states in the last relist; None if that began before this loop time."""
+        return self._seen.get(uid) if self._listed_from > time else None
 
     def drop_snapshot(self, uid: str) -> None:
         """Drop a finished pod from the last relist; the next relist contains what is left of it."""
@@ -142,7 +148,7 @@ class Pleg:
         for uid, pod in pods.items():
             self._named.setdefault(pod.full_name, []).append(uid)
         self._known |= seen.keys()
-        self._last_relist = clock()
+        self._last_relist, self._listed_from = clock(), began
         self._metrics.seen()
         for uid in sorted(changed):
             self._notify(PodLifecycleEvent(uid, states=seen.get(uid)))

@@ -110,6 +110,8 @@ class PodWorker:
         self._wake.set()
         self._step_scope: asyncio.Timeout | None = None
         self._failures = 0
+        self._is_resync = False
+        """Whether only the resync period ends the wait for the next step."""
         self._metrics = metrics or WorkerMetrics()
         self._cause = "create"
         """Cause of the next sync, as a label of the metrics."""
@@ -168,7 +170,7 @@ class PodWorker:
         pause: float | None = None
         clock = asyncio.get_running_loop().time
         while self.state is not PodWorkerState.GONE:
-            await self._sleep(pause)
+            self._is_resync = not await self._sleep(pause) and self._is_resync
             operation, began = self._operation(), clock()
             try:
                 pause = await self._step()
@@ -187,14 +189,18 @@ class PodWorker:
                 self._metrics.worked(operation, clock() - began)
         self.gone.set()
 
-    async def _sleep(self, seconds: float | None) -> None:
-        """Wait until woken, at most for so many seconds; 0 starts the next step immediately."""
+    async def _sleep(self, seconds: float | None) -> bool:
+        """Wait until woken, at most for so many seconds; 0 starts the next step immediately.
+
+        Return whether it was woken.
+        """
         try:
             async with asyncio.timeout(wait_seconds(seconds) if seconds else seconds):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            return False
         self._wake.clear()
+        return True
 
     def _operation(self) -> str | None:
         """Return the label of the next step in the metrics; None for a finished pod, which is not counted."""
@@ -213,13 +219,15 @@ class PodWorker:
     async def _step(self) -> float | None:
         if self.state is PodWorkerState.SYNCING:
             assert self.pod is not None
-            finished, again = await self._interruptible(self._life.sync(self.pod))
+            resync, self._is_resync = self._is_resync, False
+            finished, again = await self._interruptible(self._life.sync(self.pod, resync=resync))
             if finished and self.state is PodWorkerState.SYNCING:
                 self.state = PodWorkerState.TERMINATING
                 return 0
             # Pods that started together are not synced together for ever.
-            resync = self._resync * (1 + RESYNC_JITTER * random.random())  # noqa: S311 - no secret
-            return resync if again is None else min(again, resync)
+            period = self._resync * (1 + RESYNC_JITTER * random.random())  # noqa: S311 - no secret
+            self._is_resync = again is None or period < again
+            return period if again is None else min(again, period)
         if self.state is PodWorkerState.TERMINATING:
             await self._interruptible(self._ending())
             return 0

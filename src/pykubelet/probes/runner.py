@@ -15,6 +15,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
@@ -198,7 +199,7 @@ class ProbeRun:
         elif prepared.peer is not None:
             self._step = checker.exchanges.start(prepared.peer, b"", self._deadline, self._handle_connected)
         else:
-            self._step = start_task(self._finish(checker.check(prepared.probe, prepared.target)))
+            self._step = start_task(self._finish(self._check))
 
     def cancel(self) -> None:
         """End the run; its listener is not called."""
@@ -212,13 +213,16 @@ class ProbeRun:
             self._listener(ProbeResult("failure", str(err)))
             return
         if is_redirect(response) or response.broken:
-            self._step = self._start_task(self._finish(self._continue(response)))
+            self._step = self._start_task(self._finish(partial(self._continue, response)))
         else:
             self._listener(evaluate_response(response))
 
     def _handle_connected(self, exchange: Exchange) -> None:
         assert self._prepared.peer is not None
         self._listener(tcp_result(self._prepared.peer, exchange))
+
+    async def _check(self) -> ProbeResult:
+        return await self._checker.check(self._prepared.probe, self._prepared.target)
 
     async def _continue(self, response: HttpResponse) -> ProbeResult:
         """Follow a redirect; retry a probe whose response is broken."""
@@ -232,9 +236,10 @@ class ProbeRun:
             outcome = await checker.check(prepared.probe, prepared.target, ATTEMPTS - 1)
         return outcome
 
-    async def _finish(self, check: Coroutine[Any, Any, ProbeResult]) -> None:
+    async def _finish(self, check: Callable[[], Coroutine[Any, Any, ProbeResult]]) -> None:
+        # Not a coroutine: one would never be awaited if this task is cancelled before it starts.
         try:
-            outcome = await check
+            outcome = await check()
         except Exception as err:  # task boundary: a bug in one probe must not stop all others
             target = self._prepared.target
             log.exception(

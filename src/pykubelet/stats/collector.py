@@ -7,6 +7,9 @@ over the interval, and one turn of the event loop samples for a few milliseconds
 sampled within a second, and a second time before a whole interval has passed, so that its processor usage is
 known early.
 
+From their second sample on, the containers of a pod are sampled right after the pod's own cgroup, whose
+counters include theirs: while these stay the same, so do those of the containers, and they are not read.
+
 Details are read when a client asks (`refresh_details`), unless those that exist are younger than an interval;
 a client that needs only the network and the number of processes asks for these (`refresh_summary`). Both are
 read in a thread: counting the open files of a container's processes takes as long as the container wants.
@@ -27,6 +30,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import SharedWork
 from pykubelet.stats.cgroup_readers import CgroupReader
@@ -44,7 +49,7 @@ from pykubelet.stats.samples import (
     Target,
     Usage,
 )
-from pykubelet.util.tasks import TaskScope, finish_in_thread
+from pykubelet.util.tasks import TaskScope, finish_in_thread, seconds_to_tick
 
 log = get_logger(__name__)
 R = TypeVar("R")
@@ -80,6 +85,8 @@ class _Entry:
     has_new_limits: bool = False
     """Whether the limits may have changed."""
     failures: int = 0
+    follows: bool = False
+    """Whether the cgroup is sampled with its pod's, and has no due time of its own."""
     removed: bool = False
 
 
@@ -134,6 +141,7 @@ class Collector:
         self._due: list[tuple[float, int, _Entry]] = []
         self._ties = itertools.count()
         self._sorted: list[Record] | None = None
+        self._listeners: list[Callable[[Record], None]] = []
         self._reading = SharedWork("statistics-details", tasks)
         self._reading_what = ""
 
@@ -141,6 +149,10 @@ class Collector:
     def interval(self) -> float:
         """Seconds between two samples of a target."""
         return self._interval
+
+    def add_listener(self, listener: Callable[[Record], None]) -> None:
+        """Add a listener for every sample of usage from now on; it must not block."""
+        self._listeners.append(listener)
 
     def set_targets(self, owner: str, targets: Iterable[Target]) -> None:
         """Replace the targets of an owner; a cgroup that stays keeps its samples."""
@@ -245,7 +257,7 @@ class Collector:
             while True:
                 update_targets()
                 await self.sample_due()
-                await asyncio.sleep(min(TICK_SECONDS, self._interval))
+                await asyncio.sleep(seconds_to_tick(min(TICK_SECONDS, self._interval)))
         finally:
             await self._reading.wait()
             self.close()
@@ -335,6 +347,11 @@ class Collector:
             self._sorted = None
         entry.sampler = entry.record = entry.rate_start = None
         entry.samples = entry.idle_samples = 0
+        if entry.target.kind == "pod":
+            self._release_followers(entry)
+        elif entry.follows and not entry.removed:
+            entry.follows = False
+            self._schedule(entry, TICK_SECONDS)
 
     def _sample(self, entry: _Entry) -> None:
         if entry.sampler is not None and entry.sampler.in_thread:
@@ -353,12 +370,57 @@ class Collector:
         if entry.samples == 1:
             # The second sample comes early, and at a random time, which spreads the targets.
             self._schedule(entry, self._interval * random.uniform(0.2, 1.0))  # noqa: S311
-        else:
-            self._schedule(entry, sample_interval(self._interval, entry.idle_samples))
+            return
+        if entry.target.kind == "pod":
+            self._sample_followers(entry, before if is_idle else None)
+        elif self._has_sampled_pod(entry):
+            entry.follows = True
+            return
+        self._schedule(entry, sample_interval(self._interval, entry.idle_samples))
+
+    def _has_sampled_pod(self, entry: _Entry) -> bool:
+        """Return whether a cgroup is below that of its pod, and that is sampled."""
+        pod = self._entries.get(entry.target.path.rpartition("/")[0])
+        return pod is not None and pod.target.kind == "pod" and pod.record is not None and pod.samples > 1
+
+    def _followers(self, pod: _Entry) -> Iterator[_Entry]:
+        for path in self._owned.get(pod.target.pod_uid, ()):
+            entry = self._entries.get(path)
+            if entry is not None and entry.follows:
+                yield entry
+
+    def _sample_followers(self, pod: _Entry, same_since: Usage | None) -> None:
+        """Sample the containers of a pod whose cgroup was just sampled.
+
+        `same_since` is its previous sample if both are equal: no process has run in between.
+        """
+        assert pod.record is not None
+        assert pod.record.usage is not None
+        time = pod.record.usage.time
+        for entry in list(self._followers(pod)):
+            if entry.sampler is None or entry.sampler.in_thread:
+                continue
+            usage = entry.record.usage if entry.record is not None else None
+            has_limits = not entry.has_new_limits and entry.samples % _LIMITS_EVERY != 0
+            is_same = same_since is not None and usage is not None and same_since.time <= usage.time < time
+            if is_same and usage is not None and has_limits:
+                self._store(entry, msgspec.structs.replace(usage, time=time), None)
+                continue
+            try:
+                self._read_usage(entry)
+            except CgroupError as err:
+                self._fail(entry, err)
+
+    def _release_followers(self, pod: _Entry) -> None:
+        """Have the containers of a pod without a cgroup sampled on their own."""
+        for entry in list(self._followers(pod)):
+            entry.follows = False
+            self._schedule(entry, 0.0)
 
     def _fail(self, entry: _Entry, err: CgroupError) -> None:
         if not isinstance(err, CgroupGone):
             log.v(2).info("Failed to read cgroup", cgroup=entry.target.path, err=str(err))
+        entry.follows = False
         self._drop(entry)
         entry.failures += 1
         self._schedule(entry, min(self._interval, TICK_SECONDS * 2 ** min(entry.failures - 1, 10)))
@@ -398,6 +460,8 @@ class Collector:
         entry.samples += 1
         if entry.curve is not None:
             entry.curve.add(int(usage.time / self._slot_seconds), usage.working_set)
+        for listener in self._listeners:
+            listener(record)
 
     async def _read_details(self, due: Sequence[_Entry]) -> None:
         scan = ProcessScan()

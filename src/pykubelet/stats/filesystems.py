@@ -229,6 +229,7 @@ class Filesystems:
             inodes=sizes.f_files if has_inodes else None,
             inodes_free=sizes.f_ffree if has_inodes else None,
             io=counters.find(fs),
+            mount_point=os.fsdecode(fs.point),
         )
 
     def _measure_directory(self, path: Path) -> FilesystemUsage:

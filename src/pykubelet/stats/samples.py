@@ -194,6 +194,8 @@ class FilesystemUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     inodes: int | None
     inodes_free: int | None
     io: DiskIo = DiskIo()
+    mount_point: str = ""
+    """Mount point at which it was measured."""
 
     @property
     def inodes_used(self) -> int | None:

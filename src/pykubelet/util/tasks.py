@@ -29,6 +29,15 @@ def wait_seconds(remaining: float) -> float:
     return max(remaining, SHORTEST_WAIT_SECONDS)
 
 
+def seconds_to_tick(period: float) -> float:
+    """Return the seconds until the next multiple of `period` on the loop's clock.
+
+    Periodic tasks that wait for it wake the process together.
+    """
+    now = asyncio.get_running_loop().time()
+    return wait_seconds((now // period + 1) * period - now)
+
+
 class RenderTurns:
     """Turns in which long documents are rendered, one part of one document per iteration of the event loop.
 

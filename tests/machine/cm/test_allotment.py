@@ -93,7 +93,14 @@ def cpu_state(node: Node) -> Any:
     return json.loads((node.root / "cpu_manager_state").read_text())
 
 
+def numa_memory() -> str:
+    """Return the size of NUMA node 0, which the memory manager's state file depends on."""
+    lines = Path("/sys/devices/system/node/node0/meminfo").read_text().splitlines()
+    return next(line for line in lines if "MemTotal" in line)
+
+
 def test_cpu_manager_guaranteed_pod_gets_exclusive_cpu(node: Node) -> None:
+    memory = numa_memory()
     node.start_pod(burstable("sharing"))
     wait_cpus(node, "sharing-n1", "0-1")
     mine = node.start_pod(guaranteed("mine"))
@@ -128,6 +135,9 @@ def test_cpu_manager_guaranteed_pod_gets_exclusive_cpu(node: Node) -> None:
 
     before = node.truth.running(name)[0].id
     node.kill()
+    if numa_memory() != memory:
+        # A virtual machine may still get memory minutes after its boot; the state file is void then.
+        pytest.skip("memory was added to this host during the test")
     set_topology_policy(node, "none")
     node.start()
     node.wait_ready(name)

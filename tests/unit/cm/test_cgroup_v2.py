@@ -240,3 +240,24 @@ async def test_cgroup_files_real_v2_hierarchy_make_and_remove(root: str) -> None
         assert await cgroup_tree.remove(unified.joinpath(*name[:1]))
         for controller in set(controllers) - set(kept):
             (unified / "cgroup.subtree_control").write_text(f"-{controller}")
+
+
+def test_child_count_v1_reads_one_directory_of_all_hierarchies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = {name: tmp_path / name for name in ("cpu", "memory", "pids", "cpuset", "blkio")}
+    for mount in mounts.values():
+        (mount / "kubepods").mkdir(parents=True)
+    files, read, stat = CgroupFiles(Cgroups(CgroupMode.V1, tmp_path, mounts, {})), list[Any](), os.stat
+
+    def counted(path: Any, **options: Any) -> os.stat_result:
+        read.append(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", counted)
+    before = files.child_count(("kubepods",))
+    assert len(read) == 1
+    for mount in mounts.values():
+        (mount / "kubepods/pod1").mkdir()
+    assert files.child_count(("kubepods",)) != before
+    assert files.child_count(("absent",)) == 0

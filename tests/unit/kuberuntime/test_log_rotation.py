@@ -19,7 +19,7 @@ from pykubelet.kuberuntime.log_rotation.directory import (
     LogDirectory,
     is_written,
 )
-from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
+from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager, _Log
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod
@@ -179,6 +179,21 @@ async def test_manager_idle_log_watched_until_it_changes(
             os.mkfifo(logs / "fifo")
             (logs / "fifo").rename(logs / "0.log")
         await host.until(lambda: host.runtime.reopened == 1)
+
+
+def test_due_watched_logs_checked_together(logs: Path) -> None:
+    """Verify that a check, which takes a thread, is not made for each of many idle logs on its own."""
+    host = Host(logs, SMALL)
+    manager = host.manager
+    manager.set_policy(SMALL, workers=1, interval=10.0)
+    for number in range(10):
+        entry = _Log(f"c{number}", logs / f"{number}.log", str(logs / f"{number}.log"), is_running=True)
+        entry.watch, entry.checked_at = number, 100.0 + number
+        manager._logs[entry.container_id] = entry
+    assert manager._due(109.9) == []
+    assert [entry.container_id for entry in manager._due(110.0)] == ["c0", "c1", "c2", "c3", "c4", "c5"]
+    manager._logs["c9"].watch = None
+    assert [entry.container_id for entry in manager._due(101.0)] == ["c9"]
 
 
 async def test_manager_negative_size_disabled(logs: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +82,38 @@ async def test_record_oom_kills_system_oom_records_event(log: Log) -> None:
         ("Warning", "SystemOOM", "System OOM encountered, victim process: app, pid: 5"),
     ]
     assert limits == ["/a", "/", "/"]
+
+
+async def test_kills_many_records_registers_descriptor_once(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, registered = asyncio.get_running_loop(), list[int]()
+    add = loop.add_reader
+
+    def add_reader(fd: int, *call: Any) -> None:
+        registered.append(fd)
+        add(fd, *call)
+
+    monkeypatch.setattr(loop, "add_reader", add_reader)
+    fd = log.open()
+    found: list[OomKill] = []
+
+    async def collect() -> None:
+        async for kill in kills(fd):
+            found.append(kill)
+
+    task = asyncio.ensure_future(collect())
+    for number in range(5):
+        await asyncio.sleep(0.01)
+        log.say("port 3(veth) entered blocking state", KILLED.format(pid=number, name="victim"))
+    async with asyncio.timeout(5):
+        while len(found) < 5:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    assert registered == [fd]
+    assert not loop.remove_reader(fd), "it is not registered any more"
+    os.close(fd)
 
 
 async def test_record_oom_kills_without_kmsg_returns(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
 from pykubelet.kuberuntime.metrics import StartMetrics
+from pykubelet.kuberuntime.observed import PodStates
 from pykubelet.objects.base import NoObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.pod_history import PodHistory
@@ -45,12 +46,14 @@ class Sources:
         is_new: Callable[[str], bool] = lambda uid: False,
         reject: Callable[[Pod, AdmitRejection], None] = lambda pod, rejection: None,
         on_removed: Callable[[str], None] = lambda uid: None,
+        listed_since: Callable[[str, float], PodStates | None] = lambda uid, time: None,
     ) -> None:
         self.clustered = clustered
         self.fate_of = fate_of
         self.is_new = is_new
         self.reject = reject
         self.on_removed = on_removed
+        self.listed_since = listed_since
 
     def on_terminated(self, uid: str) -> None:
         """Record nothing."""

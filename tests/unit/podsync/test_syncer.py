@@ -15,10 +15,16 @@ from pykubelet.api.volume import Volume
 from pykubelet.cm.resize import PodResources
 from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.labels import container_hash
-from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
+from pykubelet.kuberuntime.observed import (
+    ContainerPhase,
+    ObservedContainer,
+    ObservedPod,
+    ObservedSandbox,
+    PodStates,
+)
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodLifecycleEvent, PodRejected, PodSyncState
-from pykubelet.podsync.syncer import SANDBOX_RETRY_SECONDS, Fate, NodePodSyncer
+from pykubelet.podsync.syncer import SANDBOX_RETRY_SECONDS, Fate, NodePodSyncer, is_complete
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import StatusStore
@@ -56,6 +62,7 @@ def life(
     resizing: AllocationManager | None = None,
     refreshed: list[str] | None = None,
     mounts: bool = False,
+    listed: PodStates | None = None,
 ) -> NodePodSyncer:
     """A life whose looks at the runtime show this, one after the other; doing works, or fails.
 
@@ -106,7 +113,7 @@ def life(
         cgroups=parts,
         history=history,
         allocation=allocation,
-        sources=Sources(reject=refuse),
+        sources=Sources(reject=refuse, listed_since=lambda uid, time: listed),
         statuses=statuses,
         host_ips=["10.0.0.1"],
     )
@@ -155,6 +162,63 @@ async def test_take_relist_event_known_state_does_not_wake() -> None:
     assert subject.take(PodLifecycleEvent(POD.uid))
 
 
+def allocated(pod: Pod) -> AllocationManager:
+    """Return the allocations of a node on which a pod has been started."""
+    resizing = AllocationManager(PodHistory())
+    resizing.update_pod(pod, None)
+    resizing.on_cgroup_created(pod)
+    resizing.starting(pod, pod.spec.containers[0])
+    return resizing
+
+
+RUNNING = seen(("main", "running"))
+
+
+@pytest.mark.parametrize(
+    ("observed", "listed", "resync", "looks"),
+    [
+        (RUNNING, RUNNING.states, True, 1),
+        (RUNNING, RUNNING.states, False, 2),
+        (RUNNING, None, True, 2),
+        (RUNNING, seen(("main", "exited")).states, True, 2),
+    ],
+)
+async def test_sync_resync_confirmed_by_relist_does_not_query_runtime(
+    observed: ObservedPod, listed: PodStates | None, resync: bool, looks: int
+) -> None:
+    pod, refreshed = with_volume("main"), list[str]()
+    subject = life(observed, observed, listed=listed, refreshed=refreshed, resizing=allocated(pod))
+    await subject.sync(pod)
+    before = subject.observations
+    assert await subject.sync(pod, resync=resync) == (False, None)
+    assert subject.observations - before == looks - 1
+    assert refreshed == [pod.uid, pod.uid]
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (RUNNING, True),
+        (replace(RUNNING, sandboxes=(replace(BOX, ips=()),)), False),
+        (replace(RUNNING, sandboxes=(replace(BOX, ips=(), host_network=True),)), True),
+        (replace(RUNNING, sandboxes=(replace(BOX, ips=(), ready=False),)), True),
+        (seen(("main", "created")), False),
+        (seen(("main", "unknown")), False),
+    ],
+)
+def test_is_complete_facts_may_still_appear_returns_false(observed: ObservedPod, expected: bool) -> None:
+    assert is_complete(observed) == expected
+
+
+async def test_sync_resync_after_reported_exit_queries_runtime() -> None:
+    pod = make_pod()
+    subject = life(RUNNING, RUNNING, listed=RUNNING.states, resizing=allocated(pod))
+    await subject.sync(pod)
+    assert subject.take(PodLifecycleEvent(POD.uid, "main-id", "ended"))
+    await subject.sync(pod, resync=True)
+    assert subject.observations == 2
+
+
 async def test_sync_container_exited_before_step_waits_for_back_off() -> None:
     crashed = seen(("main", "exited"))
     subject = life(crashed, crashed, again=10.0)
@@ -163,10 +227,8 @@ async def test_sync_container_exited_before_step_waits_for_back_off() -> None:
 
 @pytest.mark.parametrize("resized", [False, True])
 async def test_sync_pod_cgroup_missing_during_resize_stops_sandbox(resized: bool) -> None:
-    pod, resizing, stopped = make_pod(), AllocationManager(PodHistory()), list[str]()
-    resizing.update_pod(pod, None)
-    resizing.on_cgroup_created(pod)
-    resizing.starting(pod, pod.spec.containers[0])
+    pod, stopped = make_pod(), list[str]()
+    resizing = allocated(pod)
     if resized:
         promised = ResourceRequirements(requests={"cpu": Quantity.parse("1")})
         resizing.state.allocated.put(pod.uid, PodResources({"main": promised}))

@@ -29,7 +29,7 @@ class Syncer:
         self.failure: Exception | None = None
         self.outcome: Outcome = (False, None)
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         with child_span("step"):
             if self.failure is not None:
                 raise self.failure

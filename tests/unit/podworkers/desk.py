@@ -38,7 +38,7 @@ class Life:
     def __post_init__(self) -> None:
         self.is_tidy.set()
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         if pod.uid not in self.started:
             self.started.append(pod.uid)
         return False, None

@@ -53,6 +53,7 @@ from pykubelet.podworkers.pod_admission import AdmissionNode
 from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.workers import PodChurn
 from pykubelet.transport.errors import NotFound as NotInRuntime
+from pykubelet.transport.errors import Unimplemented
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.plugin import MemoryLimits
@@ -480,3 +481,14 @@ class _Cri:
     runtime: FakeRuntime
     images: FakeImages
     version: pb.VersionResponse
+
+    @property
+    def image_channel(self) -> Any:
+        return _NoServices()
+
+
+class _NoServices:
+    """A channel without the services of containerd."""
+
+    async def call(self, *_: object, **__: object) -> None:
+        raise Unimplemented("call", "Unimplemented", "no such service")

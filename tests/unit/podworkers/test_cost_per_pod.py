@@ -5,6 +5,7 @@ machine nor on its load. A loop over all pods that runs for each pod, or for eac
 lines per pod that grow with the number of pods.
 """
 
+import asyncio
 import os
 import sys
 from collections import Counter
@@ -25,7 +26,7 @@ __all__ = ["v2"]
 
 pytestmark = pytest.mark.looptime
 
-FEW, MANY = 50, 200
+FEW, MANY = 30, 120
 MOST_GROWTH = 1.06
 """Lines per pod of many pods, as a multiple of those of few. What runs every few seconds for all pods
 (housekeeping) grows a little, since many pods take longer than few."""
@@ -94,3 +95,21 @@ async def test_engine_many_pods_executes_same_lines_per_pod_as_few(tmp_path: Pat
     table = "".join(f"\n{few.get(name, 0.0):8.1f} -> {many[name]:8.1f}  {name}" for name in worst)
     ratio = sum(many.values()) / sum(few.values())
     assert ratio <= MOST_GROWTH, f"lines per pod grow {ratio:.2f} times from {FEW} to {MANY} pods:{table}"
+
+
+HELD_SECONDS = 300
+MOST_HELD_CALLS = 32
+"""Calls in this time: two per relist and per garbage collection, none per pod."""
+
+
+async def test_engine_pods_merely_run_runtime_calls_do_not_grow_with_pods(
+    tmp_path: Path, cgroups: Cgroups
+) -> None:
+    async with engine_with_fakes(tmp_path, cgroups) as rig:
+        await rig.start_pods(FEW)
+        await asyncio.sleep(120)  # a relist has confirmed each pod
+        before, syncs = rig.runtime.calls, rig.engine.syncer.observations
+        await asyncio.sleep(HELD_SECONDS)
+        assert rig.runtime.calls - before <= MOST_HELD_CALLS
+        assert rig.engine.syncer.observations - syncs <= FEW // 10
+        await rig.stop_pods()

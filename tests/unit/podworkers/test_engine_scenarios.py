@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from pykubelet.api.pod import Container
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.linux.cgroupfs import Cgroups
+from pykubelet.podconfig.ephemeral_containers import EphemeralContainerRejected
 from pykubelet.transport.errors import CriError, NotFound, Unavailable
 from pykubelet.volumes.errors import VolumeError
 from tests.support.pods import make_pod
@@ -73,6 +75,16 @@ async def test_engine_init_container_create_fails_main_containers_wait(node: Scr
         assert node.runtime.log.index("start first") < node.runtime.log.index("create main")
         await asyncio.sleep(30)
     assert any(reason == "Failed" and "no such device" in text for reason, text in node.api.recorded)
+
+
+async def test_engine_ephemeral_container_rejected_on_a_node_with_an_api_server(node: ScriptedNode) -> None:
+    async with node.running() as rig:
+        node.api.put(containers=[container("main")])
+        await node.until(lambda: node.api.pods["web"]["status"].get("phase") == "Running")
+        with pytest.raises(EphemeralContainerRejected, match="kubectl debug"):
+            rig.engine.add_ephemeral_container(UID, Container(name="d", image="i"))
+        with pytest.raises(LookupError):
+            rig.engine.add_ephemeral_container("other", Container(name="d", image="i"))
 
 
 async def test_engine_crashing_container_restarted_with_exponential_back_off(node: ScriptedNode) -> None:

@@ -135,10 +135,33 @@ async def test_sync_loop_health_loop_stopped_reports_error() -> None:
         scope.start(loop.run(Diary()), name="loop")
         await asyncio.sleep(600)
         assert loop.health() is None
-    await asyncio.sleep(119)
+    await asyncio.sleep(117)
     assert loop.health() is None
-    await asyncio.sleep(3)
+    await asyncio.sleep(5)
     assert "took longer than expected" in (loop.health() or "")
+
+
+@pytest.mark.looptime
+async def test_sync_loop_without_events_wakes_once_per_housekeeping() -> None:
+    rounds: list[float] = []
+
+    def errors() -> list[str]:
+        rounds.append(asyncio.get_running_loop().time())
+        return []
+
+    diary, loop = Diary(), SyncLoop(errors, MINUTE)
+    async with TaskScope() as scope:
+        await asyncio.sleep(0.3)
+        scope.start(loop.run(diary), name="loop")
+        await asyncio.sleep(60)
+        quiet = len(rounds)
+        loop.probe("1")
+        await asyncio.sleep(0.1)
+        assert diary.told[-1] == "probe 1", "an event does not wait for the tick"
+    assert quiet == 31
+    # Together with the other periodic tasks.
+    assert all(time % 2 == pytest.approx(0, abs=0.01) for time in rounds[1:quiet])
+    assert diary.told.count("housekeep") == 31
 
 
 async def test_task_scope_task_fails_raises_exception_group() -> None:

@@ -163,7 +163,7 @@ class Life:
     def __init__(self) -> None:
         self.fails = 1
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         await asyncio.sleep(2)
         if self.fails:
             self.fails -= 1

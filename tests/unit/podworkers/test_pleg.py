@@ -263,3 +263,21 @@ async def test_pleg_unknown_container_exits_before_cri_reports_it_relists_again(
         settled = runtime.lists
         await asyncio.sleep(40)
         assert runtime.lists == settled
+
+
+async def test_listed_since_relist_began_before_time_returns_nothing() -> None:
+    runtime = Runtime(events=True)
+    runtime.run("s1", "pod-1")
+    pleg, loop = pleg_of(runtime, lambda _: None), asyncio.get_running_loop()
+    assert pleg.listed_since("pod-1", loop.time()) is None
+    await asyncio.sleep(1)
+    await pleg.relist()
+    assert pleg.listed_since("pod-1", loop.time() - 1) == (("s1", "ready"),)
+    assert pleg.listed_since("pod-2", loop.time() - 1) is None
+    await asyncio.sleep(1)
+    observed_at = loop.time()
+    assert pleg.listed_since("pod-1", observed_at) is None
+    runtime.down = True
+    with pytest.raises(Unavailable):
+        await pleg.relist()
+    assert pleg.listed_since("pod-1", observed_at) is None

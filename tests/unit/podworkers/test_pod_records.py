@@ -22,7 +22,7 @@ class Life:
         self.may_end, self.may_go = asyncio.Event(), asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         return False, None
 
     async def terminate(self, uid: str, pod: Pod | None, options: KillPodOptions) -> None:

@@ -34,6 +34,7 @@ class Life:
         self.options: dict[str, KillPodOptions] = {}
         """What each pod was terminated with last, by uid."""
         self.leaves_remnants = False
+        self.resyncs: list[bool] = []
 
     async def _do(self, what: str) -> None:
         self.diary.append(what)
@@ -41,7 +42,8 @@ class Life:
         if what in self.failing:
             raise self.failing[what]
 
-    async def sync(self, pod: Pod) -> Outcome:
+    async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
+        self.resyncs.append(resync)
         others = [uid for uid, name in self.alive.items() if name == pod.full_name and uid != pod.uid]
         assert not others or not is_static_pod(pod), "two pods of one name"
         self.alive[pod.uid] = pod.full_name
@@ -72,6 +74,18 @@ async def workers(life: Life) -> AsyncIterator[PodWorkers]:
         workers = PodWorkers(scope, 60)
         workers.start(life)
         yield workers
+
+
+async def test_pod_worker_only_resync_period_elapsed_syncs_as_resync(life: Life, workers: PodWorkers) -> None:
+    workers.sync(pod("1"))
+    await asyncio.sleep(95)
+    workers.wake("1")
+    await asyncio.sleep(1)
+    assert life.resyncs == [False, True, False]
+    life.again = 10.0
+    workers.wake("1")
+    await asyncio.sleep(11)
+    assert life.resyncs[3:] == [False, False]
 
 
 async def test_pod_workers_terminate_synced_pod_cleans_up(life: Life, workers: PodWorkers) -> None:

@@ -1,7 +1,9 @@
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +17,14 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Container, EnvVar, ExecAction, GRPCAction, Probe, TCPSocketAction
 from pykubelet.probes.grpc_probe import decode_status, encode_request, grpc_check
 from pykubelet.probes.network_probes import tcp_check
-from pykubelet.probes.runner import BUSY_SECONDS, Checker, ExecSlots, exec_check, expand
+from pykubelet.probes.runner import (
+    BUSY_SECONDS,
+    Checker,
+    ExecSlots,
+    PreparedProbe,
+    exec_check,
+    expand,
+)
 from pykubelet.probes.types import BadTarget, ProbeResult, Target
 from pykubelet.transport.errors import CommandTimedOut, CriError
 from tests.support.probes import exec_probe, run_probe, target
@@ -312,3 +321,20 @@ async def test_checker_dispatches_by_handler_and_rejects_missing_handler() -> No
         assert (outcome.result, outcome.errored) == ("failure", False)
     assert (await checker.check(Probe(tcp_socket=TCPSocketAction(port="x")), target())).errored
     assert "missing probe handler" in (await checker.check(Probe(), target())).output
+
+
+async def test_probe_run_cancelled_before_its_task_starts_leaves_no_coroutine() -> None:
+    """Verify that a container that ends as its probe starts causes no warning of an unawaited coroutine."""
+
+    async def exec_sync(*_: Any) -> Any:
+        raise AssertionError("the probe was cancelled")
+
+    results: list[ProbeResult] = []
+    prepared = PreparedProbe(exec_probe("true"), target(), Checker(exec_sync, ExecSlots(1)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepared.start(asyncio.create_task, results.append).cancel()
+        await asyncio.sleep(0)
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
+    assert results == []

@@ -230,15 +230,21 @@ async def test_refresh_details_idle_cgroup_only_refreshed_until_it_runs(tasks: T
     assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (2, 1)
 
 
-async def test_refresh_details_idle_cgroup_without_newer_sample_is_read(tasks: TaskScope) -> None:
-    cgroups = Cgroups(idle=0)
+async def test_refresh_details_without_newer_sample_usage_is_read_first(tasks: TaskScope) -> None:
+    """Verify that an idle cgroup is not read completely just because it is sampled less often."""
+    cgroups = Cgroups(idle=0, busy=1)
     collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
-    collector.set_targets(NODE, [target("idle")])
+    collector.set_targets(NODE, map(target, ("idle", "busy")))
     await collector.sample_due()
     await collector.refresh_details()
     await asyncio.sleep(10.1)
     await collector.refresh_details()
-    assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (2, 0)
+    assert (cgroups.details["/idle"], cgroups.refreshes["/idle"]) == (1, 1)
+    assert (cgroups.details["/busy"], cgroups.refreshes["/busy"]) == (2, 0)
+    record = collector.record("/idle")
+    assert record is not None
+    assert record.usage is not None
+    assert record.details_time == record.usage.time == cgroups.clock()
 
 
 @pytest.mark.parametrize(
@@ -266,6 +272,80 @@ async def test_sample_due_idle_cgroup_sampled_less_often_until_it_runs(tasks: Ta
     cgroups.speeds["/idle"] = 1
     await samples(20)
     assert await samples(600) == {"/idle": 60, "/busy": 60}
+
+
+def pod_of_two() -> list[Target]:
+    return [
+        Target(path="/pod", kind="pod", pod_uid="uid"),
+        *(Target(path=f"/pod/{name}", kind="container", pod_uid="uid", container=name) for name in "ab"),
+    ]
+
+
+async def _sample(cgroups: Cgroups, collector: Collector, seconds: int) -> Counter[str]:
+    """Let time pass; return the reads of each cgroup in it."""
+    before = cgroups.reads.copy()
+    for _ in range(seconds):
+        await asyncio.sleep(1)
+        await collector.sample_due()
+    return cgroups.reads - before
+
+
+async def test_sample_due_idle_pod_containers_have_samples_without_being_read(tasks: TaskScope) -> None:
+    cgroups = Cgroups(**{"pod": 0, "pod/a": 0, "pod/b": 0})
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets("uid", pod_of_two())
+    await _sample(cgroups, collector, 60)
+    reads = await _sample(cgroups, collector, 540)
+    assert reads["/pod"] == 36
+    # Only with their limits.
+    assert all(reads[f"/pod/{name}"] <= 3 for name in "ab"), reads
+    for record in collector.records():
+        assert record.usage is not None
+        assert cgroups.clock() - record.usage.time <= 15
+        assert record.nano_cores == 0
+
+
+async def test_sample_due_pod_runs_containers_read_with_it(tasks: TaskScope) -> None:
+    cgroups = Cgroups(**{"pod": 0, "pod/a": 0, "pod/b": 0})
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets("uid", pod_of_two())
+    await _sample(cgroups, collector, 60)
+    cgroups.speeds |= {"/pod": 500, "/pod/a": 500}
+    await _sample(cgroups, collector, 30)
+    assert await _sample(cgroups, collector, 600) == {"/pod": 60, "/pod/a": 60, "/pod/b": 60}
+    rates = {record.target.path: record.nano_cores for record in collector.records()}
+    assert rates == {"/pod": 500, "/pod/a": 500, "/pod/b": 0}
+    times = {record.usage.time for record in collector.records() if record.usage is not None}
+    assert len(times) == 1
+
+
+@pytest.mark.parametrize("missing", ["/pod", "/pod/a"])
+async def test_sample_due_cgroup_of_pod_vanishes_others_still_sampled(tasks: TaskScope, missing: str) -> None:
+    cgroups = Cgroups(**{"pod": 1, "pod/a": 1, "pod/b": 1})
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets("uid", pod_of_two())
+    await _sample(cgroups, collector, 60)
+    cgroups.speeds[missing] = None
+    await _sample(cgroups, collector, 30)
+    assert {record.target.path for record in collector.records()} == {"/pod", "/pod/a", "/pod/b"} - {missing}
+    assert (await _sample(cgroups, collector, 100))["/pod/b"] == 10
+    cgroups.speeds[missing] = 1
+    await _sample(cgroups, collector, 60)
+    reads = await _sample(cgroups, collector, 100)
+    assert set(reads.values()) == {10}, reads
+    collector.close()
+    assert not cgroups.open
+
+
+async def test_sample_due_details_read_in_between_idle_containers_are_read(tasks: TaskScope) -> None:
+    """Verify that a sample of the pod that is newer than a container's does not confirm the container's."""
+    cgroups = Cgroups(**{"pod": 0, "pod/a": 0, "pod/b": 0})
+    collector = Collector(cgroups, tasks, 10.0, cgroups.clock)
+    collector.set_targets("uid", pod_of_two())
+    await _sample(cgroups, collector, 60)
+    collector.sample_now(["/pod"])
+    reads = await _sample(cgroups, collector, 15)
+    assert reads["/pod/a"] == 1
 
 
 async def test_sample_due_targets_of_owner_set_again_limits_read(tasks: TaskScope) -> None:

@@ -77,7 +77,7 @@ class CgroupFiles:
         self._needed = {str(point) for name, point in cgroups.mounts.items() if name in _NEEDED_V1}
         # systemd's own hierarchy holds no limits, but a runtime may have put processes there.
         self._extra_mounts = [cgroups.root / "unified"] if cgroups.mode is CgroupMode.HYBRID else []
-        self._listed = [str(point) for point in (*self._points, *self._extra_mounts)]
+        self._first = next((str(point) for point in (*self._points, *self._extra_mounts)), "")
 
     def exists(self, name: CgroupName) -> bool:
         """Return whether the cgroup exists with all required controllers."""
@@ -156,19 +156,16 @@ class CgroupFiles:
         file = "memory.current" if self._unified else "memory.usage_in_bytes"
         return int((self._cgroups.path("memory", self._path(name)) / file).read_text())
 
-    def child_counts(self, name: CgroupName) -> list[int]:
-        """Return the number of links of a cgroup's directory in each hierarchy; 0 if it does not exist.
+    def child_count(self, name: CgroupName) -> int:
+        """Return the number of links of a cgroup's directory in the first hierarchy; 0 if it does not exist.
 
-        The kernel counts a link for each child, so a change shows that children were created or removed.
+        The kernel counts a link for each child, so a change shows that children were created or removed. A
+        pod has a cgroup in every hierarchy; one that an interruption has left in others only is not counted.
         """
-        counts = []
-        below = self._path(name)
-        for point in self._listed:
-            try:
-                counts.append(os.stat(point + below).st_nlink)  # noqa: PTH116 - called every two seconds
-            except OSError:
-                counts.append(0)
-        return counts
+        try:
+            return os.stat(self._first + self._path(name)).st_nlink  # noqa: PTH116 - called every two seconds
+        except OSError:
+            return 0
 
     def children(self, name: CgroupName) -> set[str]:
         """Return the names of the child directories of a cgroup in any hierarchy."""

@@ -297,8 +297,8 @@ _ONLINE = Path("/sys/devices/system/cpu/online")
 class _Listing(NamedTuple):
     """Pods that had a cgroup at the last listing."""
 
-    counts: list[list[int]]
-    """Number of links of each directory that was listed."""
+    counts: list[int]
+    """Number of links of each directory, in one hierarchy."""
     uids: frozenset[str]
     until: float
 
@@ -475,7 +475,7 @@ class PodCgroups:
             return frozenset()
         tiers = [self._root + tier for tier in TIERS.values()]
         # Before the listing: a child that is created in between causes another listing.
-        counts = [self._files.child_counts(tier) for tier in tiers]
+        counts = [self._files.child_count(tier) for tier in tiers]
         now, listed = self._clock(), self._listed
         if listed is None or listed.counts != counts or now >= listed.until:
             directories = {directory for tier in tiers for directory in self._files.children(tier)}

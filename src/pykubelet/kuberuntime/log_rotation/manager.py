@@ -19,6 +19,7 @@ their end. Logs of attempts that the runtime has lost are removed except the new
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import stat
 import threading
@@ -49,7 +50,7 @@ from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.linux.inotify import Inotify, Mask
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError
-from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread, wait_seconds
+from pykubelet.util.tasks import TaskScope, finish_in_thread, in_own_thread, seconds_to_tick
 
 log = get_logger(__name__)
 _MISSING, _NOT_REGULAR, _UNKNOWN = -1, -2, -3
@@ -181,7 +182,6 @@ class ContainerLogManager:
     async def run(self) -> None:
         """Monitor all logs until cancelled, while rotation is enabled."""
         await self._enabled.wait()
-        loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             try:
                 self._changes = stack.enter_context(Inotify())
@@ -194,8 +194,7 @@ class ContainerLogManager:
                 while True:
                     await self._enabled.wait()
                     await self._check_all(scope)
-                    now = loop.time()
-                    await asyncio.sleep(wait_seconds((now // TICK_SECONDS + 1) * TICK_SECONDS - now))
+                    await asyncio.sleep(seconds_to_tick(TICK_SECONDS))
             finally:
                 self._stopping.set()
 
@@ -204,13 +203,7 @@ class ContainerLogManager:
     async def _check_all(self, scope: TaskScope) -> None:
         self._update_logs()
         now = asyncio.get_running_loop().time()
-        checked = [
-            entry
-            for entry in self._logs.values()
-            if entry.is_running
-            and not entry.is_rotating
-            and (entry.watch is None or now - entry.checked_at >= self._interval)
-        ]
+        checked = self._due(now)
         if checked:
             idle = [entry for entry in checked if self._is_idle(entry, now)]
             sizes = await finish_in_thread(lambda: self._measure(checked, idle))
@@ -225,6 +218,17 @@ class ContainerLogManager:
             if entry.tidy_at is not None and now >= entry.tidy_at and not entry.is_tidying:
                 entry.is_tidying, entry.tidy_at = True, None
                 scope.start(self._tidy(entry), name="log-tidying")
+
+    def _due(self, now: float) -> list[_Log]:
+        """Return the logs to check: those that are not watched, and every interval those that are.
+
+        When one that is watched is due, so are all that will be within half an interval: each check of some
+        logs starts a thread.
+        """
+        logs = [entry for entry in self._logs.values() if entry.is_running and not entry.is_rotating]
+        oldest = min((entry.checked_at for entry in logs if entry.watch is not None), default=now)
+        half = now - self._interval / 2 if now - oldest >= self._interval else -math.inf
+        return [entry for entry in logs if entry.watch is None or entry.checked_at <= half]
 
     def _is_idle(self, entry: _Log, now: float) -> bool:
         """Return whether the log is to be watched, because it has not grown for an interval."""
