@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from pathlib import Path
 from typing import TypedDict
@@ -14,18 +15,25 @@ from pykubelet.cm.cgroups.node_cgroups import Record
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.cri.containerd_store import ContainerdStore
+from pykubelet.images.archive_directory import ArchivedImages, ArchiveDirectory
+from pykubelet.images.containerd_progress import ContainerdProgress
 from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
-from pykubelet.images.image_gc import DiskUsage, ImageGC, ImageGCPolicy
+from pykubelet.images.image_gc import DiskUsage, ImageGC, ImageGCError, ImageGCPolicy
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.image_reference import InvalidImageName, parse_image_name
+from pykubelet.images.importer import ArchiveImporter
 from pykubelet.images.metrics import ImageGCMetrics, ImageMetrics, PullRecordMetrics
+from pykubelet.images.pins import PinError, PinRecord
 from pykubelet.images.pull_manager import PullManager, verification_policy
 from pykubelet.images.pull_records import PullRecordFiles, PullRecords
+from pykubelet.images.pull_tracker import PullTracker
 from pykubelet.images.puller import PullLimits
 from pykubelet.images.python_providers import installed_providers
 from pykubelet.logs import get_logger
 from pykubelet.objects.cluster_objects import ClusterObjects
+from pykubelet.podconfig.file_source import IMAGES_DIRECTORY
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from pykubelet.stats.filesystems import Filesystems
@@ -44,6 +52,7 @@ async def build_image_manager(
     accounts: ClusterObjects | None,
     registry: CollectorRegistry,
     scope: TaskScope,
+    archives: ArchiveDirectory | None = None,
 ) -> ImageManager:
     """Return the image manager. Raises StartupError.
 
@@ -65,7 +74,7 @@ async def build_image_manager(
         else None
     )
     return ImageManager(
-        cri.images,
+        ArchivedImages(cri.images, archives) if archives is not None else cri.images,
         history,
         scope,
         limits=PullLimits(**pull_limits(config)),
@@ -73,7 +82,23 @@ async def build_image_manager(
         node_credentials=NodeCredentials(root, Path.cwd(), _home()).load,
         plugins=plugins,
         pull_manager=await _open_pull_manager(settings, cri, registry, scope),
+        tracker=build_pull_tracker(cri, scope),
     )
+
+
+def build_archive_directory(settings: AgentSettings, cri: RuntimeConnection) -> ArchiveDirectory | None:
+    """Return the archives of the manifest directory, not started; None without such a directory."""
+    path, root = Path(settings.config.static_pod_path), Path(settings.flags.root_dir)
+    if not settings.config.static_pod_path or path.is_file():
+        return None
+    return ArchiveDirectory(path / IMAGES_DIRECTORY, root, ArchiveImporter(cri, PinRecord(root)))
+
+
+def build_pull_tracker(cri: RuntimeConnection, scope: TaskScope) -> PullTracker:
+    """Return the tracker of pulls, which measures them if the runtime is containerd."""
+    is_containerd = cri.version.runtime_name == "containerd"
+    source = ContainerdProgress(ContainerdStore(cri.image_channel)) if is_containerd else None
+    return PullTracker(source, scope)
 
 
 class PullLimitSettings(TypedDict):
@@ -156,7 +181,7 @@ def build_image_gc(
         image_gc_policy(settings.config),
         record_event,
         ImageGCMetrics(registry),
-        kept_names=KeptImages(cri).names,
+        kept_names=KeptImages(cri, PinRecord(Path(settings.flags.root_dir))).names,
         by_handler=settings.gates.enabled("RuntimeClassInImageCriApi"),
         tracer=settings.tracer,
     )
@@ -165,26 +190,34 @@ def build_image_gc(
 class KeptImages:
     """Images that garbage collection keeps although the runtime may not report them as pinned.
 
-    These are the sandbox image, which containerd pins since version 1.7, and the seed images of the private
-    runtime, which no registry has.
+    These are the images of the record of pins, the sandbox image, which containerd pins since version 1.7,
+    and the seed images of the private runtime, which no registry has.
     """
 
-    def __init__(self, cri: RuntimeConnection) -> None:
+    def __init__(self, cri: RuntimeConnection, pins: PinRecord | None = None) -> None:
         self._cri = cri
+        self._pins = pins
         self._sandbox_image = ""
 
     async def names(self) -> set[str]:
         """Return the names; of the sandbox image the last known one when the runtime does not respond.
 
-        Raises CriError when the runtime has never responded.
+        Raises CriError when the runtime has never responded, and ImageGCError when the pins cannot be read.
         """
+        pinned: frozenset[str] = frozenset()
+        if self._pins is not None:
+            try:
+                pinned = await asyncio.to_thread(self._pins.names)
+            except PinError as err:
+                # Without the record no image is known to be removable.
+                raise ImageGCError(str(err)) from err
         try:
             self._sandbox_image = await self.find_sandbox_image() or self._sandbox_image
         except CriError as err:
             if not self._sandbox_image:
                 raise
             log.v(2).info("Failed to find the sandbox image", err=err)
-        return {PAUSE_IMAGE, BUSYBOX_IMAGE, *_spellings(self._sandbox_image)}
+        return {PAUSE_IMAGE, BUSYBOX_IMAGE, *pinned, *_spellings(self._sandbox_image)}
 
     async def find_sandbox_image(self) -> str:
         """Return the sandbox image of the runtime's configuration, or of a sandbox; empty if unknown.

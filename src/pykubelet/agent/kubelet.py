@@ -45,7 +45,7 @@ from pykubelet.agent.host_setup import (
     start_util_chains,
     take_cgroup_driver,
 )
-from pykubelet.agent.images import build_image_gc, build_image_manager
+from pykubelet.agent.images import build_archive_directory, build_image_gc, build_image_manager
 from pykubelet.agent.live_config import ConfigReloader, ReloadMetrics, ReloadTrigger
 from pykubelet.agent.live_consumers import LiveComponents, build_consumers, rotation_policy
 from pykubelet.agent.oom_kills import build_oom_watcher
@@ -70,7 +70,9 @@ from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.manager import EvictionManager, NodeReclaim
+from pykubelet.images.archive_directory import ArchiveDirectory
 from pykubelet.images.image_gc import ImageGC
+from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.dns import check_resolv_conf
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
@@ -96,6 +98,7 @@ from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
 from pykubelet.node.shutdown_state import FinalStatuses, NodeShutdownState, ShutdownAdmission
 from pykubelet.node.status_inputs import PodCidr, node_sources
+from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, ResourceAllocator
 from pykubelet.podworkers.engine import PodEngine
@@ -160,6 +163,8 @@ class _Node:
     volumes: PodVolumes
     volume_usage: VolumeStatCalculator
     claims: DraManager | None
+    images: ImageManager
+    archives: ArchiveDirectory | None
     image_gc: ImageGC
     engine: PodEngine
     start_engine: Callable[[], None]
@@ -183,10 +188,12 @@ class Kubelet:
         *,
         tunes_kernel: bool = True,
         reload_trigger: ReloadTrigger | None = None,
+        default_page_port: int = 0,
     ) -> None:
         """Initialize with the settings; `tunes_kernel`: whether the kubelet sets up the host.
 
-        `reload_trigger` requests a reload of the configuration.
+        `reload_trigger` requests a reload of the configuration. `default_page_port` is the port of the page
+        without `--page-port`, 0 for none; if it is taken, the kubelet starts without the page.
         """
         self._loaded = loaded
         # The start sets the cgroup driver that the runtime reports; a reload compares the files.
@@ -201,8 +208,10 @@ class Kubelet:
         self._started = datetime.now(UTC)
         self._on_started = on_started
         self._tunes_kernel = tunes_kernel
+        self._default_page_port = default_page_port
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
+        self._events = EventLog()
 
     def stop(self) -> None:
         """Request the end of `run`; safe to call at any time and more than once."""
@@ -380,7 +389,7 @@ class Kubelet:
     ) -> _Node:
         """Build every part of the node; only the image manager reads its records already."""
         settings, cri, features, root = host.settings, host.cri, host.features, Path(self.flags.root_dir)
-        record = cluster.node_event if cluster is not None else no_record
+        record = self._record(cluster)
         allocator = build_resource_allocator(settings, self.registry, devices.manager)
         unlimited = self.gates.enabled("DisableCPUQuotaWithExclusiveCPUs")
         pod_cgroups = await prepare_cgroups(
@@ -409,6 +418,7 @@ class Kubelet:
         local_objects = LocalObjects()
         final_statuses = FinalStatuses(root)
         records = PodRecords.create(final_statuses)
+        records.history.add_listener(self._events.pod_event)
         volume_node = VolumeNode(options)
         if cluster is not None:
             cluster.add_pod_event_listener(records.history.event)
@@ -424,6 +434,7 @@ class Kubelet:
             self.registry,
         )
         claims = build_dra_manager(settings, self.registry, cluster, tasks)
+        archives = build_archive_directory(settings, cri)
         images = await build_image_manager(
             settings,
             cri,
@@ -431,6 +442,7 @@ class Kubelet:
             cluster.accounts if cluster is not None else None,
             self.registry,
             tasks,
+            archives,
         )
         own = own_node(
             node_settings(self.flags, self.config, self.gates, settings.node_name),
@@ -536,6 +548,8 @@ class Kubelet:
             volumes=volumes,
             volume_usage=volume_usage,
             claims=claims,
+            images=images,
+            archives=archives,
             image_gc=image_gc,
             eviction=eviction,
             shutdown=build_shutdown(
@@ -559,6 +573,10 @@ class Kubelet:
             log_readers=log_readers,
             reloader=reloader,
         )
+
+    def _record(self, cluster: Cluster | None) -> Record:
+        """Return the recorder of node events, which are sent to the API server, if there is one."""
+        return self._events.recording(cluster.node_event if cluster is not None else no_record)
 
     def _build_reporter(
         self, host: _Host, cluster: Cluster, devices: NodeDevices, volumes: PodVolumes
@@ -591,7 +609,7 @@ class Kubelet:
     ) -> dict[str, Check]:
         """Start every part of the node, and return its health checks."""
         host, engine, cluster, devices = node.host, node.engine, node.cluster, node.devices
-        record = cluster.node_event if cluster is not None else no_record
+        record = self._record(cluster)
         self._warn_of_resolv_conf(record)
         tasks.start(host.runtime_state.run(), name="runtime-state")
         tasks.start(host.identity.addresses.run(), name="host-addresses")
@@ -606,6 +624,8 @@ class Kubelet:
         start_plugins(Path(self.flags.root_dir), self.registry, tasks, *handlers)
         await devices.serve_pod_resources(stack, self.registry, node.allocator, node.claims)
         await serve_pods_api(stack, host.settings, self.registry, engine)
+        if node.archives is not None:
+            tasks.start(node.archives.run(), name="image-archives")
         node.start_engine()
         tasks.start(node.log_manager.run(), name="container-logs")
         host.runtime_state.add_listener(engine.workers.wake_all)
@@ -650,6 +670,10 @@ class Kubelet:
             eviction=node.eviction,
             log_readers=node.log_readers,
             reloader=node.reloader,
+            events=self._events,
+            images=node.images,
+            image_gc=node.image_gc,
+            default_page_port=self._default_page_port,
         )
         return serving(parts)
 

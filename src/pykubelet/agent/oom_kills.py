@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.node_cgroups import Record
@@ -82,13 +83,14 @@ async def record_oom_kills(
         log.info("Failed to open /dev/kmsg, events of OOM kills are disabled", err=str(err))
         return
     try:
-        async for kill in kills(fd):
-            if kill.system_oom:
-                process = printable(kill.process)
-                log.v(1).info("Got sys oom event", process=process, pid=kill.pid, cgroup=kill.cgroup)
-                victim = f"victim process: {process}, pid: {kill.pid}"
-                node_event("Warning", "SystemOOM", f"System OOM encountered, {victim}")
-            on_kill(kill)
+        async with aclosing(kills(fd)) as found:
+            async for kill in found:
+                if kill.system_oom:
+                    process = printable(kill.process)
+                    log.v(1).info("Got sys oom event", process=process, pid=kill.pid, cgroup=kill.cgroup)
+                    victim = f"victim process: {process}, pid: {kill.pid}"
+                    node_event("Warning", "SystemOOM", f"System OOM encountered, {victim}")
+                on_kill(kill)
     except OSError as err:
         log.error(err, "Failed to read /dev/kmsg, events of OOM kills are disabled")
     finally:

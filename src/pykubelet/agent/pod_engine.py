@@ -11,7 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -23,6 +25,7 @@ from pykubelet.cm.resize import AllocationState, Scope
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.image_manager import ImageManager
+from pykubelet.images.pull_tracker import PullTracker
 from pykubelet.kuberuntime.config_builder import ConfigBuilder
 from pykubelet.kuberuntime.container_images import ContainerImages
 from pykubelet.kuberuntime.gc import GarbageCollector
@@ -58,6 +61,7 @@ from pykubelet.podsync.stages.objects import ObjectStage
 from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
 from pykubelet.podsync.stages.volumes import VolumeStage
+from pykubelet.podsync.stages.wait_for import WaitForStage
 from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.podsync.traced_syncer import TracedPodSyncer
 from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterAccess
@@ -76,9 +80,13 @@ from pykubelet.probes.custom import installed_probes
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
 from pykubelet.resize.feasibility import ResizeMetrics, ResizeRules
+from pykubelet.status.compute import StatusStore
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
+
+if TYPE_CHECKING:
+    from pykubelet.podconfig.workloads.controller import WorkloadController
 
 _LOOPBACK = "127.0.0.1"
 
@@ -173,12 +181,14 @@ def build_pod_engine(
     prober = build_prober(cri, history, registry, runtime.host_ips)
     prober.results.subscribe(lambda update: loop.probe(update.pod_uid))
     updates = SourceUpdates(records.mux, loop)
+    workloads = build_workloads(settings, updates, statuses) if cluster is None else None
     sources = StaticSources(
         config,
         settings.node_name,
         records.mux,
         updates.replace,
         objects=local_objects if cluster is None else None,
+        workloads=workloads,
     )
 
     # Workers, and what decides which pods get one.
@@ -285,7 +295,14 @@ def build_pod_engine(
     remover = ContainerRemover(cri, runtime.legacy_logs)
     restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")
     handler_of = cluster.handler_of if cluster is not None else default_handler
+    wait_for = []
+    if workloads is not None:
+        wait_for.append(
+            WaitForStage(store.pods, statuses.get, workloads.has_completed, workers.wake, history)
+        )
+        statuses.add_listener(wait_for[0].handle_status)
     stages = StageList(
+        *wait_for,
         ObjectStage(objects),
         CgroupStage(resources.cgroups, allocation, history),
         DirectoryStage(dirs, history),
@@ -341,6 +358,7 @@ def build_pod_engine(
         resources.cgroups,
         history,
         resources.devices.health,
+        pull_message=runtime.images.tracker.message,
     )
     syncer = NodePodSyncer(
         observer=observer,
@@ -354,6 +372,7 @@ def build_pod_engine(
         history=history,
         sources=fates,
     )
+    runtime.images.tracker.add_listener(partial(_report_pulls, store.pods, runtime.images.tracker, syncer))
     deletor = ContainerDeletor(
         runtime.collector.remove_container,
         syncer.observed,
@@ -402,6 +421,30 @@ def build_pod_engine(
             resizer=resizer,
         ),
     )
+
+
+def build_workloads(
+    settings: AgentSettings, updates: SourceUpdates, statuses: StatusStore
+) -> WorkloadController:
+    """Return the controller of the Jobs and CronJobs in the manifests of a standalone node."""
+    # Imported here: a node of a cluster has no workloads.
+    from pykubelet.podconfig.workloads.controller import WorkloadController
+
+    workloads = WorkloadController(
+        Path(settings.flags.root_dir), settings.node_name, updates.replace, statuses.get
+    )
+    statuses.add_listener(workloads.handle_status)
+    return workloads
+
+
+def _report_pulls(
+    pods: Callable[[], Sequence[Pod]], tracker: PullTracker, syncer: NodePodSyncer, images: frozenset[str]
+) -> None:
+    """Report the progress of pulls in the statuses of the pods that wait for these images."""
+    for pod in pods():
+        containers = (*pod.spec.init_containers, *pod.spec.containers, *pod.spec.ephemeral_containers)
+        if any(tracker.runtime_name(container.image) in images for container in containers):
+            syncer.pulling(pod)
 
 
 def _traced(syncer: NodePodSyncer, tracer: Tracer | None) -> PodSyncer:

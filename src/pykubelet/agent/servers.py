@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from pykubelet import __version__
 from pykubelet.agent.cluster import AgentSettings, Cluster
 from pykubelet.agent.host_setup import StartupError
 from pykubelet.agent.live_config import Apply, ConfigReloader, Consumer, ReloadError
@@ -30,8 +32,11 @@ from pykubelet.apiserver.certificates.store import StoreError
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.eviction.manager import EvictionManager
+from pykubelet.images.image_gc import ImageGC
+from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
+from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.worker import PodWorkerState
@@ -43,9 +48,12 @@ from pykubelet.server.api import (
     api_server,
 )
 from pykubelet.server.auth import AuthConfigError
+from pykubelet.server.images import image_routes
 from pykubelet.server.listeners import http_server, unix_server
 from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes, reload_routes
 from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
+from pykubelet.server.node_info import NodeInfo, write_node_info
+from pykubelet.server.node_routes import configz_routes, event_routes, node_routes
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
 from pykubelet.server.pods import SOCKET_NAME
 from pykubelet.server.podsapi.metrics import PodWatchMetrics
@@ -82,6 +90,11 @@ class ServerDependencies:
     eviction: EvictionManager
     log_readers: LogReaders
     reloader: ConfigReloader
+    events: EventLog
+    images: ImageManager
+    image_gc: ImageGC
+    default_page_port: int = 0
+    """Port of the page without `--page-port`; that it is taken is only logged."""
 
 
 async def serve_pods_api(
@@ -125,6 +138,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     runtime = parts.statistics.runtime
     parts.registry.register(ProviderMetric(lambda: "cri" if runtime.has_metrics else "cadvisor"))
     async with contextlib.AsyncExitStack() as stack:
+        api: ApiServerDependencies | None = None
         if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())
             api = await _api_parts(parts, metrics, manifests, statistics, tasks)
@@ -149,6 +163,11 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
         control = Path(parts.settings.flags.root_dir) / SOCKET_NAME
         by_root = [
             *control_routes(parts.engine),
+            *image_routes(parts.image_gc, parts.images.pulls),
+            *node_routes(await _published_info(parts)),
+            *event_routes(parts.events),
+            *configz_routes(parts.reloader.configz),
+            *metrics_routes(parts.registry, metrics.health),
             *memory_curve_routes(parts.statistics.collector.memory_curves),
             *pressure_routes(parts.eviction.report),
             *reload_routes(parts.reloader.reload),
@@ -160,7 +179,40 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             ping = health_port_routes(metrics.health)
             server = http_server("health", config.healthz_bind_address, config.healthz_port, ping)
             await stack.enter_async_context(server)
+        if (parts.settings.flags.page_port or parts.default_page_port) and not config.run_once:
+            # Its code costs memory, which only a node with the page needs.
+            from pykubelet.agent.page import serving_page
+
+            await stack.enter_async_context(serving_page(parts, api))
         yield
+
+
+async def _published_info(parts: ServerDependencies) -> NodeInfo:
+    """Return the paths and names of this node; they are also written for commands of a stopped node."""
+    flags, config = parts.settings.flags, parts.settings.config
+    info = NodeInfo(
+        node_name=parts.settings.node_name,
+        root_dir=flags.root_dir,
+        cert_dir=flags.cert_dir,
+        static_pod_path=config.static_pod_path,
+        pod_logs_dir=config.pod_logs_dir,
+        container_runtime_endpoint=config.container_runtime_endpoint,
+        image_service_endpoint=config.image_service_endpoint,
+        config_file=flags.config,
+        config_dir=flags.config_dir,
+        kubeconfig=flags.kubeconfig,
+        bootstrap_kubeconfig=flags.bootstrap_kubeconfig,
+        client_ca_file=config.authentication.x509.client_ca_file,
+        tls_cert_file=config.tls_cert_file,
+        standalone=parts.cluster is None,
+        version=__version__,
+        pid=os.getpid(),
+    )
+    try:
+        await finish_in_thread(partial(write_node_info, Path(flags.root_dir), info))
+    except OSError as err:
+        log.warning("Failed to write the node's paths, commands need a running kubelet", err=err)
+    return info
 
 
 def _may_have_clients(parts: ServerDependencies) -> bool:

@@ -301,7 +301,7 @@ class NodeStatistics:
             storage=storage,
             root_fs=root_fs,
             filesystems=filesystems,
-            volumes=self._volume_usage,
+            volumes=self.volume_usage,
             rlimit=read_rlimit(time.time()),
         )
 
@@ -309,7 +309,12 @@ class NodeStatistics:
         """Measure the volumes of pods now instead of when they are due, for a bounded time."""
         await self._volumes.refresh(uids, VOLUME_REFRESH_SECONDS)
 
-    def _volume_usage(self, uid: str) -> Sequence[VolumeUsage]:
+    def latest_storage(self) -> Mapping[str, PodStorage]:
+        """Return the latest usage of logs by pod uid without waiting, and start a pass if it is due."""
+        return self._storage.latest()
+
+    def volume_usage(self, uid: str) -> Sequence[VolumeUsage]:
+        """Return the usage of a pod's volumes, ephemeral ones first."""
         pod = self._engine.store.get(uid) or self._engine.workers.pod(uid)
         return volume_usage(pod, self._volumes.for_pod(uid)) if pod is not None else ()
 

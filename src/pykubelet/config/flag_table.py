@@ -162,6 +162,18 @@ NODE_FLAGS = (
         in_file("address", IP, "address", "Address to serve on; 0.0.0.0 or :: for all."),
         in_file("port", INT32, "port", "Port of the API."),
         in_file("read-only-port", INT32, "read_only_port", "Port without authentication; 0: none."),
+        flag_only("page-port", INT32, "Port of the page for operators, 4194 by convention; 0: none."),
+        flag_only(
+            "page-address", IP, "Address of the page; other than loopback: TLS and authorization as the API."
+        ),
+        Flag(
+            "cadvisor-port",
+            INT32,
+            "Port of the page for operators.",
+            "deprecated",
+            attribute="page_port",
+            note="use --page-port",
+        ),
         in_file("healthz-bind-address", IP, "healthz_bind_address", "Address of the health endpoint."),
         in_file("healthz-port", INT32, "healthz_port", "Port of the health endpoint; 0: none."),
         in_file(

@@ -36,6 +36,7 @@ _RESERVED_NAMESPACES = ("kubernetes.io", "k8s.io")
 _TEN_SECONDS = Duration.from_seconds(10)
 _ONE_MINUTE = Duration.from_seconds(60)
 _NO_TIME = Duration(0)
+MAX_PORT = 65535
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
@@ -86,6 +87,10 @@ class KubeletFlags:
     keep_terminated_pod_volumes: bool = False
     experimental_mounter_path: str = ""
     experimental_allocatable_ignore_eviction: bool = False
+
+    page_port: int = 0
+    """0: the page for operators is not served."""
+    page_address: str = "127.0.0.1"
 
     housekeeping_interval: Duration = _TEN_SECONDS
     global_housekeeping_interval: Duration = _ONE_MINUTE
@@ -155,6 +160,9 @@ def check_flags(flags: KubeletFlags, config: KubeletConfiguration) -> list[Probl
         problems.append(
             Problem(f"--{name}", "credential providers need configuration and programs: set it too")
         )
+    if not 0 <= flags.page_port <= MAX_PORT:
+        message = f"{flags.page_port} is not a port: write a number from 1 to {MAX_PORT}, or 0 for no page"
+        problems.append(Problem("--page-port", message))
     for name in ("housekeeping-interval", "global-housekeeping-interval"):
         if getattr(flags, name.replace("-", "_")) <= 0:
             problems.append(Problem(f"--{name}", "it must be longer than 0s, such as 10s"))

@@ -45,6 +45,8 @@ from pykubelet.util.text import quoted
 GatesFor = Callable[[dict[str, bool]], Callable[[str], bool]]
 """Function from the `featureGates` of a file to a function that returns whether a gate is enabled."""
 DROP_IN_SUFFIX = ".conf"
+_EMPTY: tuple[object, ...] = (None, 0, "", "0", "0s", [], {})
+"""Values of fields that are as good as unset: kubeadm writes every field without omitempty."""
 
 
 class DropIns(NamedTuple):
@@ -59,7 +61,7 @@ class ConfigFiles(NamedTuple):
 
     config: KubeletConfiguration
     set_fields: frozenset[str]
-    """Dotted paths of JSON names of the fields that the files set."""
+    """Dotted paths of JSON names of the fields that the files set to more than an empty value."""
 
 
 def load_config_files(path: Path | None, drop_in_dir: Path | None, gates_for: GatesFor) -> ConfigFiles:
@@ -144,7 +146,7 @@ def _leaf_paths(document: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in document.items():
         if isinstance(value, dict) and value:
             yield from _leaf_paths(value, f"{prefix}{key}.")
-        else:
+        elif value not in _EMPTY:
             yield f"{prefix}{key}"
 
 

@@ -1,8 +1,9 @@
 """Flags of the upstream kubelet v1.3 to v1.24 that do not exist any more.
 
 A command line with such a flag is rejected with the version that removed the flag and its replacement. Flags
-that v1.25 still had are accepted: they are rows of the flag table. The module is imported only when a command
-line contains an unknown flag. `docs/flags.md` contains the table; `scripts/flags` generates it.
+that v1.25 still had are accepted: they are rows of the flag table, as is --cadvisor-port, whose page exists
+again. The module is imported only when a command line contains an unknown flag. `docs/flags.md` contains the
+table; `scripts/flags` generates it.
 """
 
 from __future__ import annotations
@@ -102,10 +103,6 @@ REMOVED_FLAGS: tuple[RemovedFlag, ...] = (
     *_removed(
         "v1.12",
         {
-            "cadvisor-port": (
-                "there is no replacement for its page yet; /metrics/cadvisor and /stats/summary on --port "
-                "have its values"
-            ),
             "docker-disable-shared-pid": "set shareProcessNamespace in the pods",
         },
     ),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.meta import to_json
@@ -76,24 +77,30 @@ async def https_server(
     metrics: ServerMetrics,
     max_connections: int = MAX_CONNECTIONS,
     tracer: Tracer | None = None,
+    name: str = "API",
+    middlewares: Iterable[Middleware] = (),
 ) -> AsyncIterator[int]:
-    """Serve the routes over TLS while the context is open, and yield the port. Raises PortError."""
+    """Serve the routes over TLS while the context is open, and yield the port. Raises PortError.
+
+    `middlewares` handle requests that are authorized.
+    """
     app = web.Application(
         client_max_size=MAX_BODY_BYTES,
         middlewares=[
             *tracing_middleware(tracer),
             counting_middleware(metrics, "readwrite"),
             auth_middleware(authenticator, authorizer),
+            *middlewares,
         ],
     )
     app.add_routes(routes)
-    with listening_socket("API", address, port) as listener:
+    with listening_socket(name, address, port) as listener:
         async with (
             app_runner(app) as server,
             serve_connections(server, listener, tls.context, max_connections=max_connections),
         ):
             bound_port: int = listener.getsockname()[1]
-            log.info("Listening", server="API", address=address, port=bound_port)
+            log.info("Listening", server=name, address=address, port=bound_port)
             yield bound_port
 
 

@@ -19,7 +19,9 @@ class Manifest(msgspec.Struct, kw_only=True):
     path: str
     pods: list[ManifestPod] = []
     objects: list[str] = []
-    """ConfigMaps and Secrets in the file, such as `configMap default/page`."""
+    """Other objects in the file, such as `configMap default/page` and `deployment default/web`."""
+    warnings: list[str] = []
+    """Fields that this node ignores."""
     problems: list[str] = []
     """Validation errors; empty for a valid file."""
 

@@ -22,6 +22,7 @@ The control socket, which only root can open, serves `/manifests/` and, for the 
 | `POST /config/reload` | `ReloadReport`: fields that changed or require a restart, or the problems |
 | `GET /pods/{uid}/journal` | `PodJournal`: events and timeline |
 | `POST /pods/{uid}/restart?container=…` | `Restarted`: the containers that will restart in place |
+| `POST /pods/{uid}/ephemeralcontainers` | 201 for a container as in the API; 422 if the pod cannot have it |
 
 Responses are JSON; a missing pod or container is a 404 with an `ErrorResponse`. The structs below are shared
 by the servers and the command line.
@@ -38,12 +39,13 @@ from typing import Any
 
 from aiohttp import web
 
-from pykubelet.api.meta import to_json
-from pykubelet.api.pod import Pod
+from pykubelet.api.meta import from_json, to_json
+from pykubelet.api.pod import Container, Pod
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.live import ReloadReport
 from pykubelet.eviction.report import PressureReport
 from pykubelet.logs import get_logger
+from pykubelet.podconfig.ephemeral_containers import EphemeralContainerRejected
 from pykubelet.podconfig.local_objects import title
 from pykubelet.podconfig.manifests import MAX_BYTES, Contents, read_bytes, read_manifest
 from pykubelet.podconfig.static_pods import (
@@ -187,11 +189,13 @@ class ManifestDirectory:
     def _write(self, path: Path, data: bytes, *, replace: bool) -> tuple[Manifest, bool]:
         try:
             contents = self._parse(path, data)
-            written = read_manifest(data, str(path), objects=bool(contents.objects))
+            written = read_manifest(
+                data, str(path), objects=bool(contents.objects), workloads=bool(contents.workloads)
+            )
         except ConfigError as err:
             problems = [problem.message for problem in err.problems]
             raise _ManifestError(422, "; ".join(problems), problems) from err
-        if not contents.pods and not contents.objects:
+        if contents.is_empty:
             raise _ManifestError(422, "holds no pod", ["holds no pod"])
         try:
             is_new = not path.exists()
@@ -252,12 +256,20 @@ def _to_manifest(path: Path, contents: Contents) -> Manifest:
     pods = [
         ManifestPod(namespace=p.metadata.namespace, name=p.metadata.name, uid=p.uid) for p in contents.pods
     ]
-    return Manifest(path=str(path), pods=pods, objects=[title(found) for found in contents.objects])
+    return Manifest(
+        path=str(path),
+        pods=pods,
+        objects=[
+            *map(title, contents.objects),
+            *(workload.title for workload in contents.workloads),
+        ],
+        warnings=[str(warning) for warning in contents.warnings],
+    )
 
 
 def _may_contain_secret(data: bytes, path: Path) -> bool:
     try:
-        return read_manifest(data, str(path), objects=False).has_secret
+        return read_manifest(data, str(path), objects=False, workloads=True).has_secret
     except ConfigError:
         return b"Secret" in data
 
@@ -341,7 +353,30 @@ def control_routes(engine: PodEngine) -> list[web.RouteDef]:
         log.info("Restart requested", pod=pods[0].full_name, podUID=pods[0].uid, containers=names)
         return _control_response(Restarted(containers=names))
 
+    async def add_ephemeral_container(request: web.Request) -> web.Response:
+        pods = matching_pods(request)
+        if not pods:
+            return _no_such_pod(request)
+        try:
+            container = from_json(Container, await request.read())
+            engine.add_ephemeral_container(pods[0].uid, container)
+        except ValueError as err:
+            return _control_response(ErrorResponse(message=f"the container cannot be read: {err}"), 400)
+        except EphemeralContainerRejected as err:
+            return _control_response(ErrorResponse(message=str(err)), 422)
+        except LookupError:
+            return _no_such_pod(request)
+        log.info(
+            "Added ephemeral container",
+            pod=pods[0].full_name,
+            podUID=pods[0].uid,
+            containerName=container.name,
+            image=container.image,
+        )
+        return _control_response(container, 201)
+
     return [
+        web.post("/pods/{uid}/ephemeralcontainers", add_ephemeral_container),
         web.get("/pods", list_pods),
         web.get("/pods/{uid}", get_pod),
         web.get("/pods/{uid}/journal", journal),

@@ -73,7 +73,7 @@ def summary_routes(
             response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "application/json"})
             response.enable_chunked_encoding()
             await response.prepare(request)
-            await _send(request, response, _chunks(first, pieces), turns, write_timeout)
+            await _send(request, response, in_chunks(first, pieces), turns, write_timeout)
             return response
 
     return [
@@ -120,7 +120,8 @@ async def _send(
         raise ConnectionResetError("the client does not read") from None
 
 
-def _chunks(first: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+def in_chunks(first: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join the pieces of a document into chunks of about `CHUNK_BYTES`."""
     buffer = bytearray(first)
     for piece in pieces:
         buffer += piece

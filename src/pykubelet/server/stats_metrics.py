@@ -70,8 +70,10 @@ class StatsSource(Protocol):
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def cadvisor_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> list[web.RouteDef]:
-    """Return the route of `/metrics/cadvisor`; its parameter `profile` is `full` (default) or `lean`."""
+def cadvisor_routes(
+    source: StatsSource, limit: ScrapeLimit | None = None, *, path: str = "/metrics/cadvisor"
+) -> list[web.RouteDef]:
+    """Return the route of the cgroups' metrics; its parameter `profile` is `full` (default) or `lean`."""
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -95,7 +97,7 @@ def cadvisor_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
                 page = chain(page, render_cri_metrics(found.descriptors, found.pods))
             return await send_page(request, page, slots)
 
-    return [web.get("/metrics/cadvisor", respond)]
+    return [web.get(path, respond)]
 
 
 def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> list[web.RouteDef]:
@@ -149,9 +151,11 @@ async def _prepare(source: StatsSource, *, detailed: bool) -> bool:
     return False
 
 
-async def send_page(request: web.Request, page: Iterator[bytes], limit: ScrapeLimit) -> web.StreamResponse:
+async def send_page(
+    request: web.Request, page: Iterator[bytes], limit: ScrapeLimit, content_type: str = CONTENT_TYPE
+) -> web.StreamResponse:
     """Send the chunks of a page, compressed if the client accepts gzip."""
-    headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE}
+    headers = {hdrs.CONTENT_TYPE: content_type}
     if request.method == hdrs.METH_HEAD:
         return web.Response(headers=headers)
     compressor = None

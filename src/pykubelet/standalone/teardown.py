@@ -61,8 +61,11 @@ CNI_RESULTS = Path("/var/lib/cni/results")
 _ID = r"[0-9a-f]{64}"
 
 
-async def leftovers(instance: Instance) -> list[str]:
-    """Return one line for each existing object of this private runtime; empty if nothing is left."""
+async def leftovers(instance: Instance, *, keep_data: bool = False) -> list[str]:
+    """Return one line for each existing object of this private runtime; empty if nothing is left.
+
+    With `keep_data` the data directory itself may exist.
+    """
     found = [f"containerd with pid {process.pid}" for process in find_daemons(instance)]
     found += [f"shim with pid {process.pid}" for process in find_shims(instance)]
     for tree in find_cgroups(instance):
@@ -76,7 +79,7 @@ async def leftovers(instance: Instance) -> list[str]:
     found += [f"packet filter rule {trace}" for trace in traces]
     found += [f"file {path}" for path in find_cni_results(instance)]
     found += [f"file {path}" for path in shim_sockets(instance, find_ids(instance)) if path.exists()]
-    if os.path.lexists(instance.marker):
+    if not keep_data and os.path.lexists(instance.marker):
         found.append(f"directory {instance.data_dir}")
     return found
 
@@ -190,9 +193,11 @@ _MAX_CONCURRENT_REMOVALS = 4
 _START_TIMEOUT = 15.0
 
 
-async def down(instance: Instance, report: Report) -> list[str]:
+async def down(instance: Instance, report: Report, *, keep_data: bool = False) -> list[str]:
     """Stop the kubelet of a data directory and remove everything of it.
 
+    With `keep_data` its files stay: manifests, images, logs and volumes, from which the next `up` starts the
+    pods again.
     `report` is called with a line per step. Return what could not be removed, one line each; empty if nothing
     is left. Raises EmbeddedError when the directory is not pykubelet's or another `down` is running.
     """
@@ -206,17 +211,18 @@ async def down(instance: Instance, report: Report) -> list[str]:
     with hold_lock(instance, "down"):
         _record_ids(instance)
         await _remove_pods(instance, report)
-        await erase(instance, report)
-    remaining = await leftovers(instance)
+        await erase(instance, report, keep_data=keep_data)
+    remaining = await leftovers(instance, keep_data=keep_data)
     # Without its marker `leftovers` does not report the directory.
     if instance.data_dir.is_dir() and not is_owned(instance) and not instance.data_dir.is_mount():
         remaining.append(f"directory {instance.data_dir}")
     return remaining
 
 
-async def erase(instance: Instance, report: Report = log.info) -> None:
+async def erase(instance: Instance, report: Report = log.info, *, keep_data: bool = False) -> None:
     """Remove everything by name and by path, without CRI; the caller holds the lock.
 
+    With `keep_data` the files of the data directory stay.
     Failures are logged and skipped; `leftovers` reports what remains.
     """
     stored = _state(instance)
@@ -244,7 +250,7 @@ async def erase(instance: Instance, report: Report = log.info) -> None:
         if shared is not None:
             _remove_outside(shared)
         registry.unregister(instance)
-    if is_owned(instance):
+    if is_owned(instance) and not keep_data:
         report(f"Removing {instance.data_dir}")
         with _log_failure("remove the data directory"):
             await asyncio.to_thread(_remove_directory, instance)

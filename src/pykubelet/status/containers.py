@@ -195,6 +195,8 @@ class StatusInputs:
     """Resources enforced by the pod's cgroup, if reported instead of the spec's."""
     device_health: Mapping[str, list[ResourceStatus]] = field(default_factory=dict)
     """Health of allocated devices by container name."""
+    pull_messages: Mapping[str, str] = field(default_factory=dict)
+    """Messages about long pulls by container name; upstream has none (kubernetes #19077)."""
 
 
 def container_statuses(inputs: StatusInputs, kind: Kind) -> list[ContainerStatus]:
@@ -317,7 +319,9 @@ def _missing_status(
     status = ContainerStatus(
         name=container.name,
         image=container.image,
-        state=ContainerState(waiting=ContainerStateWaiting(reason=reason)),
+        state=ContainerState(
+            waiting=ContainerStateWaiting(reason=reason, message=inputs.pull_messages.get(container.name, ""))
+        ),
     )
     if container.volume_mounts:
         status.volume_mounts = _mounts(inputs, container.volume_mounts)

@@ -103,6 +103,22 @@ async def test_down_running_pod_with_host_port_removes_all(data_dir: Path) -> No
     assert await down(instance, said.append) == [], "a second time there is nothing to do"
 
 
+async def test_down_keep_data_removes_pods_and_keeps_files_for_next_start(data_dir: Path) -> None:
+    instance = Instance.at(data_dir)
+    async with running_pod(instance) as process:
+        manifest = instance.manifests / "pod.yaml"
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        manifest.write_text("kept")
+    assert await down(instance, ignore, keep_data=True) == []
+    await until_gone(process)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert await leftovers(instance) == [f"directory {data_dir}"]
+    assert manifest.read_text() == "kept"
+    async with running_pod(instance):
+        pass
+
+
 @pytest.mark.parametrize(
     "damage", ["broken containerd", "lost metadata", "no state file", "restarted machine"]
 )

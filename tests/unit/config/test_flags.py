@@ -61,8 +61,11 @@ OWN_SAMPLES = {
 
 UNLISTED = {"azure-container-registry-config"}
 """Flags that v1.25 had and its documentation did not list."""
-OURS = {"device-plugin-dir", "drain-on-stop", "pod-checkpoint-dir", "use-last-good-config", "watch-config"}
-"""What the reference does not have."""
+OURS = {
+    *("device-plugin-dir", "drain-on-stop", "pod-checkpoint-dir", "use-last-good-config", "watch-config"),
+    *("page-port", "page-address", "cadvisor-port"),
+}
+"""What the reference does not have, or had before v1.12."""
 
 
 def sample(flag: Flag) -> tuple[str, str]:

@@ -166,6 +166,8 @@ def test_load_unreadable_config_file_other_problems_still_reported(tmp_path: Pat
         (["--hostname-override=my node"], ["--hostname-override", "node-1.example.com"]),
         (["--hostname-override= "], ["--hostname-override"]),
         (["--drain-on-stop"], ["--drain-on-stop", "shutdownGracePeriod"]),
+        (["--page-port=70000"], ["--page-port", "70000 is not a port"]),
+        (["--cadvisor-port=-1"], ["--page-port", "-1 is not a port"]),
         (["--exit-on-lock-contention"], ["--lock-file"]),
         (["--image-credential-provider-config=/c"], ["--image-credential-provider-bin-dir"]),
         (["--image-credential-provider-bin-dir=/c"], ["--image-credential-provider-config"]),

@@ -191,6 +191,14 @@ def test_load_unset_fields_warn_nothing(tmp_path: Path) -> None:
     assert load([f"--config={file}"]).warnings == []
 
 
+def test_load_empty_fields_of_kubeadm_warn_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    buffers = {name: {"infoBufferSize": "0"} for name in ("json", "text")}
+    logging = {"flushFrequency": 0, "options": buffers, "verbosity": 0}
+    file.write_bytes(msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "logging": logging}))
+    assert load([f"--config={file}"]).warnings == []
+
+
 def test_load_feature_gate_without_reader_warns() -> None:
     unread = next(
         gate.name

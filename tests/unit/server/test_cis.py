@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pykubelet.cli.up import cluster_config
+from pykubelet.cli.node.up import cluster_config
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.server.tls import TlsSettings, server_context
 from pykubelet.standalone.instance import Instance

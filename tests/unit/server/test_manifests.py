@@ -69,7 +69,13 @@ async def test_manifests_put_get_delete_lifecycle_succeeds(client: Client, folde
     content = (folder / "web.yaml").read_bytes()
     made = static_pods(content, source="file", origin=str(folder / "web.yaml"), node_name="node1", now=0)
     expected = {"namespace": "default", "name": "web-node1", "uid": made[0].uid}
-    assert taken == {"path": str(folder / "web.yaml"), "pods": [expected], "objects": [], "problems": []}
+    assert taken == {
+        "path": str(folder / "web.yaml"),
+        "pods": [expected],
+        "objects": [],
+        "warnings": [],
+        "problems": [],
+    }
     assert json.loads(content) == pod()
     assert await ask(client, "GET", "web.yaml") == (200, content.decode())
     status, changed = await ask(client, "PUT", "web.yaml", pod(hostNetwork=True))

@@ -22,6 +22,7 @@ from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
+from pykubelet.podconfig.event_log import EventLog
 from pykubelet.stats.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
@@ -93,7 +94,10 @@ async def read_only_port(
         ),
         eviction=cast(Any, SimpleNamespace(report=None)),
         reloader=ConfigReloader(load([]), config),
+        events=EventLog(),
         log_readers=LogReaders(),
+        images=cast(Any, SimpleNamespace(pulls=list)),
+        image_gc=cast(Any, None),
     )
     async with tasks, serving(parts), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
         yield session

@@ -1,0 +1,1 @@
+"""cAdvisor's REST API, for the port of the node page: `routes.cadvisor_api_routes`."""

@@ -1,0 +1,79 @@
+"""View of the kubelet itself: lag of its event loop, latency of its calls, memory, tasks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pykubelet.server.page.facts import AgentFacts, Calls, PageSettings
+from pykubelet.server.page.history import AGENT, History
+from pykubelet.server.page.html import UNKNOWN, Child, Html, card, fields, seconds, size, table, tag
+from pykubelet.server.page.parts import chart
+from pykubelet.status.columns import format_duration
+
+SERIES = ("lag", "cri", "api", "rss", "cpu")
+_MOST_TASKS = 30
+
+
+def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, now: float) -> list[Html]:
+    """Return the cards of the view."""
+    pss = f", {size(agent.pss)} proportional (PSS)" if agent.pss else ""
+    up = max(now - settings.started, 1.0)
+    facts: dict[str, Child] = {
+        "Version": settings.version,
+        "Process": str(agent.pid),
+        "Up for": format_duration(up),
+        "Runtime": agent.runtime,
+        "Memory": f"{size(agent.rss)} resident{pss}",
+        "Processor": f"{agent.cpu_seconds:.1f} s, {agent.cpu_seconds / up * 100:.2f} % of a core on average",
+        "Loop lag": f"{seconds(agent.loop_lag)}, the longest of the last seconds",
+        "Open files": str(agent.open_files),
+        "Threads": str(agent.threads),
+        "Page": f"{agent.clients} connected clients",
+    }
+    return [
+        tag("section", tag("h1", "Kubelet"), class_="summary wide"),
+        card("Process", fields(facts), id="process", command=settings.command("config show")),
+        tag(
+            "section",
+            tag("header", tag("h2", "Last 30 minutes")),
+            tag(
+                "div",
+                chart("lag", "Loop lag", "seconds", history, AGENT, now),
+                chart("rss", "Memory", "bytes", history, AGENT, now),
+                chart("cri", "Latency of the container runtime", "seconds", history, AGENT, now),
+                chart("api", "Latency of the API server", "seconds", history, AGENT, now),
+                class_="charts",
+            ),
+            class_="card wide",
+        ),
+        _calls("Container runtime", "cri", agent.cri),
+        _calls("API server", "api", agent.api_server),
+        _tasks(agent),
+    ]
+
+
+def _calls(title: str, id: str, calls: Sequence[Calls]) -> Html:
+    if not calls:
+        return tag("section", id=id, data_live=True, hidden=True)
+    rows = [
+        tag(
+            "tr",
+            tag("th", call.operation, scope="row"),
+            tag("td", f"{call.count:,}", class_="number"),
+            tag("td", seconds(call.seconds / call.count) if call.count else UNKNOWN, class_="number"),
+            tag("td", "" if call.errors is None else f"{call.errors:,}", class_="number"),
+        )
+        for call in sorted(calls, key=lambda call: -call.seconds)
+    ]
+    headings = ("Call", *(tag("span", name, class_="number") for name in ("Count", "Mean", "Errors")))
+    return card(title, table(headings, rows, label=f"Calls to the {title}"), id=id)
+
+
+def _tasks(agent: AgentFacts) -> Html:
+    total = sum(agent.tasks.values())
+    rows = [
+        tag("tr", tag("th", name, scope="row"), tag("td", str(count), class_="number"))
+        for name, count in sorted(agent.tasks.items(), key=lambda item: (-item[1], item[0]))[:_MOST_TASKS]
+    ]
+    body = table(("Task", tag("span", "Number", class_="number")), rows, label="Tasks of the kubelet")
+    return card(f"{total} tasks", body, id="tasks")

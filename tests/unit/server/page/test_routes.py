@@ -1,0 +1,310 @@
+"""The page over HTTP: its views, its protection against other sites, and what it never shows."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+
+from pykubelet.api.pod import Pod
+from pykubelet.images.image_gc import ImageGCPolicy, ImageKey, ImageRecord
+from pykubelet.images.pull_progress import PullProgress
+from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.server.listeners import http_server
+from pykubelet.server.page.events import MAX_CLIENTS
+from pykubelet.server.page.facts import (
+    AgentFacts,
+    Calls,
+    DiskFacts,
+    ImagesFacts,
+    LogTail,
+    NodeFacts,
+    PageSettings,
+    PodDetails,
+    PodFacts,
+    VolumeFacts,
+)
+from pykubelet.server.page.history import History
+from pykubelet.server.page.images_view import gc_plan
+from pykubelet.server.page.routes import Page, error_responses
+from pykubelet.server.page.security import HEADERS, same_origin_only
+from pykubelet.server.readonly import own_hosts_only
+from pykubelet.status.diagnosis import diagnose
+from pykubelet.transport.errors import Unavailable
+from pykubelet.util.tasks import TaskScope
+from tests.support.pod_view import pod_of
+from tests.support.ports import free_port
+
+HOSTILE = "<script>alert(1)</script>"
+SECRET = "s3cret-value"
+DISK = DiskFacts(name="nodefs", path="/", capacity=100 << 30, available=10 << 30, inodes=10, inodes_free=4)
+
+
+def hostile_pod() -> Pod:
+    """Return a pod whose every text is markup, with values that must not be shown."""
+    probe = {"httpGet": {"port": 80, "httpHeaders": [{"name": "Authorization", "value": SECRET}]}}
+    return pod_of(
+        f'web"{HOSTILE}',
+        "u1",
+        metadata={
+            "labels": {"a": HOSTILE},
+            "annotations": {
+                "note": HOSTILE,
+                "kubectl.kubernetes.io/last-applied-configuration": SECRET,
+            },
+        },
+        spec={
+            "containers": [
+                {
+                    "name": "main",
+                    "image": HOSTILE,
+                    "env": [{"name": "PASSWORD", "value": SECRET}],
+                    "command": ["sh", "-c", SECRET],
+                    "livenessProbe": probe,
+                }
+            ]
+        },
+        status={
+            "containerStatuses": [
+                {
+                    "name": "main",
+                    "image": "i",
+                    "state": {"waiting": {"reason": "CrashLoopBackOff", "message": HOSTILE}},
+                    "lastState": {"terminated": {"exitCode": 1, "message": HOSTILE}},
+                }
+            ]
+        },
+    )
+
+
+class Source:
+    """A `PageSource` with one hostile pod."""
+
+    settings = PageSettings(node_name="n1", version="1", started=0.0, data_dir="/d")
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.listed = [hostile_pod()]
+        self.is_runtime_down = False
+
+    def pods(self) -> list[PodFacts]:
+        return [
+            PodFacts(pod=pod, state="syncing", diagnosis=diagnose(pod, "syncing", [], datetime.now(UTC)))
+            for pod in self.listed
+        ]
+
+    async def node(self) -> NodeFacts:
+        return NodeFacts(
+            cores=2.0,
+            memory=4 << 30,
+            cpu=0.5,
+            usage=None,
+            reserved_cores=0.1,
+            reserved_memory=0,
+            max_pods=110,
+            disks=[DISK],
+            interfaces=(),
+            pressure=None,
+            checks={"ping": None, "log": HOSTILE},
+            certificates={"serving": 3600.0},
+        )
+
+    async def pod(self, namespace: str, name: str) -> PodDetails | None:
+        facts = next((each for each in self.pods() if each.pod.metadata.name == name), None)
+        if facts is None:
+            return None
+        return PodDetails(
+            facts=facts,
+            events=[Event("Warning", "BackOff", HOSTILE, "spec.containers{main}", 1.0, 2.0, 3)],
+            timeline=[TimelineEntry(1.0, "admission", HOSTILE)],
+            logs=[LogTail(container="main", lines=[HOSTILE, "x" * 10_000])],
+            pulls=[PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)],
+        )
+
+    async def images(self) -> ImagesFacts:
+        if self.is_runtime_down:
+            raise Unavailable("ListImages", "Unavailable", "the runtime is gone")
+        return ImagesFacts(
+            images=[image(HOSTILE, 5)],
+            policy=ImageGCPolicy(),
+            disk=DISK,
+            loop_time=1e6,
+            pulls=[],
+            logs=[VolumeFacts(pod=HOSTILE, name="main", used=9)],
+            volumes=[],
+            layers=[],
+        )
+
+    async def agent(self) -> AgentFacts:
+        calls = [Calls(operation=HOSTILE, count=1, errors=0, seconds=0.5)]
+        return AgentFacts(
+            pid=1,
+            rss=1,
+            pss=1,
+            cpu_seconds=1.0,
+            open_files=1,
+            threads=1,
+            loop_lag=0.001,
+            cri=calls,
+            api_server=[],
+            tasks={HOSTILE: 1},
+            clients=0,
+            runtime=HOSTILE,
+        )
+
+    async def sample(self) -> None:
+        pass
+
+
+def image(name: str, size: int, **fields: object) -> ImageRecord:
+    found = ImageRecord(
+        key=ImageKey(f"sha256:{name}", ""),
+        names=frozenset({name}),
+        size=size,
+        pinned=False,
+        in_use=False,
+        first_detected=0.0,
+        last_used=None,
+    )
+    return replace(found, **fields)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def serving(source: Source | None = None) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    port = free_port()
+    layers = [same_origin_only(), own_hosts_only(("n1",)), error_responses()]
+    async with TaskScope() as tasks:
+        page = Page(source or Source(), tasks)
+        async with http_server("page", "127.0.0.1", port, page.routes(), layers):
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                yield f"http://127.0.0.1:{port}", session
+            page.close()
+
+
+POD_PATH = "/pod/default/web%22%3Cscript%3Ealert(1)%3C%2Fscript%3E-node1"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/pods", "/images", "/agent", POD_PATH, "/pods?q=%3Cscript%3E", "/pods?sort=cpu"]
+)
+async def test_view_shows_hostile_texts_escaped_and_no_values(path: str) -> None:
+    async with serving() as (url, session), session.get(f"{url}{path}") as response:
+        text = await response.text()
+    assert response.status == 200
+    assert response.content_type == "text/html"
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;" in text
+    assert SECRET not in text
+    assert " style=" not in text
+    assert "http://" not in text.replace(url, "")
+    for name, value in HEADERS.items():
+        assert response.headers[name] == value
+
+
+async def test_every_path_has_security_headers_and_is_get_only() -> None:
+    async with serving() as (url, session):
+        for path in (
+            "/",
+            "/nothing",
+            "/static/page.js",
+            "/data/node",
+            "/events?view=no",
+            "/pod/default/none",
+        ):
+            async with session.get(f"{url}{path}") as response:
+                for name, value in HEADERS.items():
+                    assert response.headers[name] == value, path
+                assert "unsafe-inline" not in response.headers["Content-Security-Policy"]
+            for method in ("POST", "PUT", "DELETE", "PATCH"):
+                async with session.request(method, f"{url}{path}") as response:
+                    assert response.status in (404, 405)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "n1:4194"}, 200),
+        ({"Host": "localhost"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.nip.io"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[bad"}, 403),
+        ({"Host": "n1", "Origin": "http://n1"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+    ],
+)
+async def test_request_of_another_site_is_rejected(headers: Mapping[str, str], status: int) -> None:
+    async with serving() as (url, session):
+        for path in ("/", "/data/node", "/events?view=node"):
+            async with session.get(f"{url}{path}", headers=headers) as response:
+                assert response.status == status
+
+
+async def test_events_beyond_the_maximum_get_503_and_a_place_becomes_free() -> None:
+    async with serving() as (url, session), contextlib.AsyncExitStack() as stack:
+        opened = []
+        for _ in range(MAX_CLIENTS):
+            response = await session.get(f"{url}/events?view=node")
+            stack.callback(response.close)
+            assert response.status == 200
+            opened.append(response)
+        async with session.get(f"{url}/events?view=node") as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"]
+        opened[0].close()
+        async with asyncio.timeout(10):
+            while True:
+                async with session.get(f"{url}/events?view=node") as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.05)
+
+
+async def test_events_send_sections_and_sample() -> None:
+    async with serving() as (url, session), session.get(f"{url}/events?view=pods") as response:
+        assert response.content_type == "text/event-stream"
+        text = ""
+        async with asyncio.timeout(10):
+            while "event: update" not in text or not text.endswith("\n\n"):
+                text += (await response.content.readany()).decode()
+    assert '"sections":{"pods":' in text
+    assert "<script>alert" not in text
+
+
+async def test_view_without_runtime_says_so() -> None:
+    source = Source()
+    source.is_runtime_down = True
+    async with serving(source) as (url, session), session.get(f"{url}/images") as response:
+        assert response.status == 503
+        assert "The container runtime does not respond" in await response.text()
+
+
+async def test_pod_that_left_is_404_with_a_link() -> None:
+    async with serving() as (url, session), session.get(f"{url}/pod/default/none") as response:
+        text = await response.text()
+    assert response.status == 404
+    assert 'href="/pods"' in text
+    assert "data-events" not in text
+
+
+def test_gc_plan_removes_least_recently_used_images_until_enough_is_free() -> None:
+    records = [
+        image("old", 6 << 30, last_used=1.0),
+        image("new", 6 << 30, last_used=2.0),
+        image("used", 1, in_use=True),
+        image("pinned", 1, pinned=True),
+    ]
+    plan = gc_plan(records, ImageGCPolicy(), DISK, now=1e6)
+    assert [item.key.id for item in plan.candidates] == ["sha256:old", "sha256:new"]
+    assert plan.next == {"sha256:old", "sha256:new"}
+    roomy = replace(DISK, available=50 << 30)
+    assert gc_plan(records, ImageGCPolicy(), roomy, now=1e6).next == frozenset()
+    assert gc_plan(records, ImageGCPolicy(), None, now=1e6).next == frozenset()
