@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from pykubelet.api.meta import from_json
+from pykubelet.api.meta import from_json, to_json
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.stats import PodStats, Summary
 from pykubelet.cli.errors import print_error
@@ -32,24 +32,34 @@ from pykubelet.cli.printers import escape_unprintable
 from pykubelet.config.errors import ConfigError
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.server.manifest_schema import Manifest
-from pykubelet.server.pods import SOCKET_NAME, ErrorResponse, NodePods, PodJournal, Restarted
-from pykubelet.standalone.data_dir import lock_owner
-from pykubelet.standalone.instance import EmbeddedError, Instance
+from pykubelet.server.pods import ErrorResponse, NodePods, PodJournal, Restarted
+from pykubelet.standalone.instance import EmbeddedError
 from pykubelet.stats.samples import MemoryCurves
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from pykubelet.cli.node_access import Node
     from pykubelet.config.live import ReloadReport
     from pykubelet.eviction.report import PressureReport
+    from pykubelet.images.pull_progress import PullProgress
+    from pykubelet.podconfig.event_log import EventPage
+    from pykubelet.server.images import ImageUsages, PruneReport
+    from pykubelet.server.node_info import NodeInfo
 
 T = TypeVar("T")
 REQUEST_TIMEOUT_SECONDS = 10.0
 """Timeout of connecting to the control socket and of each read, in seconds."""
 RELOAD_TIMEOUT_SECONDS = 75.0
 """The same for a reload of the configuration, in seconds."""
+PRUNE_TIMEOUT_SECONDS = 600.0
+"""The same for a removal of unused images, in seconds."""
 USAGE_TIMEOUT_SECONDS = 2.0
 """The same for usage that a command shows in addition, in seconds."""
+EVENT_TIMEOUT_SECONDS = 30.0
+"""The same for a request that waits for events, in seconds."""
+MAX_BYTES = 16 << 20
+"""Bound of a page of events; a full log has less than 8 MiB."""
 MAX_SUMMARY_BYTES = 32 << 20
 """Bound of a Summary; one of 500 pods has about 2 MiB."""
 
@@ -59,7 +69,11 @@ class NodeError(Exception):
 
 
 class KubeletNotRunning(NodeError):
-    """Raised when no kubelet runs on the data directory."""
+    """Raised when no kubelet runs on the selected node."""
+
+
+class NodeNotFound(NodeError):
+    """Raised when the options select no node."""
 
 
 class NotFoundError(NodeError):
@@ -70,16 +84,30 @@ class ManifestRejected(NodeError):
     """Raised when the node rejects a manifest; the text is the reason."""
 
 
+class EphemeralContainerNotAdded(NodeError):
+    """Raised when a pod cannot have an ephemeral container; the text is the reason."""
+
+
 class StatisticsNotServed(NodeError):
     """Raised when the running kubelet has no statistics endpoint, because it is of an older version."""
 
 
 class NodeClient:
-    """Client of the kubelet that runs on a data directory; every method raises NodeError."""
+    """Client of the kubelet of a node; every method raises NodeError."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self._socket = instance.kubelet_root / SOCKET_NAME
+    def __init__(self, node: Node, timeout: float | None = None) -> None:
+        self._node = node
+        self._timeout = timeout
+
+    def info(self) -> NodeInfo:
+        """Return the paths and names of the node. Raises NotFoundError when its version is older."""
+        # Imported here: most commands do not need it.
+        from pykubelet.server.node_info import NodeInfo
+
+        status, body = self._fetch("GET", "/node")
+        if status == 404:
+            raise NotFoundError("the kubelet is of an older version, which does not report its paths")
+        return _read(NodeInfo, status, body)
 
     def pods(self) -> NodePods:
         """Return all pods of the node and the states of their workers."""
@@ -93,10 +121,35 @@ class NodeClient:
         """Return the events and the timeline of a pod."""
         return self._request("GET", f"/pods/{quote(uid, safe='')}/journal", PodJournal)
 
+    def events(self, log: str = "", after: int = 0, *, wait: bool = False) -> EventPage:
+        """Return the events after a cursor; `wait` waits for one for at most some 20 seconds."""
+        # Imported here: other commands start faster without it.
+        from pykubelet.podconfig.event_log import EventPage
+
+        query = urlencode({"log": log, "after": after} | ({"wait": "1"} if wait else {}))
+        status, body = self._fetch(
+            "GET", f"/events?{query}", timeout=EVENT_TIMEOUT_SECONDS if wait else None, max_bytes=MAX_BYTES
+        )
+        if status == 404:
+            raise NodeError(f"the node on {self._node.title} is of an older version, which keeps no events")
+        return _read(EventPage, status, body)
+
+    def document(self, path: str, *, timeout: float | None = None) -> tuple[int, bytes]:
+        """Return status and body of any GET request, of which at most MAX_SUMMARY_BYTES."""
+        return self._fetch("GET", path, timeout=timeout, max_bytes=MAX_SUMMARY_BYTES)
+
     def restart(self, uid: str, container: str | None) -> list[str]:
         """Restart one container of a pod, or all, in place; return the names of the restarted containers."""
         query = "?" + urlencode({"container": container}) if container else ""
         return self._request("POST", f"/pods/{quote(uid, safe='')}/restart{query}", Restarted).containers
+
+    def add_ephemeral_container(self, uid: str, container: Container) -> None:
+        """Add an ephemeral container to a running pod. Raises EphemeralContainerNotAdded."""
+        path = f"/pods/{quote(uid, safe='')}/ephemeralcontainers"
+        status, body = self._fetch("POST", path, to_json(container))
+        if status == 422:
+            raise EphemeralContainerNotAdded(_error_text(body))
+        _read(Container, status, body)
 
     def pressure(self) -> PressureReport:
         """Return the state of the eviction signals."""
@@ -113,15 +166,53 @@ class NodeClient:
         status, body = self._fetch("POST", "/config/reload", timeout=RELOAD_TIMEOUT_SECONDS)
         if status == 404:
             raise NodeError(
-                f"the node on {self._instance.data_dir} cannot reload its configuration: "
+                f"the node on {self._node.title} cannot reload its configuration: "
                 "it runs an older version; restart it"
             )
         return _read(ReloadReport, status, body)
+
+    def image_usages(self) -> ImageUsages:
+        """Return when each image was last used."""
+        # Imported here: only commands on images need it.
+        from pykubelet.server.images import ImageUsages
+
+        return self._request("GET", "/images", ImageUsages)
+
+    def pulls(self) -> list[PullProgress]:
+        """Return the image pulls in progress; empty if the node does not report them, or not in time."""
+        # Imported here: only commands that wait for pods need it.
+        from pykubelet.images.pull_progress import PullProgress
+
+        try:
+            status, body = self._fetch(
+                "GET", "/images/pulls", timeout=USAGE_TIMEOUT_SECONDS, max_bytes=MAX_BYTES
+            )
+            return _read(list[PullProgress], status, body) if status == 200 else []
+        except NodeError:
+            return []
+
+    def prune_images(self, *, dry_run: bool) -> PruneReport:
+        """Remove unused images, or only list them."""
+        # Imported here: only commands on images need it.
+        from pykubelet.server.images import PruneReport
+
+        path = f"/images/prune?dryRun={'true' if dry_run else 'false'}"
+        status, body = self._fetch("POST", path, timeout=PRUNE_TIMEOUT_SECONDS)
+        if status == 404:
+            raise NodeError(
+                f"the node on {self._node.title} cannot remove unused images: "
+                "it runs an older version; restart it"
+            )
+        return _read(PruneReport, status, body)
 
     def put_manifest(self, name: str, content: bytes, *, replace: bool) -> Manifest:
         """Install a manifest under a file name. Raises ManifestRejected when the node rejects it."""
         path = f"/manifests/{quote(name, safe='')}{'?replace=true' if replace else ''}"
         return self._request("PUT", path, Manifest, content)
+
+    def delete_manifest(self, name: str) -> Manifest:
+        """Remove a manifest. Raises NotFoundError when there is none of this name."""
+        return self._request("DELETE", f"/manifests/{quote(name, safe='')}", Manifest)
 
     def summary(self, *, brief: bool = False, timeout: float | None = None) -> Summary:
         """Return the usage of the node and its pods; `brief` is only CPU and memory.
@@ -161,8 +252,8 @@ class NodeClient:
             return body
         if status == 404:
             raise StatisticsNotServed(
-                f"the node on {self._instance.data_dir} does not serve statistics: it runs an older version; "
-                f"stop it with Ctrl-C and start it with `pykubelet up{self._data_dir_option()}`"
+                f"the node on {self._node.title} does not serve statistics: it runs an older version; "
+                f"stop it and {self._node.start_hint}"
             )
         raise NodeError(
             f"the node cannot report statistics (status {status}: {_error_text(body)}): "
@@ -181,8 +272,8 @@ class NodeClient:
         timeout: float | None = None,
         max_bytes: int | None = None,
     ) -> tuple[int, bytes]:
-        seconds = REQUEST_TIMEOUT_SECONDS if timeout is None else timeout
-        connection = _UnixConnection(self._socket, seconds)
+        seconds = next((one for one in (timeout, self._timeout) if one is not None), REQUEST_TIMEOUT_SECONDS)
+        connection = _UnixConnection(self._node.socket, seconds)
         try:
             connection.request(method, path, content)
             response = connection.getresponse()
@@ -205,16 +296,13 @@ class NodeClient:
             )
         return response.status, body
 
-    def _data_dir_option(self) -> str:
-        return "" if self._instance.name == "pykubelet" else f" --data-dir {self._instance.data_dir}"
-
     def _unreachable(self) -> NodeError:
-        data_dir = self._instance.data_dir
-        if lock_owner(self._instance) is not None:
-            return NodeError(f"the node on {data_dir} is still starting, or stopping: try again in a moment")
-        return KubeletNotRunning(
-            f"no node runs on {data_dir}: start it with `pykubelet up{self._data_dir_option()}`"
-        )
+        node = self._node
+        if node.lock_owner() is not None:
+            return NodeError(
+                f"the node on {node.title} is still starting, or stopping: try again in a moment"
+            )
+        return KubeletNotRunning(f"no node runs on {node.title}: {node.start_hint}")
 
 
 class _UnixConnection(http.client.HTTPConnection):

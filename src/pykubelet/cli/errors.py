@@ -6,6 +6,9 @@ import sys
 
 from pykubelet.config.errors import ConfigError
 
+EXIT_FINDING = 3
+"""Exit code of a command that worked and found something to attend to."""
+
 
 def print_error(program: str, err: BaseException | str) -> int:
     """Print the error to standard error, each problem of a ConfigError on its own line, and return 1."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cli.exec import NotRunning, running_id
-from pykubelet.cli.port_forward import PortError, parse_port
+from pykubelet.cli.pods.exec import NotRunning, running_id
+from pykubelet.cli.pods.port_forward import PortError, parse_port
 from pykubelet.standalone.instance import Instance
 from pykubelet.transport.remote_command import Result, StreamError, connect, read_result
 from tests.support.cli_node import Terminal, answering, command, environment, pykubelet

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cli.config import reload, report_lines
+from pykubelet.cli.node.config import reload, report_lines
+from pykubelet.cli.options import NodeSelection
 from pykubelet.config.live import FieldChange, ReloadReport
 from pykubelet.server import manifests
 from pykubelet.server.listeners import unix_server
@@ -63,7 +64,7 @@ async def test_reload_command_prints_report_of_node(
 
     with short_dir() as path:
         async with control_socket(path, handler):
-            assert await asyncio.to_thread(reload, path) == code
+            assert await asyncio.to_thread(reload, NodeSelection(path)) == code
     shown = capsys.readouterr()
     assert triggers == ["control socket"]
     assert (shown.err if code else shown.out).splitlines()[0] == report_lines(report)[0]
@@ -80,10 +81,10 @@ async def test_reload_command_no_node_and_slow_node_one_line(
         raise AssertionError
 
     with short_dir() as path:
-        assert await asyncio.to_thread(reload, path) == 1
+        assert await asyncio.to_thread(reload, NodeSelection(path)) == 1
         assert "no node runs" in capsys.readouterr().err
         root = Instance.at(path).kubelet_root
         root.mkdir(parents=True)
         async with unix_server(root / SOCKET_NAME, reload_routes(hang)):
-            assert await asyncio.to_thread(reload, path) == 1
+            assert await asyncio.to_thread(reload, NodeSelection(path)) == 1
     assert "cannot be reloaded in time" in capsys.readouterr().err

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cli import doctor as around
-from pykubelet.cli import doctor as machine
-from pykubelet.cli.doctor import (
+from pykubelet.cli.node import doctor as around
+from pykubelet.cli.node import doctor as machine
+from pykubelet.cli.node.doctor import (
     CHECKS,
     GI,
     DoctorContext,
@@ -271,7 +271,7 @@ def test_run_doctor_plain_lines_summary_matches_exit_code(
 
 def test_run_doctor_terminal_prints_table(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.doctor import run_doctor\n"
+        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
         "assert 'rich' not in sys.modules\nsys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
     )
     ours, theirs = pty.openpty()
@@ -342,7 +342,7 @@ def test_run_doctor_non_utf8_data_dir_printed_escaped(tmp_path: Path) -> None:
     place = tmp_path / os.fsdecode(b"\xff")
     place.mkdir()
     script = (
-        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.doctor import run_doctor\n"
+        "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
         "sys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
     )
     done = subprocess.run([sys.executable, "-c", script, place], capture_output=True)

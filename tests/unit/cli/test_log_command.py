@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.logs import LogNotFound, LogOutlook, find_attempt, log_file, log_outlook, pods_with_logs
+from pykubelet.cli.node_access import Node
+from pykubelet.cli.pods.logs import (
+    LogNotFound,
+    LogOutlook,
+    find_attempt,
+    log_file,
+    log_outlook,
+    pods_with_logs,
+)
 from pykubelet.standalone.instance import Instance
 from tests.support.cli_node import answering, command, environment, pykubelet
 from tests.support.pod_view import ScriptedView, pod_of
@@ -114,7 +122,7 @@ def instance(data_dir: Path) -> Instance:
 def write(
     instance: Instance, pod: Pod, attempt: int, *texts: str, container: str = "main", age: int = 0
 ) -> None:
-    path = log_file(instance, pod, container, attempt)
+    path = log_file(Node.of(instance), pod, container, attempt)
     path.parent.mkdir(parents=True, exist_ok=True)
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().replace("+00:00", "Z")
     with path.open("a") as file:
@@ -153,7 +161,7 @@ async def test_pykubelet_logs_since_prints_newer_lines_only(instance: Instance) 
 
 async def test_pykubelet_logs_rotated_files_read_with_since_and_tail(instance: Instance) -> None:
     pod = made(RUN)
-    path = log_file(instance, pod, "main", 0)
+    path = log_file(Node.of(instance), pod, "main", 0)
     for number, text in enumerate(("first", "second")):
         write(instance, pod, 0, text, age=600)
         path.rename(path.with_name(f"0.log.2026010{number + 1}-000000"))
@@ -177,7 +185,7 @@ async def test_pykubelet_logs_previous_prints_previous_attempt(instance: Instanc
     async with answering(instance, ScriptedView([pod])):
         assert (await pykubelet(instance, "logs", "p")).out == "second\n"
         assert (await pykubelet(instance, "logs", "-p", "p")).out == "first\n"
-        log_file(instance, pod, "main", 0).unlink()
+        log_file(Node.of(instance), pod, "main", 0).unlink()
         ran = await pykubelet(instance, "logs", "-p", "p")
         assert (ran.code, ran.err) == (1, "pykubelet logs: the log of run 0 of container main was removed\n")
 
@@ -199,7 +207,9 @@ async def test_pykubelet_logs_kubelet_not_running_reads_files(instance: Instance
     pod = made(RUN)
     write(instance, pod, 0, "first")
     write(instance, pod, 1, "second")
-    assert [(one.full_name, one.uid) for one in pods_with_logs(instance)] == [("default/p-node1", "u")]
+    assert [(one.full_name, one.uid) for one in pods_with_logs(Node.of(instance))] == [
+        ("default/p-node1", "u")
+    ]
     assert (await pykubelet(instance, "logs", "p-node1")).out == "second\n"
     assert (await pykubelet(instance, "logs", "-p", "p-node1")).out == "first\n"
     ran = await pykubelet(instance, "logs", "-f", "p-node1")

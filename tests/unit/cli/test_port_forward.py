@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.cli.port_forward import PROTOCOL, Forwarder
+from pykubelet.cli.pods.port_forward import PROTOCOL, Forwarder
 from pykubelet.transport.spdy import data_header
 from tests.support.spdy_runtime import UPGRADED
 

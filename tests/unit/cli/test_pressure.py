@@ -5,8 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from pykubelet.cli.pressure import lines, run_pressure
+from pykubelet.cli.node.pressure import lines, run_pressure
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output
 from pykubelet.eviction.report import PressureReport, SignalReport, ThresholdReport, VictimReport
 from pykubelet.server.manifests import pressure_routes
 from pykubelet.standalone.instance import Instance
@@ -79,14 +82,27 @@ def test_lines_no_victim_is_explained() -> None:
     assert lines(report)[-1] == "No pod could be evicted: static and critical pods never are"
 
 
+def test_lines_wide_has_age_grace_and_reclaim() -> None:
+    found = [line.split() for line in lines(REPORT, wide=True)]
+    assert found[2][-4:] == ["MEASURED", "GRACE", "MINIMUM", "RECLAIM"]
+    assert found[3][-4:] == ["0s", "ago", "<none>", "0"]
+    assert found[4][-4:] == ["0s", "ago", "1m30s", "0"]
+    assert found[6][-3:] == ["<unknown>", "<none>", "0"]
+
+
 async def test_run_pressure_json_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def report() -> PressureReport:
         return REPORT
 
     instance = Instance.at(tmp_path)
     async with answering(instance, ScriptedView(), pressure_routes(report)):
-        assert await asyncio.to_thread(run_pressure, tmp_path, as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
+        assert await asyncio.to_thread(run_pressure, NodeSelection(tmp_path), Output.JSON) == 0
+        printed = capsys.readouterr().out
+        assert await asyncio.to_thread(run_pressure, NodeSelection(tmp_path), Output.YAML) == 0
+        assert yaml.safe_load(capsys.readouterr().out) == json.loads(printed)
+        assert await asyncio.to_thread(run_pressure, NodeSelection(tmp_path), Output.NAME) == 0
+        assert capsys.readouterr().out.split() == [signal.signal for signal in REPORT.signals]
+    found = json.loads(printed)
     assert found["signals"][0]["thresholds"][1]["metForSeconds"] == 20
     assert found["conditions"] == ["MemoryPressure"]
 
@@ -106,7 +122,7 @@ async def test_run_pressure_older_node_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with answering(Instance.at(tmp_path), ScriptedView()):
-        assert await asyncio.to_thread(run_pressure, tmp_path) == 1
+        assert await asyncio.to_thread(run_pressure, NodeSelection(tmp_path)) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "is it of another version" in error

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.cli.client import KubeletNotRunning, NodeClient, NodeError, NotFoundError
-from pykubelet.cli.describe import describe_text
+from pykubelet.cli.node_access import Node
+from pykubelet.cli.pods.describe import describe_text
+from pykubelet.cli.pods.ps import REMOVED_STATUS, changes
 from pykubelet.cli.printers import Row, escape_unprintable, format_columns
-from pykubelet.cli.ps import REMOVED_STATUS, changes
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import SOCKET_NAME, PodJournal
 from pykubelet.standalone.data_dir import hold_lock
@@ -279,7 +280,7 @@ def test_node_client_kubelet_not_running_error_has_remedy(instance: Instance) ->
     with pytest.raises(
         KubeletNotRunning, match=f"start it with `pykubelet up --data-dir {instance.data_dir}`"
     ):
-        NodeClient(instance).pods()
+        NodeClient(Node.of(instance)).pods()
 
 
 def test_node_client_kubelet_starting_error_is_not_kubelet_not_running(instance: Instance) -> None:
@@ -287,12 +288,12 @@ def test_node_client_kubelet_starting_error_is_not_kubelet_not_running(instance:
         hold_lock(instance, "up"),
         pytest.raises(NodeError, match="still starting, or stopping") as caught,
     ):
-        NodeClient(instance).pods()
+        NodeClient(Node.of(instance)).pods()
     assert not isinstance(caught.value, KubeletNotRunning)
 
 
 async def test_node_client_pods_journal_and_not_found_errors(instance: Instance, view: ScriptedView) -> None:
-    client = NodeClient(instance)
+    client = NodeClient(Node.of(instance))
     async with answering(instance, view):
         assert (await asyncio.to_thread(client.pods)).pods == view.listed
         assert (await asyncio.to_thread(client.pod, "bbbb2222")).states == {"bbbb2222": "terminating"}
@@ -322,7 +323,7 @@ async def test_node_client_invalid_response_raises_node_error(
 
     async with await asyncio.start_unix_server(serve, instance.kubelet_root / SOCKET_NAME):
         with pytest.raises(NodeError, match=says):
-            await asyncio.to_thread(NodeClient(instance).pods)
+            await asyncio.to_thread(NodeClient(Node.of(instance)).pods)
 
 
 def test_node_client_server_hangs_raises_timeout_error(
@@ -333,15 +334,18 @@ def test_node_client_server_hangs_raises_timeout_error(
         deaf.bind(str(instance.kubelet_root / SOCKET_NAME))
         deaf.listen()
         with pytest.raises(NodeError, match=r"does not answer within 0\.1s"):
-            NodeClient(instance).pods()
+            NodeClient(Node.of(instance)).pods()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 async def test_pykubelet_ps_without_root_exits_1_with_message(instance: Instance, view: ScriptedView) -> None:
     async with answering(instance, view):
         instance.data_dir.parent.chmod(0o755)
-        program = "import os, sys; from pathlib import Path; from pykubelet.cli.ps import run_ps; "
-        program += "os.setuid(65534); sys.exit(run_ps(Path(sys.argv[1]), watch=False, as_json=False))"
+        program = (
+            "import os, sys; from pathlib import Path; from pykubelet.cli.options import NodeSelection; "
+        )
+        program += "from pykubelet.cli.pods.ps import run_ps; os.setuid(65534); selection = "
+        program += "NodeSelection(Path(sys.argv[1])); sys.exit(run_ps(selection, watch=False))"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, str(instance.data_dir), stdout=PIPE, stderr=PIPE, env=environment()
         )

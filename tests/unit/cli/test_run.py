@@ -6,20 +6,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
-from pykubelet.cli.run import (
+from pykubelet.cli.manifests.run import (
     FAILURE_REASONS,
-    ContainerProgress,
-    PlainView,
-    PodSnapshot,
     RunOutcome,
-    container_progress,
     explain,
     run_outcome,
 )
+from pykubelet.cli.manifests.run_view import (
+    ContainerProgress,
+    PlainView,
+    PodSnapshot,
+    container_progress,
+    pull_text,
+    relevant_pulls,
+)
+from pykubelet.images.pull_progress import PullProgress
 from pykubelet.podconfig.manifests import read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
@@ -283,6 +290,42 @@ def test_plain_view_unchanged_snapshot_printed_once(capsys: pytest.CaptureFixtur
     assert lines == ["p: handed over", "p: Running", "p: Pulled: there \\x1b[31m"]
 
 
+def test_relevant_pulls_only_the_pods_images_once_and_bounded() -> None:
+    images = [f"i{number}" for number in range(9)]
+    pod = pod_of("p", "u", spec={"containers": [{"name": image, "image": image} for image in images]})
+    pulls = [PullProgress(image, number) for number, image in enumerate(("other", *images, "i0"))]
+    found = relevant_pulls([PodSnapshot("p", pod), PodSnapshot("q")], pulls)
+    assert [pull.image for pull in found] == images[:5]
+
+
+@pytest.mark.parametrize(
+    ("pull", "text"),
+    [
+        (PullProgress("i", 0), "pulling i"),
+        (PullProgress("i\x1b[2J", 0, 1, 0, 0, 0), "pulling i\\x1b[2J"),
+        (PullProgress("i", 0, 512, 2048, 1, 3), "pulling i: 512 B of 2.0 KiB (25%), 1 of 3 layers"),
+        (PullProgress("i", 0, 4096, 2048), "pulling i: 2.0 KiB of 2.0 KiB (100%)"),
+    ],
+)
+def test_pull_text_as_far_as_reported(pull: PullProgress, text: str) -> None:
+    assert pull_text(pull) == text
+
+
+def test_plain_view_pull_printed_every_five_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    snapshot = PodSnapshot("p", shown(waits("ContainerCreating")))
+    with PlainView() as view:
+        for second in range(13):
+            now = second
+            view.show([snapshot], [PullProgress("i", 0, min(second, 9), 10)])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "pulling" in line]
+    assert [line.split()[0] for line in lines] == ["5.0s", "10.0s"]
+    assert lines[1].endswith("pulling i: 9 B of 10 B (90%)")
+
+
 @pytest.fixture
 def instance(data_dir: Path) -> Instance:
     found = Instance.at(data_dir)
@@ -297,7 +340,7 @@ async def test_pykubelet_run_kubelet_not_running_installs_manifest(
     file.write_text(POD % "web")
     ran = await pykubelet(instance, "run", str(file))
     assert (ran.code, ran.err) == (0, "")
-    assert "starts with the next `pykubelet up`" in ran.out
+    assert f"starts with the next `pykubelet up --data-dir {instance.data_dir}`" in ran.out
     assert (instance.manifests / "web.yaml").read_text() == POD % "web"
     assert [path.name for path in instance.manifests.iterdir()] == ["web.yaml"]
 
@@ -407,10 +450,15 @@ async def test_pykubelet_run_terminal_crashloop_shows_progress_and_exits_1(
     (pod,) = static_pods(data, source="file", origin=origin, node_name="node1", now=0)
     pod.status = shown(waits("ContainerCreating"), phase="Pending").status
     view = ScriptedView([pod], events={pod.uid: [Event("Warning", "BackOff", "Back-off \x1b[2J", "", 1, 1)]})
+
+    async def pulls(_: web.Request) -> web.Response:
+        return web.Response(body=to_json([PullProgress("busybox", 0, 512, 1024)]))
+
     with hold_lock(instance, "up"):
-        async with answering(instance, view):
+        async with answering(instance, view, [web.get("/images/pulls", pulls)]):
             terminal = Terminal(command(instance, "run", str(tmp_path / "web.yaml")))
             await terminal.until("Waiting: ContainerCreating")
+            await terminal.until("pulling busybox: 512 B of 1.0 KiB (50%)")
             pod.status = shown(waits("CrashLoopBackOff"), more={"lastState": ENDED}).status
             await terminal.until("container main before: Terminated: Error, exit code 3: no config")
             assert await terminal.end() == 1

@@ -23,12 +23,15 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.api.stats import Summary
 from pykubelet.cli.client import NodeClient, draw_live
-from pykubelet.cli.describe import describe_text
-from pykubelet.cli.ps import run_ps
-from pykubelet.cli.pykubelet import TopSort, app
-from pykubelet.cli.top import Snapshot, TopOptions, fitting_columns, run_top, table_lines
-from pykubelet.cli.usage import NO_TRAFFIC, Traffic, memory_sparkline
-from pykubelet.cli.usage_table import (
+from pykubelet.cli.node_access import Node
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output
+from pykubelet.cli.pods.commands import TopSort
+from pykubelet.cli.pods.describe import describe_text
+from pykubelet.cli.pods.ps import run_ps
+from pykubelet.cli.pods.top import Snapshot, TopOptions, fitting_columns, run_top, table_lines
+from pykubelet.cli.pods.usage import NO_TRAFFIC, Traffic, memory_sparkline
+from pykubelet.cli.pods.usage_table import (
     SORT_KEYS,
     UsageRow,
     columns,
@@ -38,6 +41,7 @@ from pykubelet.cli.usage_table import (
     pod_rows,
     sort_key,
 )
+from pykubelet.cli.pykubelet import app
 from pykubelet.server.pods import NodePods, PodJournal
 from pykubelet.server.stats import memory_curve_routes
 from pykubelet.standalone.instance import Instance
@@ -115,7 +119,7 @@ def top(instance: Instance, capsys: pytest.CaptureFixture[str]) -> Top:
     """Run `top` with these options in this process, which is faster than a process of its own."""
 
     async def run(**options: Any) -> Ran:
-        code = await asyncio.to_thread(run_top, instance.data_dir, TopOptions(**options))
+        code = await asyncio.to_thread(run_top, NodeSelection(instance.data_dir), TopOptions(**options))
         return Ran(code, *capsys.readouterr())
 
     return run
@@ -263,7 +267,7 @@ async def test_run_top_older_kubelet_without_statistics_exits_1(
     data_dir = instance.data_dir
     text = (
         f"pykubelet top: the node on {data_dir} does not serve statistics: it runs an older version; "
-        f"stop it with Ctrl-C and start it with `pykubelet up --data-dir {data_dir}`\n"
+        f"stop it and start it with `pykubelet up --data-dir {data_dir}`\n"
     )
     async with answering(instance, view):
         assert await top() == Ran(1, "", text)
@@ -311,7 +315,7 @@ async def test_run_top_failing_statistics_prints_one_line_and_ps_continues(
     async with answering(instance, view, statistics.routes()):
         ran = await top()
         statistics.failure = failure()
-        show = partial(run_ps, instance.data_dir, watch=False, as_json=False, wide=True)
+        show = partial(run_ps, NodeSelection(instance.data_dir), output=Output.WIDE)
         assert await asyncio.to_thread(show) == 0
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert text in ran.err
@@ -589,7 +593,7 @@ async def test_memory_curves_reported_missing_and_invalid(instance: Instance, vi
     async def damaged(_: web.Request) -> web.Response:
         return web.Response(text='{"containers": 7}')
 
-    client = NodeClient(instance)
+    client = NodeClient(Node.of(instance))
     async with answering(instance, view, memory_curve_routes(report)):
         assert await asyncio.to_thread(client.memory_curves, "a/b") == curves
     assert asked == ["a/b"]

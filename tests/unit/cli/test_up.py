@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cli.up import runtime_line
+from pykubelet.cli.node.up import runtime_line
 from pykubelet.standalone.requirements import HostRequirements
 from tests.support.ports import free_port
 

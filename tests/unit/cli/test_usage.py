@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document, from_json
 from pykubelet.api.stats import NetworkStats, Summary
-from pykubelet.cli.usage import (
+from pykubelet.cli.pods.usage import (
     NO_TRAFFIC,
     Traffic,
     TrafficRates,

@@ -14,15 +14,8 @@ from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.stats import ContainerStats, NodeStats, PodReference, PodStats, Summary
 from pykubelet.cli.client import all_containers
-from pykubelet.cli.logs import container_status
-from pykubelet.cli.printers import (
-    escape_unprintable,
-    is_finished,
-    restart_count,
-    restarts,
-    restarts_text,
-)
-from pykubelet.cli.usage import (
+from pykubelet.cli.pods.logs import container_status
+from pykubelet.cli.pods.usage import (
     MISSING,
     NO_TRAFFIC,
     Traffic,
@@ -41,6 +34,13 @@ from pykubelet.cli.usage import (
     swap_usage,
     used_bytes,
     working_set,
+)
+from pykubelet.cli.printers import (
+    escape_unprintable,
+    is_finished,
+    restart_count,
+    restarts,
+    restarts_text,
 )
 from pykubelet.cm.qos import declared_limit, pod_requests
 from pykubelet.server.pods import NodePods

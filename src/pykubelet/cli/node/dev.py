@@ -51,7 +51,7 @@ def cluster_up(
     The first start builds them from source. A running cluster is left as it is; missing processes of a
     stopped or damaged cluster are started again with its existing data.
     """
-    from pykubelet.cli.dev_cluster import run_cluster_up
+    from pykubelet.cli.node.dev_cluster import run_cluster_up
     from pykubelet.devcluster.lifecycle import UpOptions
 
     options = UpOptions(port, signing_duration, audit, verify_kubelets)
@@ -61,7 +61,7 @@ def cluster_up(
 @cluster_app.command("down")
 def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Stop the control plane and remove all of its data."""
-    from pykubelet.cli.dev_cluster import run_cluster_down
+    from pykubelet.cli.node.dev_cluster import run_cluster_down
 
     sys.exit(run_cluster_down(data_dir))
 
@@ -69,6 +69,6 @@ def cluster_down(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
 @cluster_app.command("status")
 def cluster_status(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Show the components; the exit code is 0 only if all of them run and the API server is ready."""
-    from pykubelet.cli.dev_cluster import run_cluster_status
+    from pykubelet.cli.node.dev_cluster import run_cluster_status
 
     sys.exit(run_cluster_status(data_dir))

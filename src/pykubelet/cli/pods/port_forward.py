@@ -12,13 +12,14 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import NodeClient, choose_pod, run_command
-from pykubelet.cli.exec import NotRunning, running_id, runtime_client
+from pykubelet.cli.client import choose_pod, run_command
+from pykubelet.cli.node_access import Node, select_node
+from pykubelet.cli.offline import node_pods
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.pods.exec import NotRunning, running_id, runtime_client
 from pykubelet.cli.printers import escape_unprintable
-from pykubelet.standalone.instance import Instance
 from pykubelet.transport.errors import CriError
 from pykubelet.transport.remote_command import StreamError, connect_spdy, write_pong
 from pykubelet.transport.spdy import Data, FrameReader, FrameWriter, GoAway, Ping, Reset, SpdyError
@@ -56,15 +57,15 @@ def parse_port(text: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def run_port_forward(data_dir: Path, options: PortForwardOptions) -> int:
+def run_port_forward(selection: NodeSelection, options: PortForwardOptions) -> int:
     """Forward ports until interrupted; return the exit code."""
 
     def work() -> int:
         ports = [parse_port(text) for text in options.ports]
-        instance = Instance.at(data_dir)
-        node = NodeClient(instance).pods()
-        pod = choose_pod(node.pods, options.pod, node.states)
-        asyncio.run(_forward_ports(instance, _running_container(pod), ports, options.address))
+        node = select_node(selection)
+        found = node_pods(node, PROGRAM)
+        pod = choose_pod(found.pods, options.pod, found.states)
+        asyncio.run(_forward_ports(node, _running_container(pod), ports, options.address))
         return 0
 
     return run_command(PROGRAM, work, NotRunning, StreamError, CriError, PortError)
@@ -79,11 +80,11 @@ def _running_container(pod: Pod) -> str:
 
 
 async def _forward_ports(
-    instance: Instance, container_id: str, ports: Sequence[tuple[int, int]], address: str
+    node: Node, container_id: str, ports: Sequence[tuple[int, int]], address: str
 ) -> None:
     from pykubelet.cri import runtime_pb2 as pb
 
-    async with runtime_client(instance) as runtime, AsyncExitStack() as stack:
+    async with runtime_client(node) as runtime, AsyncExitStack() as stack:
         containers = await runtime.list_containers(pb.ContainerFilter(id=container_id))
         if not containers:
             raise NotRunning("the container has just been removed; try again")

@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 
 from pykubelet.api.stats import PodStats
-from pykubelet.cli.client import NodeClient, NodeError, draw_live, run_command
+from pykubelet.cli.client import NodeError, draw_live, run_command
+from pykubelet.cli.node_access import Node, select_node
+from pykubelet.cli.offline import node_pods
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output, serialized
+from pykubelet.cli.pods.usage import MISSING, format_cpu, format_memory, pod_nano_cores, pod_working_set
 from pykubelet.cli.printers import Row, escape_unprintable, format_columns, pod_row
-from pykubelet.cli.usage import MISSING, format_cpu, format_memory, pod_nano_cores, pod_working_set
 from pykubelet.server.pods import NodePods, pod_list_json
-from pykubelet.standalone.instance import Instance
 
 PROGRAM = "pykubelet ps"
 HEADING = ("NAME", "NAMESPACE", "READY", "STATUS", "RESTARTS", "IP", "AGE")
@@ -36,17 +38,20 @@ _TRANSIENT_STATUSES = (
 )
 
 
-def run_ps(data_dir: Path, *, watch: bool, as_json: bool, wide: bool = False) -> int:
+def run_ps(selection: NodeSelection, *, watch: bool = False, output: Output = Output.TABLE) -> int:
     """Print the pods; return the exit code."""
 
     def work() -> int:
-        client = NodeClient(Instance.at(data_dir))
-        if as_json:
-            print(msgspec.json.format(pod_list_json(client.pods().pods), indent=2).decode())
-            return 0
-        table = _Table(client, wide)
-        if not watch:
-            _print_once(table, Instance.at(data_dir))
+        node = select_node(selection)
+        table = _Table(node, output is Output.WIDE)
+        if output in (Output.JSON, Output.YAML):
+            pods = node_pods(node, PROGRAM).pods
+            print(serialized(msgspec.json.decode(pod_list_json(pods)), output), end="")
+        elif output is Output.NAME:
+            for row in table.rows():
+                print(escape_unprintable(f"pod/{row.namespace}/{row.name}", lines=False))
+        elif not watch:
+            _print_once(table, node)
         elif sys.stdout.isatty():
             _watch_live(table)
         else:
@@ -59,8 +64,10 @@ def run_ps(data_dir: Path, *, watch: bool, as_json: bool, wide: bool = False) ->
 class _Table:
     """Table of the node's pods; a wide one has their usage, `-` if the node does not report it."""
 
-    def __init__(self, client: NodeClient, wide: bool) -> None:
-        self._client = client
+    def __init__(self, node: Node, wide: bool) -> None:
+        self._node = node
+        self._client = node.client
+        self._is_first = True
         self._wide = wide
         self._usage: dict[str, PodStats] = {}
         self._usage_time = -_USAGE_SECONDS
@@ -68,7 +75,9 @@ class _Table:
 
     def rows(self) -> list[Row]:
         """Request the pods and return their rows. Raises NodeError."""
-        node = self._client.pods()
+        # Only the first request falls back to the runtime: a watch survives a restart of the kubelet.
+        node = node_pods(self._node, PROGRAM) if self._is_first else self._client.pods()
+        self._is_first = False
         if self._wide and node.pods and time.monotonic() - self._usage_time >= _USAGE_SECONDS:
             self._usage = self._client.pod_usage()
             self._usage_time = time.monotonic()
@@ -115,13 +124,12 @@ def _state_of(line: Row) -> Row:
     return replace(line, age="", restarts=line.restarts.partition(" ")[0], cpu="", memory="")
 
 
-def _print_once(table: _Table, instance: Instance) -> None:
+def _print_once(table: _Table, node: Node) -> None:
     rows = table.rows()
     if not rows:
-        print(
-            f"No pods. `pykubelet run FILE` starts one, or put a manifest into {instance.manifests}",
-            file=sys.stderr,
-        )
+        path = node.manifests
+        hint = f" `pykubelet run FILE` starts one, or put a manifest into {path}" if path is not None else ""
+        print(f"No pods.{hint}", file=sys.stderr)
         return
     print("\n".join(format_columns([table.heading, *map(table.cells, rows)])))
 

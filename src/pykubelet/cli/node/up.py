@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
+from pykubelet.config.flags import parse_flags
 from pykubelet.config.kubeconfig_file import load_kubeconfig
+from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.kuberuntime.runtime_features import missing_by_version
@@ -34,9 +37,14 @@ from pykubelet.standalone.requirements import HostRequirements, format_version
 from pykubelet.standalone.runtime import PrivateRuntime
 from pykubelet.standalone.teardown import down
 from pykubelet.util.files import write_if_changed
+from pykubelet.volumes.local_claims import DIRECTORY as VOLUMES
+from pykubelet.volumes.local_claims import claims_with_data
 
 PROGRAM = "pykubelet up"
-FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port"}
+PAGE_PORT = 4194
+"""Port of the page unless one of `PAGE_FLAGS` is given; a node starts without the page if it is taken."""
+PAGE_FLAGS = frozenset({"page-port", "cadvisor-port"})
+FLAGS = {"API": "port", "health": "healthz-port", "read-only": "read-only-port", "page": "page-port"}
 
 
 def standalone_config(instance: Instance, endpoint: str) -> dict[str, Any]:
@@ -98,12 +106,26 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     except OSError as err:
         return print_error(PROGRAM, f"data directory {data_dir} cannot be used: {err}")
     trigger = ReloadTrigger()
+    page_port = 0 if PAGE_FLAGS & set(parse_flags(flags).names()) else _default_page_port()
     return launch(
         PROGRAM,
         loaded,
-        lambda: _run_kubelet(instance, loaded, endpoint, trigger),
+        lambda: _run_kubelet(instance, loaded, endpoint, trigger, page_port),
         on_hangup=trigger.request,
     )
+
+
+def _default_page_port() -> int:
+    """Return the default port of the page; 0 with a warning if it is taken."""
+    if not (owner := find_port_owner(PAGE_PORT)):
+        return PAGE_PORT
+    print(
+        f"{PROGRAM}: warning: port {PAGE_PORT} is taken by {owner}: the node starts without its page; "
+        "choose another port with --page-port",
+        file=sys.stderr,
+        flush=True,
+    )
+    return 0
 
 
 def _start_problem(requested: LoadedConfig) -> str | None:
@@ -116,6 +138,7 @@ def _start_problem(requested: LoadedConfig) -> str | None:
         )
     config = requested.config
     ports = {"API": config.port, "health": config.healthz_port, "read-only": config.read_only_port}
+    ports["page"] = requested.flags.page_port
     for name, port in ports.items():
         if port and (owner := find_port_owner(port)):
             return f"port {port} of the {name} server is taken by {owner}: stop that, or give --{FLAGS[name]}"
@@ -159,14 +182,15 @@ def _write_config(
 
 
 async def _run_kubelet(
-    instance: Instance, loaded: LoadedConfig, endpoint: str | None, trigger: ReloadTrigger
+    instance: Instance, loaded: LoadedConfig, endpoint: str | None, trigger: ReloadTrigger, page_port: int
 ) -> None:
     async def run(host: HostRequirements | None) -> None:
         kubelet = Kubelet(
             loaded,
-            on_started=lambda: _print_started(instance, loaded, host),
+            on_started=lambda: _print_started(instance, loaded, host, page_port),
             tunes_kernel=False,
             reload_trigger=trigger,
+            default_page_port=page_port,
         )
         await kubelet.run()
 
@@ -187,32 +211,53 @@ def runtime_line(host: HostRequirements) -> str:
     return line
 
 
-def _print_started(instance: Instance, loaded: LoadedConfig, host: HostRequirements | None = None) -> None:
+def _print_started(
+    instance: Instance, loaded: LoadedConfig, host: HostRequirements | None = None, page_port: int = 0
+) -> None:
     config = loaded.config
     health = f"http://{config.healthz_bind_address}:{config.healthz_port}/healthz"
     down = (
         "pykubelet down" if instance.name == "pykubelet" else f"pykubelet down --data-dir {instance.data_dir}"
     )
     runtime = f"{runtime_line(host)}\n" if host is not None else ""
+    page = f"{page_url(loaded.flags, page_port)}   " if loaded.flags.page_port or page_port else ""
     print(
         f"\nNode is up: put pod manifests into {config.static_pod_path}\n"
         f"{runtime}"
-        f"Health: curl {health}   Stop: Ctrl-C   Remove everything: {down}\n",
+        f"{page}Health: curl {health}   Stop: Ctrl-C   Remove everything: {down}\n",
         file=sys.stderr,
         flush=True,
     )
 
 
+def page_url(flags: KubeletFlags, default_port: int) -> str:
+    """Return the address of the page for the message after the start."""
+    address = ip_address(flags.page_address)
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"Page: http{'' if address.is_loopback else 's'}://{host}:{flags.page_port or default_port}"
+
+
 DOWN_PROGRAM = "pykubelet down"
 
 
-def run_down(data_dir: Path) -> int:
-    """Remove everything that `up` created; return the exit code."""
+def run_down(data_dir: Path, *, volumes: bool = False, keep_data: bool = False) -> int:
+    """Remove everything that `up` created, or with `keep_data` all but files; return the exit code.
+
+    Data of claims is deleted only with `volumes`: without it nothing is removed while there is some.
+    """
     if not is_root():
         return print_error(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()
     try:
-        remaining = asyncio.run(down(Instance.at(data_dir), print))
+        instance = Instance.at(data_dir)
+        claims = claims_with_data(instance.kubelet_root)
+        if claims and not volumes and not keep_data:
+            return print_error(
+                DOWN_PROGRAM,
+                f"the node has data of {len(claims)} claims ({', '.join(claims[:5])}): say --volumes to "
+                f"delete it, too; it is in {instance.kubelet_root / VOLUMES}",
+            )
+        remaining = asyncio.run(down(instance, print, keep_data=keep_data))
     except EmbeddedError as err:
         return print_error(DOWN_PROGRAM, err)
     except KeyboardInterrupt:
@@ -221,5 +266,5 @@ def run_down(data_dir: Path) -> int:
         print_error(DOWN_PROGRAM, f"could not remove {line}")
     if remaining:
         return 1
-    print("Nothing is left.")
+    print(f"Nothing is left but files in {data_dir}." if keep_data else "Nothing is left.")
     return 0

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pykubelet.cli.client import NodeClient, run_command
+from pykubelet.cli.client import run_command
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.node_access import select_node
+from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.printers import escape_unprintable
 from pykubelet.config.codec import to_yaml
 from pykubelet.config.convert import convert_flags
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.live import ReloadReport
 from pykubelet.config.load import load
-from pykubelet.standalone.instance import Instance
 
 
 def print_effective(argv: Sequence[str]) -> int:
@@ -43,11 +44,11 @@ def validate_files(files: Sequence[Path]) -> int:
     return code
 
 
-def reload(data_dir: Path) -> int:
-    """Reload the configuration of the node on a data directory; return the exit code."""
+def reload(selection: NodeSelection) -> int:
+    """Reload the configuration of the selected node; return the exit code."""
 
     def work() -> int:
-        report = NodeClient(Instance.at(data_dir)).reload_config()
+        report = select_node(selection).client.reload_config()
         for line in report_lines(report):
             print(escape_unprintable(line, lines=False), file=sys.stderr if report.problems else sys.stdout)
         return 1 if report.problems else 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import (
@@ -23,19 +22,12 @@ from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.stats import ContainerStats, PodStats
 from pykubelet.api.volume import Volume
-from pykubelet.cli.client import NodeClient, all_containers, choose_pod, run_command
-from pykubelet.cli.logs import container_status
-from pykubelet.cli.printers import (
-    escape_unprintable,
-    format_age,
-    format_columns,
-    format_duration,
-    pod_creation_time,
-    ready_count,
-    status_text,
-    termination_reason,
-)
-from pykubelet.cli.usage import (
+from pykubelet.cli.client import KubeletNotRunning, all_containers, choose_pod, run_command
+from pykubelet.cli.node_access import select_node
+from pykubelet.cli.offline import node_pods
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.pods.logs import container_status
+from pykubelet.cli.pods.usage import (
     NO_TRAFFIC,
     container_storage,
     format_cpu,
@@ -51,9 +43,18 @@ from pykubelet.cli.usage import (
     used_bytes,
     working_set,
 )
+from pykubelet.cli.printers import (
+    escape_unprintable,
+    format_age,
+    format_columns,
+    format_duration,
+    pod_creation_time,
+    ready_count,
+    status_text,
+    termination_reason,
+)
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.server.pods import PodJournal
-from pykubelet.standalone.instance import Instance
 from pykubelet.stats.samples import MemoryCurves
 
 Fields = list[tuple[str, str]]
@@ -400,14 +401,18 @@ def _url(request: HTTPGetAction) -> str:
 PROGRAM = "pykubelet describe"
 
 
-def run_describe(data_dir: Path, name: str) -> int:
+def run_describe(selection: NodeSelection, name: str) -> int:
     """Print the description; return the exit code."""
 
     def work() -> int:
-        client = NodeClient(Instance.at(data_dir))
-        node = client.pods()
+        selected = select_node(selection)
+        client = selected.client
+        node = node_pods(selected, PROGRAM)
         pod = choose_pod(node.pods, name, node.states)
-        journal = client.journal(pod.uid)
+        try:
+            journal = client.journal(pod.uid)
+        except KubeletNotRunning:
+            journal = PodJournal()
         state = node.states.get(pod.uid, "")
         usage = client.pod_usage(brief=False).get(pod.uid)
         curves = client.memory_curves(pod.uid)

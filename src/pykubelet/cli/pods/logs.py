@@ -11,7 +11,6 @@ Logs can also be read while no node runs: the pods and containers are then those
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -26,13 +25,14 @@ from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cli.client import (
     KubeletNotRunning,
-    NodeClient,
     NotFoundError,
     all_containers,
     choose_container,
     choose_pod,
     run_command,
 )
+from pykubelet.cli.node_access import Node, select_node
+from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.printers import is_finished, is_terminating
 from pykubelet.kuberuntime.decide import restarts_after_exit
 from pykubelet.kuberuntime.paths import attempts_in_logs, container_log_path, pod_log_dir
@@ -40,7 +40,6 @@ from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
 from pykubelet.server.log_chain import open_newest_rotated
 from pykubelet.server.log_files import LineWriter, LogEntry, LogFile, Stream, follow
 from pykubelet.server.pods import NodePods
-from pykubelet.standalone.instance import Instance
 
 LogOutlook = Literal["writing", "later", "next", "over"]
 """Outlook of one run's log: container runs; it may still start; the next run exists; log is complete."""
@@ -50,10 +49,10 @@ class LogNotFound(Exception):
     """Raised when there is no log to read; the text contains the reason."""
 
 
-def log_file(instance: Instance, pod: Pod, container: str, attempt: int) -> Path:
+def log_file(node: Node, pod: Pod, container: str, attempt: int) -> Path:
     """Return the path of the log file of one run of a container."""
     meta = pod.metadata
-    directory = pod_log_dir(str(instance.pod_logs), meta.namespace, meta.name, meta.uid)
+    directory = pod_log_dir(str(node.pod_logs), meta.namespace, meta.name, meta.uid)
     return Path(directory) / container_log_path(container, attempt)
 
 
@@ -111,11 +110,11 @@ def container_status(pod: Pod, name: str) -> ContainerStatus | None:
     return None
 
 
-def pods_with_logs(instance: Instance) -> list[Pod]:
+def pods_with_logs(node: Node) -> list[Pod]:
     """Return the pods that have log directories, with names and containers only, for use without a node."""
     pods = []
-    node = socket.gethostname().lower()
-    for directory in _subdirectories(instance.pod_logs):
+    node_name = node.info.node_name
+    for directory in _subdirectories(node.pod_logs):
         namespace, _, rest = directory.name.partition("_")
         name, _, uid = rest.rpartition("_")
         containers = [Container(name=subdirectory.name) for subdirectory in _subdirectories(directory)]
@@ -123,7 +122,7 @@ def pods_with_logs(instance: Instance) -> list[Pod]:
             meta = ObjectMeta(
                 name=name, namespace=namespace, uid=uid, annotations={SOURCE_ANNOTATION: "file"}
             )
-            pods.append(Pod(metadata=meta, spec=PodSpec(node_name=node, containers=containers)))
+            pods.append(Pod(metadata=meta, spec=PodSpec(node_name=node_name, containers=containers)))
     return pods
 
 
@@ -140,7 +139,12 @@ def _has_run(status: ContainerStatus | None) -> bool:
 
 
 def _with_effective_policy(pod: Pod, container: Container) -> Container:
-    """Return the container with restart policy OnFailure if it is a plain init container of an Always pod."""
+    """Return the container with the restart policy that counts.
+
+    It is Never for ephemeral containers, and OnFailure for plain init containers of an Always pod.
+    """
+    if any(container.name == other.name for other in pod.spec.ephemeral_containers):
+        return Container(name=container.name, restart_policy="Never")
     is_init = any(container.name == other.name for other in pod.spec.init_containers)
     if is_init and container.restart_policy is None and pod.spec.restart_policy == "Always":
         return Container(name=container.name, restart_policy="OnFailure")
@@ -179,14 +183,14 @@ class LogOptions:
     """Maximum age of a line."""
 
 
-def run_logs(data_dir: Path, options: LogOptions) -> int:
+def run_logs(selection: NodeSelection, options: LogOptions) -> int:
     """Print the log; return the exit code."""
 
     def work() -> int:
-        instance = Instance.at(data_dir)
+        node = select_node(selection)
         since = time.time_ns() - options.since if options.since is not None else None
         printer = Printer(LineWriter(timestamps=options.timestamps, since=since))
-        reader = _Reader(instance, options, since, printer)
+        reader = _Reader(node, options, since, printer)
         reader.select()
         if options.follow and not options.previous:
             asyncio.run(reader.follow())
@@ -218,11 +222,11 @@ class Printer:
 
 
 class _Reader:
-    def __init__(self, instance: Instance, options: LogOptions, since: int | None, printer: Printer) -> None:
+    def __init__(self, node: Node, options: LogOptions, since: int | None, printer: Printer) -> None:
         """Initialize; `since` is the time of the oldest line, in nanoseconds since the Unix epoch."""
         self._since = since
-        self._instance = instance
-        self._client = NodeClient(instance)
+        self._node = node
+        self._client = node.client
         self._options = options
         self._printer = printer
         self._pod: Pod
@@ -233,7 +237,7 @@ class _Reader:
         try:
             node = self._client.pods()
         except KubeletNotRunning:
-            node = NodePods(pods=pods_with_logs(self._instance))
+            node = NodePods(pods=pods_with_logs(self._node))
             if self._options.follow or not node.pods:
                 raise
         self._pod = choose_pod(node.pods, self._options.pod, node.states)
@@ -303,7 +307,7 @@ class _Reader:
         self._printer.print(log.entries())
 
     def _file(self, attempt: int) -> Path:
-        return log_file(self._instance, self._pod, self._container.name, attempt)
+        return log_file(self._node, self._pod, self._container.name, attempt)
 
     async def _observe_pod(self) -> tuple[Pod | None, str]:
         try:

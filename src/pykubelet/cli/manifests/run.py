@@ -10,21 +10,20 @@ terminating, or when a container waits for one of the FAILURE_REASONS: the next 
 in the same way, and the user needs the cause now. With `restartPolicy: OnFailure` CrashLoopBackOff is not a
 failure.
 
-Progress is redrawn in place on a terminal and printed as one line per change elsewhere.
+Progress is shown by `run_view`.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
 
-from pykubelet.api.pod import Pod, is_sidecar
+from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cli.client import (
     ManifestRejected,
@@ -33,13 +32,16 @@ from pykubelet.cli.client import (
     NotFoundError,
     choose_container,
     choose_pod,
-    exit_on_sigterm,
     run_command,
 )
-from pykubelet.cli.describe import state_text
-from pykubelet.cli.logs import known_runs, log_file
+from pykubelet.cli.manifests.run_view import LiveView, PlainView, PodSnapshot, statuses_of
+from pykubelet.cli.node_access import Node, select_node
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.pods.describe import state_text
+from pykubelet.cli.pods.logs import known_runs, log_file
 from pykubelet.cli.printers import escape_unprintable, has_condition, is_terminating, status_text
 from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.images.pull_progress import PullProgress
 from pykubelet.linux import HostError
 from pykubelet.linux.network import node_name
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
@@ -57,8 +59,6 @@ from pykubelet.podconfig.static_pods import (
 )
 from pykubelet.server.log_files import LogFile
 from pykubelet.server.pods import NodePods
-from pykubelet.standalone.data_dir import lock_owner
-from pykubelet.standalone.instance import Instance
 
 STEADY_SECONDS = 2.0
 """Seconds that a pod without readiness probes must stay ready, because it may crash right after its start."""
@@ -93,7 +93,7 @@ def run_outcome(pod: Pod, state: str, ready_seconds: float) -> RunOutcome | None
         return RunOutcome(False, status_text(pod, state))
     if is_terminating(pod, state):
         return RunOutcome(False, "Terminating")
-    for status in _statuses(pod):
+    for status in statuses_of(pod):
         reason = status.state.waiting.reason if status.state.waiting is not None else ""
         may_restart = pod.spec.restart_policy == "OnFailure" and reason == "CrashLoopBackOff"
         if reason in FAILURE_REASONS and not may_restart:
@@ -108,35 +108,12 @@ def is_ready(pod: Pod) -> bool:
     return has_condition(pod, "Ready")
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerProgress:
-    """Current state of one container, as text."""
-
-    container: str
-    description: str
-
-
-def container_progress(pod: Pod, now: datetime) -> list[ContainerProgress]:
-    """Return the state of each container that has a status, init containers first."""
-    init_names = {container.name for container in pod.spec.init_containers if not is_sidecar(container)}
-    found = []
-    for status in _statuses(pod):
-        if status.state.running is not None:
-            readiness = "" if status.name in init_names else ", ready" if status.ready else ", not ready yet"
-            description = f"running{readiness}"
-        else:
-            description = state_text(status.state, now)
-        restart_note = f" (restart {status.restart_count})" if status.restart_count else ""
-        found.append(ContainerProgress(status.name, description + restart_note))
-    return found
-
-
 def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
     """Return lines on a failure: pod reason, failing containers and the last three warning events."""
     lines = []
     if pod.status.reason or pod.status.message:
         lines.append(f"{pod.status.reason}: {pod.status.message}".strip(": "))
-    for status in failing_statuses(pod):
+    for status in failingstatuses_of(pod):
         lines.append(f"container {status.name}: {state_text(status.state, now)}")
         if status.last_state.terminated is not None:
             lines.append(f"container {status.name} before: {state_text(status.last_state, now)}")
@@ -146,9 +123,9 @@ def explain(pod: Pod, events: Sequence[Event], now: datetime) -> list[str]:
     return lines
 
 
-def failing_statuses(pod: Pod) -> list[ContainerStatus]:
+def failingstatuses_of(pod: Pod) -> list[ContainerStatus]:
     """Return the statuses of the containers that failed or are not ready."""
-    return [status for status in _statuses(pod) if not _is_healthy(pod, status)]
+    return [status for status in statuses_of(pod) if not _is_healthy(pod, status)]
 
 
 def _is_healthy(pod: Pod, status: ContainerStatus) -> bool:
@@ -170,103 +147,6 @@ def _has_readiness_probes(pod: Pod) -> bool:
     return all(container.readiness_probe is not None for container in pod.spec.containers)
 
 
-def _statuses(pod: Pod) -> Iterator[ContainerStatus]:
-    yield from pod.status.init_container_statuses
-    yield from pod.status.container_statuses
-
-
-_LAST_EVENTS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class PodSnapshot:
-    """Observed state of one pod; `pod` is None until the node has read the manifest."""
-
-    name: str
-    pod: Pod | None = None
-    state: str = "syncing"
-    events: Sequence[Event] = ()
-
-    @property
-    def status(self) -> str:
-        """STATUS column of the pod."""
-        return status_text(self.pod, self.state) if self.pod is not None else "handed over"
-
-    def steps(self) -> list[ContainerProgress]:
-        """Return the states of its containers."""
-        return container_progress(self.pod, datetime.now(UTC)) if self.pod is not None else []
-
-
-class PlainView:
-    """Progress output for logs and pipes: each change is printed once."""
-
-    def __init__(self) -> None:
-        self._shown: set[tuple[str, str]] = set()
-        self._last_status: dict[str, str] = {}
-        self._started_at = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def show(self, snapshots: Sequence[PodSnapshot]) -> None:
-        """Print status changes and new events."""
-        for snapshot in snapshots:
-            if self._last_status.get(snapshot.name) != snapshot.status:
-                self._last_status[snapshot.name] = snapshot.status
-                self._print(f"{snapshot.name}: {snapshot.status}")
-            for event in snapshot.events:
-                if (snapshot.name, line := f"{event.reason}: {event.message}") not in self._shown:
-                    self._shown.add((snapshot.name, line))
-                    self._print(f"{snapshot.name}: {escape_unprintable(line, lines=False)}")
-
-    def _print(self, line: str) -> None:
-        print(f"{time.monotonic() - self._started_at:6.1f}s  {line}", flush=True)
-
-
-class LiveView:
-    """Progress output for terminals: pods, their containers and the last events, redrawn in place."""
-
-    def __init__(self) -> None:
-        # Imported here: only terminal output needs rich.
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(console=Console(highlight=False), refresh_per_second=8)
-
-    def __enter__(self) -> Self:
-        exit_on_sigterm()
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, snapshots: Sequence[PodSnapshot]) -> None:
-        """Redraw the current state."""
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        parts: list[Text | Table] = []
-        for snapshot in snapshots:
-            parts.append(Text.assemble((snapshot.name, "bold"), "  ", snapshot.status))
-            table = Table.grid(padding=(0, 2))
-            for progress in snapshot.steps():
-                table.add_row(
-                    Text(f"  {progress.container}"),
-                    Text(escape_unprintable(progress.description, lines=False)),
-                )
-            parts.append(table)
-            for event in list(snapshot.events)[-_LAST_EVENTS:]:
-                style = "red" if event.kind == "Warning" else "dim"
-                line = escape_unprintable(f"    {event.reason}: {event.message}", lines=False)
-                parts.append(Text(line, style=style, no_wrap=True, overflow="ellipsis"))
-        self._live.update(Group(*parts))
-
-
 PROGRAM = "pykubelet run"
 _POLL_SECONDS = 0.25
 _LOG_LINES = 10
@@ -283,25 +163,42 @@ class RunOptions:
     """Seconds to wait for the pods."""
 
 
-def run_manifest(data_dir: Path, options: RunOptions) -> int:
+def run_manifest(selection: NodeSelection, options: RunOptions) -> int:
     """Validate the manifest, install it and wait for its pods; return the exit code."""
 
     def work() -> int:
-        instance = Instance.at(data_dir)
+        node = select_node(selection)
         content = _read(options.file)
         written = _validated(content, str(options.file))
-        if not instance.manifests.is_dir():
-            raise NodeError(f"there is no node in {data_dir}: start one with `pykubelet up`")
-        target = _install(instance, options, content, written)
-        if lock_owner(instance) is None:
-            what = "the pod starts" if written.pods else "it is used"
-            print(f"The node is not running: {what} with the next `pykubelet up`.")
+        directory = manifest_directory(node)
+        target = _install(node, directory, options, content, written)
+        if not node.is_running():
+            what = "the pod starts" if written.written_pods else "it is used"
+            start = f"`pykubelet up{node.option}`" if node.instance is not None else "start of the kubelet"
+            print(f"The node is not running: {what} with the next {start}.")
             return 0
-        if options.detach or not written.pods:
+        pods = written.written_pods
+        if options.detach or not pods:
             return 0
-        return _wait_for_pods(instance, [_PodWait(pod, target) for pod in written.pods], options.timeout)
+        return _wait_for_pods(node, [_PodWait(pod, target) for pod in pods], options.timeout)
 
     return run_command(PROGRAM, work, ManifestConflict, OSError)
+
+
+def manifest_directory(node: Node) -> Path:
+    """Return the directory of static pod manifests. Raises NodeError."""
+    directory = node.manifests
+    if directory is None:
+        raise NodeError(
+            f"the node on {node.title} takes no manifests: set staticPodPath in its configuration"
+        )
+    if directory.is_file():
+        raise NodeError(f"the staticPodPath {directory} is one file, whose owner writes it: set a directory")
+    if not directory.is_dir() and not node.is_running():
+        if node.instance is not None:
+            raise NodeError(f"there is no node in {node.title}: start one with `pykubelet up`")
+        raise NodeError(f"the manifest directory {directory} does not exist: {node.start_hint}")
+    return directory
 
 
 def _read(file: Path) -> bytes:
@@ -321,30 +218,29 @@ def _validated(content: bytes, origin: str) -> Contents:
         content, source="file", origin=origin, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
     )
     written = read_manifest(content, origin)
-    if not written.pods and not written.objects:
+    if written.is_empty:
         raise ConfigError([Problem(origin, "holds no pod")])
+    for warning in written.warnings:
+        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     return written
 
 
-def _install(instance: Instance, options: RunOptions, content: bytes, written: Contents) -> Path:
-    target = instance.manifests / options.file.name
-    if options.file.resolve().parent != instance.manifests.resolve():
-        target = _send_to_node(instance, options, content) or _write_manifest(
-            target, options, content, written
-        )
-    for name in (*map(title, written.objects), *(pod.metadata.name for pod in written.pods)):
+def _install(node: Node, directory: Path, options: RunOptions, content: bytes, written: Contents) -> Path:
+    target = directory / options.file.name
+    if options.file.resolve().parent != directory.resolve():
+        target = _send_to_node(node, options, content) or _write_manifest(target, options, content, written)
+    titles = [*map(title, written.objects), *(workload.title for workload in written.workloads)]
+    for name in (*titles, *(pod.metadata.name for pod in written.pods)):
         print(f"{name}: handed to the node as {target}")
     return target
 
 
-def _send_to_node(instance: Instance, options: RunOptions, content: bytes) -> Path | None:
+def _send_to_node(node: Node, options: RunOptions, content: bytes) -> Path | None:
     """Send the manifest to the running node and return its path; None if no node can accept it now."""
-    if lock_owner(instance) is None:
+    if not node.is_running():
         return None
     try:
-        return Path(
-            NodeClient(instance).put_manifest(options.file.name, content, replace=options.replace).path
-        )
+        return Path(node.client.put_manifest(options.file.name, content, replace=options.replace).path)
     except ManifestRejected:
         raise
     except NodeError:
@@ -399,27 +295,37 @@ class _PodWait:
         self.outcome = run_outcome(found, self.state, steady)
 
 
-def _wait_for_pods(instance: Instance, pod_waits: Sequence[_PodWait], timeout: float) -> int:
-    client, started_at = NodeClient(instance), time.monotonic()
+def _wait_for_pods(node: Node, pod_waits: Sequence[_PodWait], timeout: float) -> int:
+    client, started_at = node.client, time.monotonic()
     try:
         with LiveView() if sys.stdout.isatty() else PlainView() as view:
             while (now := time.monotonic()) - started_at < timeout:
-                node = client.pods()
+                found = client.pods()
                 for pod_wait in pod_waits:
                     if pod_wait.outcome is None:
-                        pod_wait.update(client, node, now)
-                view.show([pod_wait.snapshot for pod_wait in pod_waits])
+                        pod_wait.update(client, found, now)
+                view.show([pod_wait.snapshot for pod_wait in pod_waits], _pulls(client, pod_waits))
                 if all(pod_wait.outcome is not None for pod_wait in pod_waits):
                     break
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         print("\nThe pod stays with the node: `pykubelet ps` shows it.", file=sys.stderr)
         raise
-    results = [_print_result(instance, pod_wait, time.monotonic() - started_at) for pod_wait in pod_waits]
+    results = [_print_result(node, pod_wait, time.monotonic() - started_at) for pod_wait in pod_waits]
     return 0 if all(results) else 1
 
 
-def _print_result(instance: Instance, pod_wait: _PodWait, seconds: float) -> bool:
+def _pulls(client: NodeClient, pod_waits: Sequence[_PodWait]) -> Sequence[PullProgress]:
+    """Return the node's pulls if a container of a pod may wait for one."""
+    for pod_wait in pod_waits:
+        if pod_wait.outcome is None and pod_wait.pod is not None:
+            found = list(statuses_of(pod_wait.pod))
+            if not found or any(status.state.waiting is not None for status in found):
+                return client.pulls()
+    return ()
+
+
+def _print_result(node: Node, pod_wait: _PodWait, seconds: float) -> bool:
     outcome = pod_wait.outcome or RunOutcome(False, f"not ready after {seconds:.0f}s")
     if outcome.good:
         address = pod_wait.pod.status.pod_ip if pod_wait.pod is not None else ""
@@ -431,8 +337,8 @@ def _print_result(instance: Instance, pod_wait: _PodWait, seconds: float) -> boo
         return False
     for line in explain(pod_wait.pod, pod_wait.events, datetime.now(UTC)):
         print(f"  {escape_unprintable(line, lines=False)}", file=sys.stderr)
-    for status in failing_statuses(pod_wait.pod):
-        lines = _last_log_lines(instance, pod_wait.pod, status.name)
+    for status in failingstatuses_of(pod_wait.pod):
+        lines = _last_log_lines(node, pod_wait.pod, status.name)
         if lines:
             print(f"  the last lines of container {status.name}:", file=sys.stderr)
         for line in lines:
@@ -441,10 +347,10 @@ def _print_result(instance: Instance, pod_wait: _PodWait, seconds: float) -> boo
     return False
 
 
-def _last_log_lines(instance: Instance, pod: Pod, container: str) -> list[str]:
-    newest = known_runs(log_file(instance, pod, container, 0)) - 1
+def _last_log_lines(node: Node, pod: Pod, container: str) -> list[str]:
+    newest = known_runs(log_file(node, pod, container, 0)) - 1
     try:
-        with closing(LogFile(log_file(instance, pod, container, max(newest, 0)))) as log:
+        with closing(LogFile(log_file(node, pod, container, max(newest, 0)))) as log:
             entries = log.skip_to_last(_LOG_LINES)
     except OSError:
         return []
@@ -454,11 +360,11 @@ def _last_log_lines(instance: Instance, pod: Pod, container: str) -> list[str]:
 RESTART_PROGRAM = "pykubelet restart"
 
 
-def run_restart(data_dir: Path, name: str, container: str | None) -> int:
+def run_restart(selection: NodeSelection, name: str, container: str | None) -> int:
     """Request the restart from the node; return the exit code."""
 
     def work() -> int:
-        client = NodeClient(Instance.at(data_dir))
+        client = select_node(selection).client
         node = client.pods()
         pod = choose_pod(node.pods, name, node.states)
         if container is not None:

@@ -10,14 +10,12 @@ A terminal that is watched shows as many rows and columns as fit; elsewhere the 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pykubelet.api.pod import Pod
@@ -30,9 +28,11 @@ from pykubelet.cli.client import (
     draw_live,
     run_command,
 )
-from pykubelet.cli.printers import escape_unprintable, format_columns, is_finished, status_text
-from pykubelet.cli.usage import NO_TRAFFIC, Traffic, TrafficRates, traffic
-from pykubelet.cli.usage_table import (
+from pykubelet.cli.node_access import select_node
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import serialized
+from pykubelet.cli.pods.usage import NO_TRAFFIC, Traffic, TrafficRates, traffic
+from pykubelet.cli.pods.usage_table import (
     Column,
     UsageRow,
     View,
@@ -43,8 +43,8 @@ from pykubelet.cli.usage_table import (
     pod_rows,
     sort_key,
 )
+from pykubelet.cli.printers import escape_unprintable, format_columns, is_finished, status_text
 from pykubelet.server.pods import NodePods
-from pykubelet.standalone.instance import Instance
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -158,13 +158,13 @@ class UsageReader:
         return node, None if name is None else choose_pod(node.pods, name, node.states)
 
 
-def run_top(data_dir: Path, options: TopOptions) -> int:
+def run_top(selection: NodeSelection, options: TopOptions) -> int:
     """Print the usage; return the exit code."""
 
     def work() -> int:
-        reader = UsageReader(NodeClient(Instance.at(data_dir)), options)
+        reader = UsageReader(select_node(selection).client, options)
         if options.output in ("json", "yaml"):
-            print(_serialized(reader.document(), options.output), end="")
+            print(serialized(reader.document(), options.output), end="")
         elif options.watch:
             (_watch_live if sys.stdout.isatty() else _watch_plain)(reader)
         else:
@@ -189,15 +189,6 @@ def _no_usage_yet(pod: Pod | None, node: NodePods, options: TopOptions) -> NoUsa
     if is_finished(pod):
         return NoUsageYet(f"pod {pod.metadata.name} is {status}: only pods that run use anything")
     return NoUsageYet(f"pod {pod.metadata.name} ({status}) has not been measured yet: {retry}")
-
-
-def _serialized(document: dict[str, Any], output: str) -> str:
-    """Return the document as ASCII, which a terminal does not interpret."""
-    if output == "json":
-        return json.dumps(document, indent=2) + "\n"
-    import yaml
-
-    return yaml.safe_dump(document, sort_keys=False)
 
 
 def _print_once(snapshot: Snapshot, options: TopOptions) -> None:

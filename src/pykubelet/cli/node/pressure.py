@@ -7,66 +7,82 @@ before it is met. The pod is the one that would be evicted first if only this th
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgspec
 
 from pykubelet.api.duration import Duration
-from pykubelet.cli.client import NodeClient, run_command
+from pykubelet.cli.client import run_command
+from pykubelet.cli.node_access import select_node
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output, serialized
+from pykubelet.cli.pods.usage import format_size
 from pykubelet.cli.printers import escape_unprintable, format_columns, format_duration
-from pykubelet.cli.usage import format_size
 from pykubelet.eviction.report import PressureReport, SignalReport, ThresholdReport
-from pykubelet.standalone.instance import Instance
 
 PROGRAM = "pykubelet pressure"
 UNKNOWN = "<unknown>"
 _HEADINGS = ["SIGNAL", "AVAILABLE", "CAPACITY", "THRESHOLD", "KIND", "DISTANCE", "STATE", "FIRST TO GO"]
+_WIDE_HEADINGS = ["MEASURED", "GRACE", "MINIMUM RECLAIM"]
 _BYTES = ("memory", "ephemeral-storage")
 
 
-def run_pressure(data_dir: Path, *, as_json: bool = False) -> int:
-    """Print the report; return the exit code."""
+def run_pressure(selection: NodeSelection, output: Output = Output.TABLE) -> int:
+    """Print the report, or with `name` the signals; return the exit code."""
 
     def work() -> int:
-        report = NodeClient(Instance.at(data_dir)).pressure()
-        if as_json:
-            print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        report = select_node(selection).client.pressure()
+        if output in (Output.JSON, Output.YAML):
+            print(serialized(msgspec.to_builtins(report), output), end="")
+        elif output == Output.NAME:
+            for signal in report.signals:
+                print(escape_unprintable(signal.signal, lines=False))
         else:
-            print("\n".join(lines(report)))
+            print("\n".join(lines(report, wide=output == Output.WIDE)))
         return 0
 
     return run_command(PROGRAM, work)
 
 
-def lines(report: PressureReport) -> list[str]:
+def lines(report: PressureReport, *, wide: bool = False) -> list[str]:
     """Return the report as text: conditions, the table of thresholds, and why each pod comes first."""
     title = f"Node conditions: {', '.join(report.conditions) or 'no pressure'}"
     if not report.signals:
         return [title, "No eviction thresholds are configured: set evictionHard or evictionSoft"]
+    headings = [*_HEADINGS, *(_WIDE_HEADINGS if wide else ())]
     rows = [
-        [escape_unprintable(cell, lines=False) for cell in _row(signal, threshold)]
+        [*_row(signal, threshold), *(_more(signal, threshold) if wide else ())]
         for signal in report.signals
         for threshold in signal.thresholds
     ]
-    return [title, "", *format_columns([_HEADINGS, *rows]), *_reasons(report.signals)]
+    return [title, "", *format_columns([headings, *rows]), *_reasons(report.signals)]
+
+
+def _amount(signal: SignalReport, value: int | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if signal.resource not in _BYTES:
+        return str(value)
+    return f"-{format_size(-value)}" if value < 0 else format_size(value)
+
+
+def _more(signal: SignalReport, threshold: ThresholdReport) -> list[str]:
+    """Return the cells of `-o wide`."""
+    age = f"{format_duration(signal.age_seconds)} ago" if signal.age_seconds is not None else UNKNOWN
+    grace = (
+        str(Duration.from_seconds(threshold.grace_period_seconds)) if threshold.kind == "soft" else "<none>"
+    )
+    return [age, grace, _amount(signal, threshold.min_reclaim)]
 
 
 def _row(signal: SignalReport, threshold: ThresholdReport) -> list[str]:
-    def amount(value: int | None) -> str:
-        if value is None:
-            return UNKNOWN
-        if signal.resource not in _BYTES:
-            return str(value)
-        return f"-{format_size(-value)}" if value < 0 else format_size(value)
-
     victim = signal.first_victim
     return [
         signal.signal,
-        amount(signal.available),
-        amount(signal.capacity),
-        amount(threshold.value),
+        _amount(signal, signal.available),
+        _amount(signal, signal.capacity),
+        _amount(signal, threshold.value),
         threshold.kind,
-        amount(threshold.distance),
+        _amount(signal, threshold.distance),
         _state(signal, threshold),
         f"{victim.namespace}/{victim.name}" if victim is not None else "<none>",
     ]

@@ -18,16 +18,17 @@ import tty
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Container, Pod
-from pykubelet.cli.client import NodeClient, choose_container, choose_pod, run_command
+from pykubelet.cli.client import choose_container, choose_pod, run_command
 from pykubelet.cli.errors import print_error
-from pykubelet.cli.logs import container_status
+from pykubelet.cli.node_access import Node, select_node
+from pykubelet.cli.offline import node_pods
+from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.pods.logs import container_status
 from pykubelet.cli.printers import escape_unprintable, termination_reason
-from pykubelet.standalone.instance import Instance
 from pykubelet.transport.errors import CriError
 from pykubelet.transport.remote_command import RemoteCommand, Result, StreamError, connect
 from pykubelet.util.tasks import TaskScope
@@ -99,6 +100,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 EXEC, ATTACH = "pykubelet exec", "pykubelet attach"
+MAX_OUTPUT_BYTES = 64 * 1024
+"""Size of what `exec_output` returns."""
 _CALL_TIMEOUT = Duration.from_seconds(30)
 _FILES = {"stdout": 1, "stderr": 2}
 
@@ -128,12 +131,12 @@ class AttachOptions:
     tty: bool = False
 
 
-def run_exec(data_dir: Path, options: ExecOptions) -> int:
+def run_exec(selection: NodeSelection, options: ExecOptions) -> int:
     """Run the command; return its exit code, or 1 if it could not be requested."""
 
     def work() -> int:
-        instance = Instance.at(data_dir)
-        pod, container = _chosen(instance, options.pod, options.container)
+        node = select_node(selection)
+        pod, container = _chosen(EXEC, node, options.pod, options.container)
         container_id = running_id(pod, container.name)
         raw = options.tty and _can_have_terminal(EXEC, options.stdin)
 
@@ -152,17 +155,17 @@ def run_exec(data_dir: Path, options: ExecOptions) -> int:
             )
 
         streams = _streams(options.stdin, raw)
-        return _run(_session(EXEC, instance, prepare, streams, raw=raw))
+        return _run(_session(EXEC, node, prepare, streams, raw=raw))
 
     return run_command(EXEC, work, NotRunning, StreamError, CriError)
 
 
-def run_attach(data_dir: Path, options: AttachOptions) -> int:
+def run_attach(selection: NodeSelection, options: AttachOptions) -> int:
     """Attach to the main process of a container; return its exit code, or 1 if that is not possible."""
 
     def work() -> int:
-        instance = Instance.at(data_dir)
-        pod, container = _chosen(instance, options.pod, options.container)
+        node = select_node(selection)
+        pod, container = _chosen(ATTACH, node, options.pod, options.container)
         container_id = running_id(pod, container.name)
         stdin = options.stdin and container.stdin
         if options.stdin and not stdin:
@@ -186,14 +189,14 @@ def run_attach(data_dir: Path, options: AttachOptions) -> int:
             )
 
         streams = _streams(stdin, container.tty)
-        return _run(_session(ATTACH, instance, prepare, streams, raw=raw))
+        return _run(_session(ATTACH, node, prepare, streams, raw=raw))
 
     return run_command(ATTACH, work, NotRunning, StreamError, CriError)
 
 
-def _chosen(instance: Instance, pod_name: str, container_name: str | None) -> tuple[Pod, Container]:
-    node = NodeClient(instance).pods()
-    pod = choose_pod(node.pods, pod_name, node.states)
+def _chosen(program: str, node: Node, pod_name: str, container_name: str | None) -> tuple[Pod, Container]:
+    found = node_pods(node, program)
+    pod = choose_pod(found.pods, pod_name, found.states)
     container, is_default = choose_container(pod, container_name)
     if is_default and sys.stderr.isatty():
         print(f"Container {container.name} (choose another with -c)", file=sys.stderr)
@@ -241,13 +244,13 @@ def _run(session: Awaitable[int]) -> int:
 
 async def _session(
     program: str,
-    instance: Instance,
+    node: Node,
     prepare: Callable[[RuntimeClient], Awaitable[str]],
     streams: Sequence[str],
     *,
     raw: bool,
 ) -> int:
-    async with runtime_client(instance) as runtime:
+    async with runtime_client(node) as runtime:
         url = await prepare(runtime)
     with ExitStack() as stack:
         if raw:
@@ -264,7 +267,7 @@ async def _session(
 
 
 @asynccontextmanager
-async def runtime_client(instance: Instance) -> AsyncIterator[RuntimeClient]:
+async def runtime_client(node: Node) -> AsyncIterator[RuntimeClient]:
     """Connect to the runtime of this node. Raises CriError."""
     # Imported here: loading gRPC takes longer than most commands run.
     from prometheus_client import CollectorRegistry
@@ -273,19 +276,27 @@ async def runtime_client(instance: Instance) -> AsyncIterator[RuntimeClient]:
     from pykubelet.cri.connect import connect as connect_runtime
 
     metrics = CriMetrics(CollectorRegistry())
-    async with await connect_runtime(_endpoint(instance), timeout=_CALL_TIMEOUT, metrics=metrics) as cri:
+    async with await connect_runtime(node.endpoint, timeout=_CALL_TIMEOUT, metrics=metrics) as cri:
         yield cri.runtime
 
 
-def _endpoint(instance: Instance) -> str:
-    """Return the CRI endpoint of this node from the kubelet.yaml that `up` writes, else the private one."""
-    import yaml
+async def exec_output(node: Node, container_id: str, command: Sequence[str]) -> tuple[Result, bytes]:
+    """Run a command without input; return its result, and the beginning of what it wrote.
 
-    try:
-        written = yaml.safe_load((instance.data_dir / "kubelet.yaml").read_bytes())
-        return str(written["containerRuntimeEndpoint"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
-        return instance.endpoint
+    Raises CriError and StreamError.
+    """
+    # Imported here: loading gRPC takes longer than most commands run.
+    from pykubelet.cri import runtime_pb2 as pb
+
+    async with runtime_client(node) as runtime:
+        url = await runtime.exec(
+            pb.ExecRequest(container_id=container_id, cmd=command, stdout=True, stderr=True)
+        )
+    written = bytearray()
+    async with connect(url, ["stdout", "stderr"]) as running:
+        async for _, data in running.output():
+            written += data[: MAX_OUTPUT_BYTES - len(written)]
+    return running.result, bytes(written)
 
 
 async def _run_streams(url: str, streams: Sequence[str], *, raw: bool) -> Result:

@@ -1,0 +1,1 @@
+"""Commands on images and registries: `pykubelet images …`, `login` and `logout`."""

@@ -1,0 +1,1 @@
+"""Commands for manifests: run and restart."""

@@ -1,0 +1,1 @@
+"""Commands for the node: up, down, doctor, config, pressure and dev."""

@@ -1,0 +1,1 @@
+"""Commands for pods: ps, top, describe, logs, exec, attach and port-forward."""
