@@ -21,10 +21,7 @@ set -e
 mount -t proc none /proc
 mount -t sysfs none /sys
 for module in /modules/*; do insmod $module || echo "no $module"; done
-mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose host /lower
-mount -t tmpfs -o mode=755,size=70% none /layer
-mkdir /layer/upper /layer/work
-mount -t overlay -o lowerdir=/lower,upperdir=/layer/upper,workdir=/layer/work none /root
+{root}
 # What this machine has mounted or running must not be taken for the guest's own.
 for place in /proc /sys /dev /run /tmp /var/tmp /var/lib/cni /sys/fs/cgroup; do mkdir -p /root$place; done
 mount -t tmpfs -o mode=755 none /root/run
@@ -40,12 +37,26 @@ exec switch_root /root /lib/systemd/systemd
 """
 
 
-def make_initramfs(kernel: Kernel, overlay: Mapping[str, str]) -> bytes:
-    """Make the archive; `overlay` are texts of files that the guest finds beside the host's, by path."""
+_HOST_FILES = """\
+mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose host /lower
+mount -t tmpfs -o mode=755,size=70% none /layer
+mkdir /layer/upper /layer/work
+mount -t overlay -o lowerdir=/lower,upperdir=/layer/upper,workdir=/layer/work none /root"""
+_OWN_SYSTEM = """\
+mount -t devtmpfs none /dev
+mount -t ext4 /dev/vda /root"""
+
+
+def make_initramfs(kernel: Kernel, overlay: Mapping[str, str], *, own_system: bool = False) -> bytes:
+    """Make the archive; `overlay` are texts of files that the guest finds beside the root's, by path.
+
+    The root is the host's files, or with `own_system` the guest's first disk.
+    """
     busybox = shutil.which("busybox")
     if busybox is None:
         raise RuntimeError("busybox is needed (Debian package busybox-static)")
-    files: dict[str, bytes] = {"bin/busybox": Path(busybox).read_bytes(), "init": _INIT.encode()}
+    init = _INIT.replace("{root}", _OWN_SYSTEM if own_system else _HOST_FILES)
+    files: dict[str, bytes] = {"bin/busybox": Path(busybox).read_bytes(), "init": init.encode()}
     files |= {f"modules/{path.name}": path.read_bytes() for path in kernel.modules}
     files |= {f"overlay/{path.lstrip('/')}": text.encode() for path, text in overlay.items()}
     folders = {"proc", "sys", "lower", "layer", "root", "dev"}

@@ -29,6 +29,9 @@ MODULES = (
     *("veth", "bridge", "nf_tables", "nft_compat", "nft_chain_nat", "nf_conntrack", "nf_nat"),
     *("xt_comment", "xt_MASQUERADE", "xt_addrtype", "xt_conntrack", "xt_mark", "xt_tcpudp", "xt_nat"),
     *("xt_multiport", "ip_tables", "iptable_nat", "iptable_filter", "iptable_mangle"),
+    # kube-proxy and the network between two machines.
+    *("xt_statistic", "xt_recent", "xt_nfacct", "nfnetlink_acct", "nf_conntrack_netlink", "br_netfilter"),
+    *("ipt_REJECT", "ip6t_REJECT", "virtio_net"),
 )
 
 
@@ -40,6 +43,8 @@ class Kernel:
     """Uncompressed: a processor in software is slow at undoing that."""
     modules: tuple[Path, ...]
     """In the order to load them."""
+    config: Path
+    """Its configuration, named as in /boot."""
 
 
 def find_kernel(cache: Path = CACHE) -> Kernel:
@@ -55,7 +60,8 @@ def find_kernel(cache: Path = CACHE) -> Kernel:
             made = Path(scratch) / "made"
             _reduce(Path(scratch) / "all", made)
             made.rename(folder)
-    return Kernel(folder / "vmlinux", tuple(sorted((folder / "modules").iterdir())))
+    (config,) = folder.glob("config-*")
+    return Kernel(folder / "vmlinux", tuple(sorted((folder / "modules").iterdir())), config)
 
 
 def load_order(dependencies: str, wanted: tuple[str, ...]) -> list[str]:
@@ -110,6 +116,7 @@ def _reduce(unpacked: Path, made: Path) -> None:
     (made / "modules").mkdir(parents=True)
     for number, path in enumerate(order):
         shutil.copy(unpacked_modules / path, made / "modules" / f"{number:03}-{Path(path).name}")
+    shutil.copy(unpacked / "boot" / f"config-{version}", made)
     (made / "vmlinux").write_bytes(unpack_image(boot.read_bytes()))
 
 

@@ -72,17 +72,22 @@ ExecStart=/bin/sh /etc/vmtest
 _SCRIPT = """\
 stty -F /dev/ttyS1 raw
 ip link set lo up
-# A network that leads nowhere: an agent wants an address.
-ip link add net0 type veth peer name net1
-ip address add 10.99.0.2/24 dev net0
-ip link set net0 up
-ip link set net1 up
+{network}
 ip route add default via 10.99.0.1
 {mounts}
 echo "{first}"
 {command}
 echo "{last}$?"
 """
+_LEADS_NOWHERE = """\
+# A network that leads nowhere: an agent wants an address.
+ip link add net0 type veth peer name net1
+ip address add 10.99.0.2/24 dev net0
+ip link set net0 up
+ip link set net1 up"""
+_LINKED = """\
+ip address add {address}/24 dev eth0
+ip link set eth0 up"""
 _MOUNT_DISK = "mount /dev/vda /tmp && chmod 1777 /tmp"
 _MOUNT_SHARE = "mkdir {point} && mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288 share {point}"
 
@@ -122,6 +127,21 @@ def why_not(checkout: Path = CHECKOUT) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A network cable between two virtual machines; the one that listens is started first."""
+
+    socket: Path
+    """Unix socket of the host that carries the frames."""
+    listens: bool
+    address: str
+    """The guest's IPv4 address, in 10.99.0.0/24."""
+
+    def mac(self) -> str:
+        """Return the MAC address of the guest's interface, which follows from its address."""
+        return ":".join(["52", "54", *(f"{int(part):02x}" for part in self.address.split("."))])
+
+
+@dataclass(frozen=True, slots=True)
 class Equipment:
     """Equipment of the virtual machine beyond the host's files."""
 
@@ -134,6 +154,10 @@ class Equipment:
     """Environment of the command."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of files that differ from the host's, by path."""
+    system: Path | None = None
+    """ext4 image with another system than the host's files; what the guest writes is dropped with it."""
+    link: Link | None = None
+    """Network to another machine; without one, the guest's network leads nowhere."""
 
 
 SHARED = Path("/run/host-share")
@@ -163,11 +187,13 @@ def run_command(
     Raises RuntimeError when it does not get as far, with the end of the console.
     """
     equipment = equipment or Equipment()
+    if equipment.system is not None and equipment.disk_mb:
+        raise ValueError("the guest has one disk: its own system, or an empty one")
     kernel = find_kernel()
     overlay = {
         "/etc/systemd/system/vmtest.target": _TARGET,
         "/etc/systemd/system/vmtest.service": _SERVICE.format(
-            checkout=CHECKOUT,
+            checkout="/" if equipment.system else CHECKOUT,
             modules=CHECKOUT / "src",
             marker=MARKER,
             version=version,
@@ -175,11 +201,12 @@ def run_command(
         ),
         "/etc/vmtest": guest_script(command, equipment),
         "/etc/fstab": "",
+        f"/boot/{kernel.config.name}": kernel.config.read_text(),
         **equipment.files,
     }
     with tempfile.TemporaryDirectory(prefix="pyk-vm-") as folder:
         first_files = Path(folder) / "initramfs"
-        first_files.write_bytes(make_initramfs(kernel, overlay))
+        first_files.write_bytes(make_initramfs(kernel, overlay, own_system=equipment.system is not None))
         console, disk = Path(folder) / "console.log", Path(folder) / "disk"
         if equipment.disk_mb:
             make_disk(disk, equipment.disk_mb)
@@ -218,7 +245,11 @@ def guest_script(command: Sequence[str], equipment: Equipment) -> str:
     if equipment.share is not None:
         mounts.append(_MOUNT_SHARE.format(point=SHARED))
     return _SCRIPT.format(
-        first=FIRST_WORD, last=LAST_WORD, mounts="\n".join(mounts), command=shlex.join(command)
+        first=FIRST_WORD,
+        last=LAST_WORD,
+        network=_LINKED.format(address=equipment.link.address) if equipment.link else _LEADS_NOWHERE,
+        mounts="\n".join(mounts),
+        command=shlex.join(command),
     )
 
 
@@ -253,13 +284,15 @@ def qemu_command(
     # Options are separated by commas: a comma in a path is doubled.
     drive = f"file={str(disk).replace(',', ',,')},format=raw,if=virtio,cache=unsafe"
     share = f"local,id=share,path={str(equipment.share).replace(',', ',,')},security_model=passthrough"
+    system = f"file={str(equipment.system).replace(',', ',,')},format=raw,if=virtio,cache=unsafe,snapshot=on"
     masked = [f"systemd.mask={unit}" for unit in _MASKED]
     kernel_line = [
         f"console=ttyS0 panic=-1 loglevel=5 {HIERARCHIES[version]} hugepages=16 psi=1",
         "systemd.unit=vmtest.target systemd.show_status=0 systemd.log_target=console",
         # What makes a machine safe and watched costs time that an emulated one does not have.
         "mitigations=off init_on_alloc=0 random.trust_cpu=on audit=0 selinux=0 apparmor=0",
-        "tsc=reliable nowatchdog rcupdate.rcu_cpu_stall_suppress=1",
+        # On a busy host the timer's interrupt is late, which the kernel takes for a broken IO-APIC.
+        "tsc=reliable no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0",
         *masked,
     ]
     return [
@@ -278,15 +311,26 @@ def qemu_command(
         *("-append", " ".join(kernel_line)),
         *("-serial", f"file:{console}", "-serial", "stdio"),
         *(("-qmp", f"unix:{monitor},server=on,wait=off") if (monitor := os.environ.get(MONITOR)) else ()),
+        *(_link_options(equipment.link) if equipment.link else ()),
         *("-fsdev", "local,id=host,path=/,security_model=passthrough,readonly=on,multidevs=remap"),
         *("-device", "virtio-9p-pci,fsdev=host,mount_tag=host"),
         *(("-drive", drive) if equipment.disk_mb else ()),
+        *(("-drive", system) if equipment.system is not None else ()),
         *(
             ("-fsdev", share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share")
             if equipment.share is not None
             else ()
         ),
     ]
+
+
+def _link_options(link: Link) -> tuple[str, ...]:
+    server = "on" if link.listens else "off"
+    path = str(link.socket).replace(",", ",,")
+    return (
+        *("-netdev", f"stream,id=link,server={server},addr.type=unix,addr.path={path}"),
+        *("-device", f"virtio-net-pci,netdev=link,mac={link.mac()}"),
+    )
 
 
 def _pass_on(process: subprocess.Popen[str], out: IO[str]) -> int | None:

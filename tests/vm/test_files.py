@@ -9,7 +9,7 @@ import pytest
 
 from tests.vm.initramfs import archive
 from tests.vm.kernel import load_order, unpack_image
-from tests.vm.machine import qemu_command, why_not
+from tests.vm.machine import Equipment, Link, guest_script, qemu_command, why_not
 
 
 def test_archive_unpacks_with_cpio(tmp_path: Path) -> None:
@@ -43,6 +43,24 @@ def test_qemu_command_host_share_is_read_only() -> None:
     (share,) = [part for part in command if part.startswith("local,")]
     assert "readonly=on" in share
     assert not [part for part in command if part in ("-drive", "-nic", "-netdev", "-virtfs")]
+
+
+@pytest.mark.parametrize(("listens", "server"), [(True, "server=on"), (False, "server=off")])
+def test_qemu_command_link_carries_frames_over_a_socket(listens: bool, server: str) -> None:
+    link = Link(Path("/a,b/link"), listens, "10.99.0.17")
+    command = qemu_command(Path("/k"), Path("/i"), Path("/c"), equipment=Equipment(link=link))
+    (net,) = [part for part in command if part.startswith("stream,")]
+    assert f"{server},addr.type=unix,addr.path=/a,,b/link" in net
+    assert "virtio-net-pci,netdev=link,mac=52:54:0a:63:00:11" in command
+
+
+def test_guest_script_link_replaces_network_that_leads_nowhere() -> None:
+    alone = guest_script(["true"], Equipment())
+    linked = guest_script(["true"], Equipment(link=Link(Path("/l"), True, "10.99.0.17")))
+    assert "veth" in alone
+    assert "eth0" not in alone
+    assert "10.99.0.17/24 dev eth0" in linked
+    assert "veth" not in linked
 
 
 def test_why_not_checkout_below_tmp_returns_reason() -> None:
