@@ -14,15 +14,19 @@ ONE ?=
 # 2: test on containerd 2.x and runc, built from source once, instead of the host's.
 RUNTIME ?=
 export RUNTIME
-WORKERS ?= auto
+# Half of the tests' time is waiting for containers and control planes: one worker more than processors.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 N ?= 20
 SECONDS ?= 600
 TESTS ?=
 SAMPLE ?= 150
+VERSION ?=
+RELEASE = $(PY)/python -m release $(if $(VERSION),--version=$(VERSION))
 # Without compiled modules each worker and each process of the tests compiles hundreds of files again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run test pressure unit durations repeat chaos mutate vmtest conformance check format bench fuzz clean
+.PHONY: help setup run test pressure unit durations repeat chaos mutate vmtest kubeadm conformance check format docs bench fuzz \
+	deb wheel image clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,23 +66,33 @@ mutate: setup ## mutate the imperative code; which share do the unit tests catch
 vmtest: ## run what needs systemd, on cgroup v2 and on v1, in virtual machines (three quarters of an hour)
 	@scripts/setup --vm
 	$(PY)/python -m tests.vm
+	$(PY)/python -m tests.vm.packages
+
+kubeadm: ## make a cluster of two virtual machines with an unmodified kubeadm, PACKAGE= the kubelet's deb (an hour or more)
+	@scripts/setup --vm
+	$(PY)/python -m tests.kubeadm
 
 conformance: ## run the upstream node suite (40 minutes); PASS=host, vm or pressure (hours), AGENT=reference FOCUS= SKIP= PROCS= RUNTIME=2 choose
 	@scripts/setup --conformance
 	$(PY)/python -m tests.conformance
 
-check: setup ## formatting, lint, types, layers, architecture figure, wording
+check: setup ## formatting, lint, types, layers, architecture figure, generated pages, wording, links of the docs
 	$(PY)/ruff format --check .
 	$(PY)/ruff check .
 	$(PY)/mypy
 	$(PY)/lint-imports
 	scripts/diagram --check
 	$(PY)/python scripts/flags --check
+	$(PY)/python scripts/reference --check
 	scripts/wording
+	@site=$$(mktemp -d); scripts/docs $$site; status=$$?; rm -rf $$site; exit $$status
 
 format: setup ## format and fix what can be fixed
 	$(PY)/ruff format .
 	$(PY)/ruff check --fix .
+
+docs: setup ## build the documentation as a site in site/, with checked links
+	@scripts/docs
 
 bench: setup ## measure the agent against the CRI floor
 	$(PY)/python -m bench
@@ -86,7 +100,19 @@ bench: setup ## measure the agent against the CRI floor
 fuzz: setup ## fuzz the parsers, a minute each
 	$(PY)/python -m tests.fuzz
 
+deb: ## build the Debian package dist/pykubelet_VERSION_ARCH.deb (VERSION= replaces the version)
+	@scripts/setup --package
+	@$(RELEASE) deb
+
+wheel: ## build the wheel and the sdist for PyPI in dist (VERSION=)
+	@scripts/setup --package
+	@$(RELEASE) wheel
+
+image: ## build the OCI image of the agent dist/pykubelet-image.tar (as root; VERSION=)
+	@scripts/setup --package
+	@$(RELEASE) image
+
 clean: ## remove the node's data and the build's products
 	@if [ -x $(PY)/pykubelet ]; then $(PY)/pykubelet down --data-dir $(DATA_DIR); fi
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf .venv .venv-docs site .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find src -name '*_pb2.py*' -delete

@@ -11,6 +11,7 @@ from bench.cluster import cluster
 from bench.floor import measure_floor
 from bench.logs import logs
 from bench.node import bare_runtime, data_dir, running_node
+from bench.page import page
 from bench.pods import measure_pods
 from bench.probes import probes
 from bench.processes import cost_over
@@ -86,6 +87,7 @@ _KINDS = (
     "volumes",
     "streams",
     "proxied-streams",
+    "page",
 )
 
 
@@ -127,6 +129,8 @@ def main() -> int:
         results += streams(options.seconds)
     if options.only in (None, "proxied-streams"):
         results += proxied_streams()
+    if options.only in (None, "page") and options.pods:
+        results += page(options.pods, options.seconds)
     for result in results:
         print(result)
     return 0 if all(result.kept for result in results) else 1

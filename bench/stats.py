@@ -1,9 +1,15 @@
 """What statistics cost: pods that merely run, and scrapes of their usage, next to the reference kubelet.
 
 Each kubelet is a node of a control plane and a runtime of its own, one after the other. Few, then many pods
-are held. Then each path is scraped several times, in the intervals of a real scraper, on one connection.
-Holding the pods takes much more processor time than a scrape, in bursts. So a scrape's processor time is the
-difference of two windows of the same length, one without scrapes and one with several.
+are held. Then each path is scraped several times on one connection. A scrape's processor time is measured
+in three ways:
+
+- windows, the measure of the bound: the difference of two windows of the same length, one without scrapes
+  and one with several in the intervals of a real scraper. It contains all work that scraping causes, also in
+  the background, and scatters, because holding the pods takes more processor time than a scrape, in bursts;
+- slots: a scrape begins with a short slot and costs what the slot takes more than the median of the slots
+  before it, with the quartiles as scatter. It leaves out what scraping causes later;
+- back to back, which is mostly the rendering.
 
 The longest stall is measured from outside: another process gets `/healthz` all the time while a scrape is in
 progress, and what such a request takes longer than usual is the time in which the event loop did not run.
@@ -41,8 +47,12 @@ _SETTLE_SECONDS = 8.0
 """Seconds after the last pod runs: events are sent late, and the first samples are taken."""
 _INTERVAL_SECONDS = 10.0
 """Seconds between scrapes of a path."""
-_SCRAPES, _STALL_ROUNDS = 5, 3
-"""Scrapes in a window, and scrapes in which stalls are measured."""
+_SLOT_SECONDS = 1.0
+"""Length of the slots in which processor time is measured; a scrape takes less."""
+_SCRAPES, _STALL_ROUNDS = 6, 3
+"""Scrapes at a scraper's pace, and scrapes in which stalls are measured."""
+_GROUPS, _GROUP_SCRAPES = 5, 10
+"""Scrapes back to back: their processor time is measured in groups."""
 _SHORTEST_SECONDS = 0.001
 _PING_SECONDS = 0.001
 _HEADERS = {"Accept": "text/plain;version=0.0.4,*/*", "Accept-Encoding": "gzip"}
@@ -58,14 +68,35 @@ class Scrape:
 
 
 @dataclass(frozen=True, slots=True)
+class Scatter:
+    """Median and quartiles of repeated measurements, in seconds."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> Scatter:
+        """Summarize measurements."""
+        return cls(*statistics.quantiles(seconds, n=4, method="inclusive"))
+
+    def __str__(self) -> str:
+        return f"{1000 * self.median:.1f} ms ({1000 * self.low:.1f} to {1000 * self.high:.1f})"
+
+
+@dataclass(frozen=True, slots=True)
 class Scrapes:
     """The scrapes of one path."""
 
     first: Scrape
     seconds: float
     """Median of the scrapes after the first one."""
-    cpu_seconds: float
-    """Processor time of one of these."""
+    window_cpu: float
+    """Processor time of one of these with all work that they cause, in seconds."""
+    cpu: Scatter
+    """Processor time of one of these in its slot."""
+    packed_cpu: Scatter
+    """Processor time of one of many back to back."""
     stalls: list[float]
     """Seconds of the longest stall of each scrape; empty where it was not measured."""
 
@@ -119,9 +150,13 @@ def _scrape_results(ours: StatsRun, reference: StatsRun | None) -> list[Result]:
         what = f"scrape of {path}"
         theirs = reference.scrapes[path] if reference is not None else None
         if theirs is not None:
-            cpu = mine.cpu_seconds / max(theirs.cpu_seconds, _SHORTEST_SECONDS)
+            window = mine.window_cpu / max(theirs.window_cpu, _SHORTEST_SECONDS)
+            cpu = mine.cpu.median / max(theirs.cpu.median, _SHORTEST_SECONDS)
+            packed = mine.packed_cpu.median / max(theirs.packed_cpu.median, _SHORTEST_SECONDS)
             results += [
-                Result(f"{what}: processor time", cpu, "x reference", 0.5),
+                Result(f"{what}: processor time", window, "x reference", 0.5),
+                Result(f"{what}: processor time, in its slot", cpu, "x reference", 0.5),
+                Result(f"{what}: processor time, back to back", packed, "x reference", 0.5),
                 Result(f"{what}: latency", mine.seconds / theirs.seconds, "x reference", 0.5),
             ]
         stall = 1000 * statistics.median(mine.stalls)
@@ -169,14 +204,22 @@ def _scrape_path(
     if first is None:
         return None
     idle = cost_over(agent.pid, _SCRAPES * _INTERVAL_SECONDS)
-    others, before, began = [], cpu_seconds(agent.pid), time.monotonic()
-    for number in range(1, _SCRAPES + 1):
+    others, costs = [], []
+    window_used, window_began = cpu_seconds(agent.pid), time.monotonic()
+    for _ in range(_SCRAPES):
+        before = _slots(agent.pid, round(_INTERVAL_SECONDS / _SLOT_SECONDS) - 1)
+        used, began = cpu_seconds(agent.pid), time.monotonic()
         scrape = _scrape(connection, path)
         assert scrape is not None
+        time.sleep(max(0.0, began + _SLOT_SECONDS - time.monotonic()))
+        share = (time.monotonic() - began) / _SLOT_SECONDS
+        costs.append(cpu_seconds(agent.pid) - used - share * statistics.median(before))
         others.append(scrape)
-        time.sleep(max(0.0, began + number * _INTERVAL_SECONDS - time.monotonic()))
-    elapsed = time.monotonic() - began
-    busy = cpu_seconds(agent.pid) - before - idle.cpu_percent / 100 * elapsed
+    # A scrape ends an interval: what the last one causes is in the interval after it.
+    time.sleep(_INTERVAL_SECONDS - _SLOT_SECONDS)
+    elapsed = time.monotonic() - window_began
+    window = cpu_seconds(agent.pid) - window_used - idle.cpu_percent / 100 * elapsed
+    packed = [_packed_cost(agent.pid, connection, path) for _ in range(_GROUPS)]
     stalls = []
     for _ in range(stall_rounds):
         stalls.append(_stall(connection, path, agent.health_port))
@@ -184,9 +227,29 @@ def _scrape_path(
     return Scrapes(
         first=first,
         seconds=statistics.median(scrape.seconds for scrape in others),
-        cpu_seconds=max(busy, 0.0) / _SCRAPES,
+        window_cpu=max(window, 0.0) / _SCRAPES,
+        cpu=Scatter.of(costs),
+        packed_cpu=Scatter.of(packed),
         stalls=stalls,
     )
+
+
+def _slots(pid: int, count: int) -> list[float]:
+    """Return the processor time that a process takes in so many slots."""
+    found = []
+    for _ in range(count):
+        used = cpu_seconds(pid)
+        time.sleep(_SLOT_SECONDS)
+        found.append(cpu_seconds(pid) - used)
+    return found
+
+
+def _packed_cost(pid: int, connection: http.client.HTTPSConnection, path: str) -> float:
+    """Return the processor time of one of some scrapes back to back."""
+    used = cpu_seconds(pid)
+    for _ in range(_GROUP_SCRAPES):
+        _scrape(connection, path)
+    return (cpu_seconds(pid) - used) / _GROUP_SCRAPES
 
 
 def _scrape(connection: http.client.HTTPSConnection, path: str) -> Scrape | None:
@@ -261,7 +324,8 @@ def _tell(who: str, run: StatsRun) -> None:
         first = scrapes.first
         print(
             f"     {who}, {max(run.held)} pods, {path}: {1000 * scrapes.seconds:.1f} ms and "
-            f"{1000 * scrapes.cpu_seconds:.1f} ms of processor time "
+            f"{1000 * scrapes.window_cpu:.1f} ms of processor time, "
+            f"in its slot {scrapes.cpu}, back to back {scrapes.packed_cpu} "
             f"(the first one {1000 * first.seconds:.1f} ms), "
             f"{first.size / 1000:.0f} kB{_stall_text(scrapes.stalls)}",
             flush=True,
