@@ -418,9 +418,12 @@ TO_COME = {"checkpoints"}
 """What is there for features that we do not have yet; whoever adds one takes its name away."""
 
 
-OTHER_FILES: tuple[set[str], set[Row]] = (
-    (set(), set()) if REFERENCE else (TO_COME, {("ROOT/pykubelet.sock", "socket", "0o600")})
-)
+OUR_FILES: set[Row] = {
+    ("ROOT/pykubelet.sock", "socket", "0o600"),
+    ("ROOT/pykubelet-node.json", "file", "0o600"),
+}
+"""Control socket and paths of the node, for the command line."""
+OTHER_FILES: tuple[set[str], set[Row]] = (set(), set()) if REFERENCE else (TO_COME, OUR_FILES)
 
 
 def _other_files(files: set[Row]) -> tuple[set[str], set[Row]]:

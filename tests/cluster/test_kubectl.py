@@ -244,7 +244,8 @@ def test_kubectl_exec_tty_ctrl_c_interrupts_command_only(
 ) -> None:
     with kubectl.terminal("exec", "-it", "-n", space, "worker", "--", "sh") as terminal:
         terminal.wait_seen("# ")
-        terminal.type("echo now-$((1+1)); sleep 1000\n")
+        # In a shell of its own: the interactive one may be between two commands when the signal comes.
+        terminal.type("sh -c 'echo now-$((1+1)); exec sleep 1000'\n")
         terminal.wait_seen("now-2")
         terminal.type("\x03")
         terminal.wait_seen("# ")

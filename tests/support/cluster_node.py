@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from pykubelet.cli.up import standalone_config
+from pykubelet.cli.node.up import standalone_config
 from pykubelet.cm.cgroups.driver import CgroupFiles
 from pykubelet.cm.cgroups.values import CgroupValues, parse_path
 from pykubelet.devcluster.admin_client import ApiStatusError

@@ -25,7 +25,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.volumes.csi.names import attachment_name
 from pykubelet.volumes.csi.plugin import CsiPlugin
 from pykubelet.volumes.metrics import VolumeMetrics
-from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeToMount
+from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeOptions, VolumeToMount
 from tests.support import strategic
 from tests.support.csi_driver.process import DRIVER, DriverProcess, driver_process
 from tests.support.object_api import ObjectApi
@@ -126,7 +126,7 @@ class Rig:
             Node(),
             MemoryLimits(lambda pod: None, 1 << 30),
             api=self.api,
-            node_name=NODE,
+            options=VolumeOptions(node_name=NODE),
             wake=self.woken.append,
             record_event=self._tell,
             find_pod=self.pods.get,

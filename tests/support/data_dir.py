@@ -33,7 +33,7 @@ def short_dir() -> Iterator[Path]:
 
 def take_down(path: Path) -> None:
     """Remove a node as a person would, and look whether that is true."""
-    command = [str(BIN / "pykubelet"), "down", "--data-dir", str(path)]
+    command = [str(BIN / "pykubelet"), "down", "--volumes", "--data-dir", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"down failed: {done.stdout}{done.stderr}"
     assert asyncio.run(leftovers(Instance.at(path))) == []

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import grpc
 import yaml
 
-from pykubelet.cli.up import standalone_config
+from pykubelet.cli.node.up import standalone_config
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.standalone.instance import Instance
 from tests.support.ports import free_port
@@ -336,6 +336,7 @@ def kubelet_node(
     endpoint: str = "",
     root: Path | None = None,
     env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
     **settings: Any,
 ) -> Node:
     """Make a node of the `kubelet` program beside a runtime, configured as `pykubelet up` does it."""
@@ -359,6 +360,7 @@ def kubelet_node(
         f"--device-plugin-dir={root}/device-plugins",
         f"--hostname-override={NAME}",
         "-v=4",
+        *flags,
     ]
     return Node(instance, command, ports, root=root, env=env)
 
@@ -370,6 +372,8 @@ def up_node(data_dir: Path) -> Node:
         f"--port={free_port()}",
         f"--healthz-port={ports[0]}",
         f"--read-only-port={ports[1]}",
+        # Another node of this host may serve its page on the default port.
+        "--page-port=0",
         f"--hostname-override={NAME}",
     ]
     command = [str(BIN / "pykubelet"), "up", "--data-dir", str(data_dir), "-v", "4", *flags]

@@ -5,7 +5,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pykubelet.api.meta import from_document
-from pykubelet.api.pod import Pod
+from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod_status import ContainerState, ContainerStatus
+from pykubelet.podconfig.ephemeral_containers import completed_ephemeral_container
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.podworkers.engine import PodEngine
 
@@ -37,6 +39,8 @@ class ScriptedView(PodEngine):
     events: dict[str, list[Event]] = field(default_factory=dict)
     notes: dict[str, list[TimelineEntry]] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
+    debugger_state: ContainerState = field(default_factory=ContainerState)
+    """What ephemeral containers become."""
     restarts: list[tuple[str, str | None]] = field(default_factory=list)
 
     def pods(self) -> list[Pod]:
@@ -57,6 +61,12 @@ class ScriptedView(PodEngine):
             raise LookupError(f"pod has no running container {container!r}")
         self.restarts.append((uid, container))
         return names
+
+    def add_ephemeral_container(self, uid: str, container: Container) -> None:
+        pod = next(pod for pod in self.listed if pod.uid == uid)
+        pod.spec.ephemeral_containers.append(completed_ephemeral_container(pod, container))
+        status = ContainerStatus(name=container.name, state=self.debugger_state)
+        pod.status.ephemeral_container_statuses.append(status)
 
     def state(self, uid: str) -> str:
         return self.states.get(uid, "syncing")

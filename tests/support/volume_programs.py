@@ -16,7 +16,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.linux.loop_devices import attached_loops
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.plugin import MemoryLimits, VolumeHost, VolumeToMount
+from pykubelet.volumes.plugin import FLEX_DRIVERS, MemoryLimits, VolumeHost, VolumeOptions, VolumeToMount
 from tests.support.volumes import ALLOCATABLE, Node, Shelf
 
 _RECORD = """#!{python} -S
@@ -76,10 +76,17 @@ def stand_ins(folder: Path) -> Iterator[StandIns]:
         yield made
 
 
-def surroundings(root: Path, shelf: Shelf, **more: Any) -> VolumeHost:
-    """What kinds are made of, on a node without a cluster."""
+def surroundings(
+    root: Path, shelf: Shelf, *, flex_drivers: Path = Path(FLEX_DRIVERS), **more: Any
+) -> VolumeHost:
+    """Return the dependencies of volume plugins on a standalone node."""
     return VolumeHost(
-        root, shelf, Node(), MemoryLimits(lambda pod: None, ALLOCATABLE), node_name="n1", **more
+        root,
+        shelf,
+        Node(),
+        MemoryLimits(lambda pod: None, ALLOCATABLE),
+        options=VolumeOptions(node_name="n1", flex_drivers=flex_drivers),
+        **more,
     )
 
 

@@ -26,7 +26,7 @@ from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.ownership import RecordEvent, RecordObjectEvent, record_no_event
-from pykubelet.volumes.plugin import MemoryLimits
+from pykubelet.volumes.plugin import MemoryLimits, VolumeOptions
 
 ALLOCATABLE = 1 << 30
 
@@ -176,7 +176,7 @@ def volumes_at(
         objects=objects,
         node=Node(),
         memory=MemoryLimits(memory_limit, ALLOCATABLE),
-        node_name="node-1",
+        options=VolumeOptions(node_name="node-1"),
         cluster=cluster,
         record_event=record_event,
         tasks=tasks,

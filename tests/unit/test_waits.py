@@ -58,7 +58,7 @@ async def test_pod_worker_deadline_between_ticks_is_reached() -> None:
 
         steps = 0
 
-        async def sync(self, pod: Pod) -> Outcome:
+        async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
             self.steps += 1
             assert self.steps < 50, "the worker spins"
             left = 10 + TINY - asyncio.get_running_loop().time()
