@@ -101,6 +101,8 @@ def test_classify_entries_sorted_by_use(
         ([10, 10, 10, 10], 1, 100, "1", 100, [0, 1], 10),
         ([10, 10, 10, 10], 1, 100, "0", 10, [0, 2], 10),
         ([10, 10, 10, 10], 1, 100, "0", 100, [0], 20),
+        ([0, 0, 1, 0], 2, 0, "0", 0, [0, 1, 2], 0),
+        ([0, 0, 0, 10], 1, 100, "0", 100, [0, 1, 2], 0),  # nothing to read in empty files
     ],
 )
 def test_find_excess_limits_oldest_removed(

@@ -172,7 +172,7 @@ def find_excess(
     """Return the files to remove, oldest first, so that the rest is within both limits.
 
     The newest file always stays, whatever its size. Files after the stem `unread_after` are to be read by a
-    client and stay as well, up to `hold_bytes` of them.
+    client and stay as well, up to `hold_bytes` of them; empty ones do not, or their number had no limit.
     """
     count, total = len(rotated), sum(entry.size for entry in rotated)
     remove, held = [], 0
@@ -180,7 +180,7 @@ def find_excess(
         if count <= max_files and total <= max_bytes:
             break
         count, total = count - 1, total - entry.size
-        is_unread = unread_after is not None and entry.stem > unread_after
+        is_unread = unread_after is not None and entry.stem > unread_after and entry.size > 0
         if is_unread and held + entry.size <= hold_bytes:
             held += entry.size
         else:
