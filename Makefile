@@ -39,7 +39,7 @@ run: setup ## start a node: the agent with its own container runtime
 
 test: ## run the whole test suite, or ONE= of it (as root: it runs real containers; RUNTIME=2: on containerd 2.x)
 	@scripts/setup --test
-	@$(PYTEST) $(ONE) $(ARGS)
+	@$(PYTEST) $(ONE) $(ARGS) || $(PY)/python -m tests.second_run $$?
 
 pressure: ## put the node under pressure, with the upstream kubelet as well (15 minutes; alone on the machine)
 	@scripts/setup --test
