@@ -1,9 +1,11 @@
 """Compiles the project's .proto files into the package when it is built or installed.
 
 The generated modules are build products: they are never committed, so they cannot
-drift from the .proto beside them.
+drift from the .proto beside them. A module that has not changed is left as it is, and
+another one is replaced atomically: programs of this checkout may run during a build.
 """
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,12 @@ class ProtoBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is 
         protos = sorted(str(p) for p in src.rglob("*.proto"))
         if not protos:
             return
-        code = protoc.main(["protoc", f"-I{src}", f"--python_out={src}", f"--pyi_out={src}", *protos])
-        if code != 0:
-            raise RuntimeError(f"protoc failed with exit code {code} on {protos}")
+        with tempfile.TemporaryDirectory(prefix=".proto-", dir=self.root) as directory:
+            out = Path(directory)
+            code = protoc.main(["protoc", f"-I{src}", f"--python_out={out}", f"--pyi_out={out}", *protos])
+            if code != 0:
+                raise RuntimeError(f"protoc failed with exit code {code} on {protos}")
+            for made in sorted(path for path in out.rglob("*") if path.is_file()):
+                target = src / made.relative_to(out)
+                if not target.exists() or target.read_bytes() != made.read_bytes():
+                    made.replace(target)
