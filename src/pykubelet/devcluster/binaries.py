@@ -17,7 +17,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -128,9 +127,11 @@ def _build(go: Path, module: GoModule, cache_dir: Path, report: Callable[[str], 
     name = "Kubernetes " if module.source == _KUBERNETES else ""
     report(f"Building {module.title}, {name}{version}: once, and it takes some minutes")
     started_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="build-", dir=cache_dir.parent) as temporary_dir:
-        output_dir = Path(temporary_dir) / "made"
-        output_dir.mkdir(mode=0o755)
+    output_dir = cache_dir.with_name(f"{cache_dir.name}.partial")
+    # Left by a process that was killed: the caller holds the lock of this build.
+    shutil.rmtree(output_dir, ignore_errors=True)
+    output_dir.mkdir(mode=0o755)
+    try:
         flags = _stamps(version) if module.source == _KUBERNETES else ""
         for program, target in module.programs.items():
             command = [str(go), *target.subcommand, "-v", "-trimpath", "-buildvcs=false"]
@@ -139,6 +140,8 @@ def _build(go: Path, module: GoModule, cache_dir: Path, report: Callable[[str], 
             for name in target.links:
                 (output_dir / name).symlink_to(program)
         output_dir.rename(cache_dir)
+    finally:
+        shutil.rmtree(output_dir, ignore_errors=True)
     report(f"Built {module.title} in {time.monotonic() - started_at:.0f} s")
 
 
