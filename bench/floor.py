@@ -22,8 +22,12 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import RuntimeConnection, connect
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
-from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
+from pykubelet.kuberuntime.configuration.cri_configs import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.configuration.options import (
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+)
 from pykubelet.podconfig.static_pods import static_pods
 from pykubelet.standalone.instance import Instance
 

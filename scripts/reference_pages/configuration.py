@@ -3,7 +3,7 @@
 import json
 
 from pykubelet.config.codec import to_plain
-from pykubelet.config.flag_table import FLAGS, field_path, get_field
+from pykubelet.config.flags.flag_table import FLAGS, field_path, get_field
 from pykubelet.config.live import CONSUMERS, RELOADABLE, RESTART, field_paths
 from pykubelet.config.no_effect import FIELDS
 from pykubelet.config.types import KubeletConfiguration

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from pykubelet.stats.cadvisor_devices import DEVICE_FAMILIES
-from pykubelet.stats.cadvisor_families import CGROUP_FAMILIES, PRESSURE_FAMILIES
+from pykubelet.stats.cadvisor.devices import DEVICE_FAMILIES
+from pykubelet.stats.cadvisor.families import CGROUP_FAMILIES, PRESSURE_FAMILIES
 from reference_pages.markdown import cell, code, table
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.flags.flag_table import FLAGS
 from tests.cluster.kubectl_program import Kubectl
 from tests.support.cluster_node import ClusterNode
 

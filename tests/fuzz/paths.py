@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-from pykubelet.kuberuntime.env import read_inside
+from pykubelet.kuberuntime.configuration.env import read_inside
+from pykubelet.volumes.mounts.sub_path import opened_inside
 from pykubelet.volumes.ownership import apply_group
-from pykubelet.volumes.sub_path import opened_inside
 
 SEEDS = [
     b"d a/b\nf a/file\nl link a/b\nl up ../a\np a/b\np link\np a/file\np up/b\np new/er\n",

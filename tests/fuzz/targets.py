@@ -30,9 +30,9 @@ from pykubelet.server.api import (
 )
 from pykubelet.server.connections import app_runner, serve_connections
 from pykubelet.server.listeners import listening_socket
-from pykubelet.server.log_files import last_lines, parse_entries
+from pykubelet.server.logs.log_files import last_lines, parse_entries
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
 from tests.fuzz.paths import SEEDS as PATHS
 from tests.fuzz.paths import paths

@@ -29,7 +29,7 @@ from pykubelet.server.api import (
     api_server,
 )
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from pykubelet.util.rate_limiter import TokenBucket
 from tests.support.api_server import serving

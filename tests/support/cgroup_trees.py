@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
-from pykubelet.stats.cgroup_files import DescriptorBudget
-from pykubelet.stats.cgroup_host import ReaderHost
+from pykubelet.stats.cgroups.files import DescriptorBudget
+from pykubelet.stats.cgroups.host import ReaderHost
 
 BOOT = 1_000_000_020.0
 

@@ -5,7 +5,7 @@ from typing import Any
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec
 from pykubelet.api.quantity import Quantity
-from pykubelet.kuberuntime.options import RunContainerOptions, RuntimeNodeOptions
+from pykubelet.kuberuntime.configuration.options import RunContainerOptions, RuntimeNodeOptions
 
 
 def make_container(name: str = "main", **fields: Any) -> Container:

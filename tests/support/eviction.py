@@ -10,7 +10,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.stats import RlimitStats
-from pykubelet.config.validate_resources import ThresholdValue, parse_threshold
+from pykubelet.config.validation.validate_resources import ThresholdValue, parse_threshold
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.manager import (
     EvictionManager,

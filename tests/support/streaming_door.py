@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import RuntimeClient
 from pykubelet.server.api import https_server
-from pykubelet.server.auth import AlwaysAllow, Authenticator
+from pykubelet.server.auth.request_auth import AlwaysAllow, Authenticator
 from pykubelet.server.lookup import PodLookup
-from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.streams.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.transport.errors import CriError
 from tests.support.certs import Authority, Pair

@@ -5,7 +5,7 @@ import re
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.server.registry_text import text_format
+from pykubelet.server.metrics.registry_text import text_format
 from pykubelet.util.metrics import PlainCounter
 from tests.support.metrics_page import SHOWN, STATES, Page, rows, selectors
 

@@ -30,8 +30,8 @@ from pykubelet.apiserver.metrics import RestMetrics
 from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.node.informer import CachedNode, NodeInformer

@@ -27,12 +27,12 @@ from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate import validate_machine
+from pykubelet.config.validation.validate import validate_machine
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.runtime_pb2 import CGROUPFS, SYSTEMD, RuntimeConfigResponse
+from pykubelet.kuberuntime.configuration.user_namespaces import UNIT, UserNamespaceRange, read_id_space
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.user_namespaces import UNIT, UserNamespaceRange, read_id_space
 from pykubelet.linux import cgroupfs as cgroups
 from pykubelet.linux import kernel
 from pykubelet.linux import kernel as swap

@@ -36,7 +36,7 @@ from pykubelet.objects.cluster_objects import ClusterObjects
 from pykubelet.podconfig.file_source import IMAGES_DIRECTORY
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope
 

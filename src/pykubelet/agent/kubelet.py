@@ -73,14 +73,14 @@ from pykubelet.eviction.manager import EvictionManager, NodeReclaim
 from pykubelet.images.archive_directory import ArchiveDirectory
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.images.image_manager import ImageManager
-from pykubelet.kuberuntime.dns import check_resolv_conf
+from pykubelet.kuberuntime.configuration.dns import check_resolv_conf
+from pykubelet.kuberuntime.configuration.options import gather_node_options
+from pykubelet.kuberuntime.configuration.user_namespaces import UserNamespaces
 from pykubelet.kuberuntime.gc import GarbageCollector, GcPolicy
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
-from pykubelet.kuberuntime.options import gather_node_options
 from pykubelet.kuberuntime.paths import LEGACY_LOG_DIR, PodDirs
 from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
-from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.linux import HostError
 from pykubelet.linux import cgroupfs as cgroups
 from pykubelet.linux import lock_file as lockfile
@@ -108,7 +108,7 @@ from pykubelet.podworkers.run_once import run_once
 from pykubelet.podworkers.runtime_state import RuntimeState
 from pykubelet.podworkers.workers import PodChurn
 from pykubelet.server.debug import configz_document
-from pykubelet.server.metrics import KubeletInfo
+from pykubelet.server.metrics.server_metrics import KubeletInfo
 from pykubelet.server.readonly import Check
 from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope

@@ -36,7 +36,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.last_good import save_last_good
 from pykubelet.config.live import (
     FieldChange,
@@ -47,7 +47,7 @@ from pykubelet.config.live import (
 )
 from pykubelet.config.load import LoadedConfig, find_drop_ins, load
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate import validate
+from pykubelet.config.validation.validate import validate
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.file_source import PathWatch, directories_to_watch, links
 from pykubelet.server.debug import configz_document

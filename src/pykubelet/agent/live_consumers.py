@@ -26,15 +26,15 @@ from pykubelet.cm.capacity import pod_capacity
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.kubelet_flags import log_options
+from pykubelet.config.flags.kubelet_flags import log_options
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction.manager import EvictionManager
 from pykubelet.images.credential_provider import ProviderPlugins, load_providers
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.images.image_manager import ImageManager
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions, with_settings
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, with_settings
 from pykubelet.logs.setup import set_levels
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings

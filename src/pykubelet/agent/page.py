@@ -36,7 +36,7 @@ from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.paths import container_log_path, pod_log_dir
 from pykubelet.logs import get_logger
 from pykubelet.server.api import ApiServerDependencies, https_server
-from pykubelet.server.auth import AuthConfigError, make_authenticator, make_authorizer
+from pykubelet.server.auth.request_auth import AuthConfigError, make_authenticator, make_authorizer
 from pykubelet.server.cadvisor_api.routes import cadvisor_api_routes
 from pykubelet.server.connections import single_error_scope
 from pykubelet.server.listeners import PortError, http_server

@@ -26,19 +26,19 @@ from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.pull_tracker import PullTracker
-from pykubelet.kuberuntime.config_builder import ConfigBuilder
-from pykubelet.kuberuntime.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder
+from pykubelet.kuberuntime.configuration.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.linux_resources import can_swap
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.configuration.user_namespaces import UserNamespaces
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.kill import ContainerKiller, HookRunner
-from pykubelet.kuberuntime.linux_resources import can_swap
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.kuberuntime.resize import Resizer
 from pykubelet.kuberuntime.start import ContainerStarter, PostStartHooks
-from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.objects.services import no_services

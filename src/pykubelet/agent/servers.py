@@ -47,11 +47,12 @@ from pykubelet.server.api import (
     PodDependencies,
     api_server,
 )
-from pykubelet.server.auth import AuthConfigError
+from pykubelet.server.auth.request_auth import AuthConfigError
 from pykubelet.server.images import image_routes
 from pykubelet.server.listeners import http_server, unix_server
 from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes, reload_routes
-from pykubelet.server.metrics import ProviderMetric, ServerMetrics, metrics_routes
+from pykubelet.server.metrics.server_metrics import ProviderMetric, ServerMetrics, metrics_routes
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
 from pykubelet.server.node_info import NodeInfo, write_node_info
 from pykubelet.server.node_routes import configz_routes, event_routes, node_routes
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
@@ -66,7 +67,6 @@ from pykubelet.server.readonly import (
     spec_routes,
 )
 from pykubelet.server.stats import memory_curve_routes, summary_routes
-from pykubelet.server.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
 from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSettings, server_context
 from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 

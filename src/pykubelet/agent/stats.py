@@ -30,11 +30,14 @@ from pykubelet.kuberuntime.paths import PodDirs, pod_log_dir
 from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.stats.cgroup_readers import cgroup_reader_factory
+from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
 from pykubelet.stats.machine import read_machine_facts, read_rlimit
-from pykubelet.stats.pod_storage import (
+from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
+from pykubelet.stats.storage.filesystems import Filesystems
+from pykubelet.stats.storage.metrics import PodStorageMetrics, PodStorageRow
+from pykubelet.stats.storage.pod_storage import (
     FileUsage,
     LoggedPod,
     LoggingContainer,
@@ -44,9 +47,6 @@ from pykubelet.stats.pod_storage import (
     VolumeUsage,
     volume_usage,
 )
-from pykubelet.stats.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
-from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
-from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope

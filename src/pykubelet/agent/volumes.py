@@ -18,9 +18,9 @@ from pykubelet.agent.cluster import AgentSettings, Cluster
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.values import memory_limit
-from pykubelet.kuberuntime.dns import parse_resolv_conf
+from pykubelet.kuberuntime.configuration.dns import parse_resolv_conf
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import ContainerConfigError
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
 from pykubelet.linux.kernel import label_for_containers
 from pykubelet.logs import get_logger

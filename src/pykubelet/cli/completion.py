@@ -130,7 +130,7 @@ def names(selection: NodeSelection, kind: str, pod: str | None) -> list[str]:
 
 
 def _flags() -> Iterable[str]:
-    from pykubelet.config.flag_table import FLAGS
+    from pykubelet.config.flags.flag_table import FLAGS
 
     return (f"--{flag.name}" for flag in FLAGS)
 

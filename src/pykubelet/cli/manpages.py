@@ -74,7 +74,7 @@ def command_page(command: Command) -> str:
 
 def kubelet_page() -> str:
     """Return the page of the program `kubelet`."""
-    from pykubelet.config.flag_table import FLAGS, default_text, field_path
+    from pykubelet.config.flags.flag_table import FLAGS, default_text, field_path
     from pykubelet.config.load import baseline
 
     defaults = baseline()

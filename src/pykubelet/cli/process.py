@@ -26,7 +26,7 @@ from pykubelet.linux import HostError
 from pykubelet.linux.process_limits import is_root
 from pykubelet.logs import get_logger
 from pykubelet.logs.setup import configure, configure_early
-from pykubelet.server.auth import AuthConfigError
+from pykubelet.server.auth.request_auth import AuthConfigError
 from pykubelet.server.listeners import PortError
 from pykubelet.standalone.instance import EmbeddedError
 from pykubelet.transport.errors import CriError

@@ -19,7 +19,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import HUGE_PAGES_PREFIX
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_resources import parse_threshold
+from pykubelet.config.validation.validate_resources import parse_threshold
 from pykubelet.linux.kernel import read_sysctl
 
 UNBOUNDED = 1 << 62

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pykubelet.config.codec import decode, document_to_yaml, to_document
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import field_path, get_field, set_field
-from pykubelet.config.flags import FlagOccurrence, parse_flags
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import field_path, get_field, set_field
+from pykubelet.config.flags.parser import FlagOccurrence, parse_flags
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration, complete
 

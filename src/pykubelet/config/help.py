@@ -12,8 +12,8 @@ from itertools import groupby
 
 import pykubelet
 from pykubelet.config.feature_gates import known_features
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import FLAGS, default_text, field_path
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import FLAGS, default_text, field_path
 from pykubelet.config.load import baseline
 from pykubelet.config.types import KubeletConfiguration
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pykubelet.config.codec import document_to_yaml
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.flags import parse_flags
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.parser import parse_flags
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.util.files import write_if_changed
 

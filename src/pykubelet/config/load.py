@@ -24,10 +24,10 @@ from pykubelet.config.codec import decode, explicit_fields, to_document
 from pykubelet.config.documents import read_document
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.feature_gates import FeatureGates, gate_path
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import BY_NAME, field_path, flag_default, set_field
-from pykubelet.config.flags import ParsedFlags, parse_flags
-from pykubelet.config.kubelet_flags import KubeletFlags, check_flags, log_options
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import BY_NAME, field_path, flag_default, set_field
+from pykubelet.config.flags.kubelet_flags import KubeletFlags, check_flags, log_options
+from pykubelet.config.flags.parser import ParsedFlags, parse_flags
 from pykubelet.config.no_effect import flag_reason, no_effect_warnings
 from pykubelet.config.types import (
     API_VERSION,
@@ -37,7 +37,7 @@ from pykubelet.config.types import (
     complete,
     legacy_defaults,
 )
-from pykubelet.config.validate import validate
+from pykubelet.config.validation.validate import validate
 from pykubelet.logs.mask import MASK, mask_text
 from pykubelet.logs.setup import LogOptions
 from pykubelet.util.text import quoted

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from pykubelet.config.feature_gates import FeatureGates, known_gates
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import field_path
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import field_path
 
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 _UNBUFFERED = "log lines are written immediately and never buffered"

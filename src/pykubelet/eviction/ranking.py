@@ -20,7 +20,7 @@ from pykubelet.cm.qos import pod_requests
 from pykubelet.eviction.observations import DiskUsage, PodUsage
 from pykubelet.eviction.signals import EPHEMERAL_STORAGE, INODES, MEMORY, PIDS, SIGNAL_RESOURCES, Disks
 from pykubelet.podconfig.static_pods import is_critical_pod
-from pykubelet.stats.pod_storage import is_local_ephemeral
+from pykubelet.stats.storage.pod_storage import is_local_ephemeral
 
 _ZERO = Quantity.from_units(0)
 

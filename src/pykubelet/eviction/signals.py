@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_resources import (
+from pykubelet.config.validation.validate_resources import (
     ThresholdValue,
     parse_grace_period,
     parse_minimum_reclaim,

@@ -33,9 +33,13 @@ from pykubelet.cm.resize import (
 )
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.configuration.linux_resources import container_resources, overhead_resources
+from pykubelet.kuberuntime.configuration.options import (
+    CpusetAssignment,
+    RunContainerOptions,
+    RuntimeNodeOptions,
+)
 from pykubelet.kuberuntime.decide import Resize
-from pykubelet.kuberuntime.linux_resources import container_resources, overhead_resources
-from pykubelet.kuberuntime.options import CpusetAssignment, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, Unimplemented
 

@@ -17,13 +17,13 @@ from pykubelet.cm.topology.hints import AllocationError
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config_builder import ConfigBuilder, PodStartContext
-from pykubelet.kuberuntime.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder, PodStartContext
+from pykubelet.kuberuntime.configuration.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.options import CpusetAssigner, UnrestrictedAssigner
 from pykubelet.kuberuntime.errors import ContainerConfigError, ServicesNotSynced, StartError
 from pykubelet.kuberuntime.kill import ContainerKiller, HookError, HookRunner
 from pykubelet.kuberuntime.observe import Observer, observed_container
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.options import CpusetAssigner, UnrestrictedAssigner
 from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.removal import is_starting, remove_container
 from pykubelet.logs import get_logger

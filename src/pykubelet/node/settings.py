@@ -8,7 +8,7 @@ from datetime import datetime
 
 from pykubelet.api.node import Taint
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.types import Taint as ConfiguredTaint
 from pykubelet.linux.network import IPAddress, parse_node_ip

@@ -18,7 +18,7 @@ from pathlib import Path
 from pykubelet.api.meta import Resources
 from pykubelet.api.node import ContainerImage
 from pykubelet.cm.capacity import node_capacity
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection

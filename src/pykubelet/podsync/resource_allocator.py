@@ -31,7 +31,7 @@ from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.topology.manager import TopologyManager, TopologyRejection
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import UNRESTRICTED, CpusetAssignment
+from pykubelet.kuberuntime.configuration.options import UNRESTRICTED, CpusetAssignment
 from pykubelet.logs import get_logger
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.backoff import ErrorLogLimiter

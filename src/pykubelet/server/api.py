@@ -28,7 +28,7 @@ from pykubelet.cri.client import RuntimeClient
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.auth import (
+from pykubelet.server.auth.request_auth import (
     AuthConfigError,
     Authenticator,
     Authorizer,
@@ -36,8 +36,6 @@ from pykubelet.server.auth import (
     make_authorizer,
 )
 from pykubelet.server.connections import MAX_CONNECTIONS, app_runner, serve_connections, single_error_scope
-from pykubelet.server.container_actions import ContainerActions, running_pods_routes
-from pykubelet.server.container_logs import ContainerLogs
 from pykubelet.server.debug import (
     flagz_routes,
     profiling_routes,
@@ -46,10 +44,11 @@ from pykubelet.server.debug import (
     verbosity_routes,
 )
 from pykubelet.server.listeners import listening_socket
+from pykubelet.server.logs.container_logs import ContainerLogs
+from pykubelet.server.logs.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.metrics import ServerMetrics, metrics_routes, reset_routes
-from pykubelet.server.node_logs import NODE_LOGS, node_log_routes
+from pykubelet.server.metrics.server_metrics import ServerMetrics, metrics_routes, reset_routes
 from pykubelet.server.pipeline import (
     auth_middleware,
     counting_middleware,
@@ -57,7 +56,8 @@ from pykubelet.server.pipeline import (
     tracing_middleware,
 )
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
-from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
+from pykubelet.server.streams.container_actions import ContainerActions, running_pods_routes
+from pykubelet.server.streams.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
 from pykubelet.tracing.span import Tracer
 

@@ -41,7 +41,7 @@ from pykubelet.logs import get_logger
 from pykubelet.logs.mask import MASK
 from pykubelet.logs.setup import set_verbosity
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.identity import HttpError
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import PodJournal
 

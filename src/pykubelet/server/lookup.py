@@ -18,7 +18,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import RuntimeClient
 from pykubelet.kuberuntime.labels import CONTAINER_NAME, POD_UID
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.identity import HttpError
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.transport.errors import CriError, NotFound, ResourceExhausted
 
 _RECENT_SECONDS = 0.5

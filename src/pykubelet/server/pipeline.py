@@ -18,9 +18,9 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
-from pykubelet.server.auth import Authenticator, Authorizer, authorize
-from pykubelet.server.identity import HttpError, RequestCredentials, User, required_attributes
-from pykubelet.server.metrics import ServerMetrics, ServerType
+from pykubelet.server.auth.identity import HttpError, RequestCredentials, User, required_attributes
+from pykubelet.server.auth.request_auth import Authenticator, Authorizer, authorize
+from pykubelet.server.metrics.server_metrics import ServerMetrics, ServerType
 from pykubelet.server.tls import peer_chain
 from pykubelet.tracing.span import SpanKind, Tracer, parse_traceparent
 

@@ -30,11 +30,11 @@ from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.metrics import HealthMetrics
+from pykubelet.server.metrics.server_metrics import HealthMetrics
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import pod_list_json
-from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.machine import machine_info
+from pykubelet.stats.storage.filesystems import Filesystems
 
 log = get_logger(__name__)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from pykubelet.api.meta import to_json
 from pykubelet.logs import get_logger
 from pykubelet.server.pipeline import plain_text, user_name
-from pykubelet.server.streaming import StreamLimits
+from pykubelet.server.streams.streaming import StreamLimits
 from pykubelet.stats.samples import MemoryCurves
 from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, encode_summary
 from pykubelet.util.tasks import RenderTurns

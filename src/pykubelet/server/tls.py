@@ -31,7 +31,7 @@ from pathlib import Path
 
 from pykubelet.apiserver.certificates.x509 import certificates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validate_serving import CURVES, WEAK_CIPHER_SUITES
+from pykubelet.config.validation.validate_serving import CURVES, WEAK_CIPHER_SUITES
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)

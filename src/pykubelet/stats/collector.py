@@ -34,7 +34,7 @@ import msgspec
 
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import SharedWork
-from pykubelet.stats.cgroup_readers import CgroupReader
+from pykubelet.stats.cgroups.readers import CgroupReader
 from pykubelet.stats.memory_curve import SLOTS, MemoryCurve
 from pykubelet.stats.processes import ProcessScan
 from pykubelet.stats.sampler import DetailedSample, Sampler, SummarySample, sample_interval, was_idle

@@ -14,8 +14,8 @@ from pathlib import Path
 from pykubelet.api.stats import RlimitStats, stats_time
 from pykubelet.linux.hardware import Filesystem, Hardware, read_hardware
 from pykubelet.linux.host_info import BOOT_ID_FILES, MACHINE_ID_FILES, read_machine
-from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts
+from pykubelet.stats.storage.filesystems import Filesystems
 
 SPEC_MAX_AGE_SECONDS = 10.0
 """Seconds for which the sizes of file systems in `/spec/` are reused."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from pykubelet.logs import get_logger
-from pykubelet.stats.cgroup_readers import CgroupReader
+from pykubelet.stats.cgroups.readers import CgroupReader
 from pykubelet.stats.network import HOST_PID, NamespaceGone, NetworkReader
 from pykubelet.stats.processes import ProcessScan, first_process, max_open_files, read_pids
 from pykubelet.stats.samples import Details, Limits, NetworkInterface, Target, Usage

@@ -19,7 +19,7 @@ rate of a container that was sampled once). Available memory and swap are never 
 writes numbers near 2**64.
 
 With sandbox statistics of the runtime (`PodAndContainerStatsFromCRI`), pods are built from these instead
-(`cri_summary.py`).
+(`cri/summary.py`).
 
 `encode_summary` yields the document in pieces of one pod, so that the caller can send a large one without
 holding it in memory, and other tasks run in between.
@@ -34,9 +34,8 @@ from types import MappingProxyType
 from pykubelet.api import stats as api
 from pykubelet.api.meta import to_json
 from pykubelet.api.stats import stats_time
-from pykubelet.stats.cri_summary import CriPodBuilder
-from pykubelet.stats.pod_storage import FileUsage, PodStorage, VolumeUsage
-from pykubelet.stats.runtime_stats import LayerUsage, RuntimeFacts
+from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeFacts
+from pykubelet.stats.cri.summary import CriPodBuilder
 from pykubelet.stats.samples import (
     NO_PSI,
     UNLIMITED,
@@ -46,6 +45,7 @@ from pykubelet.stats.samples import (
     PsiLine,
     Record,
 )
+from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage, VolumeUsage
 
 DEFAULT_INTERFACE = "eth0"
 ROOT = "/"

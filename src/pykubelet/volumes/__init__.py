@@ -10,10 +10,9 @@ Modules:
     attach            waiting for the attach/detach controller, and `status.volumesInUse`
     volume_state      volumes of each pod since this process started
     unmounter         teardown of pods' volumes, and release of what pods shared
-    paths, sub_path   layout on disk and bind mounts; sub-paths of volumes
+    paths             layout on disk and bind mounts
     file_projection   volumes whose files the kubelet writes
-    block, disks      block devices; formatting and mounting of disks
-    mount_helper      `mount`, `umount` and other host binaries
+    mounts            block devices, disks, SELinux labels, sub-paths, and the host binaries for them
     ownership         fsGroup
     usage             usage of volumes (`volumeStatsAggPeriod`)
     metrics           Prometheus metrics of operations; `collector`: of numbers and usage of volumes

@@ -29,9 +29,7 @@ from pykubelet.objects.base import PodObjects
 from pykubelet.tracing.span import child_span
 from pykubelet.util.tasks import TaskScope, in_own_thread
 from pykubelet.volumes.attach import AttachedVolumes, ClusterNode
-from pykubelet.volumes.block import global_map_path
 from pykubelet.volumes.csi.names import MIGRATED
-from pykubelet.volumes.disks import FilesystemMismatch
 from pykubelet.volumes.errors import (
     BadOptions,
     VolumeError,
@@ -42,6 +40,10 @@ from pykubelet.volumes.errors import (
 )
 from pykubelet.volumes.local_claims import ClaimResolver, LocalClaimResolver
 from pykubelet.volumes.metrics import VolumeMetrics, plugin_name
+from pykubelet.volumes.mounts.block import global_map_path
+from pykubelet.volumes.mounts.disks import FilesystemMismatch
+from pykubelet.volumes.mounts.selinux import SELinuxAdmission
+from pykubelet.volumes.mounts.sub_path import bind_sub_paths
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
 from pykubelet.volumes.ownership import RecordEvent, record_no_event
 from pykubelet.volumes.plugin import (
@@ -62,8 +64,6 @@ from pykubelet.volumes.pvc import (
     volume_group,
 )
 from pykubelet.volumes.registry import load_plugins
-from pykubelet.volumes.selinux import SELinuxAdmission
-from pykubelet.volumes.sub_path import bind_sub_paths
 from pykubelet.volumes.unmounter import UNMOUNT_TIMEOUT_SECONDS, PodUnmounter, VolumeGarbageCollector
 from pykubelet.volumes.volume_state import VolumeRecord, VolumeState
 

@@ -34,8 +34,8 @@ from pykubelet.linux.mounts import (
 )
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.errors import VolumeError, format_os_error
+from pykubelet.volumes.mounts.block import DEVICES, mapped_devices, unmap_device
 from pykubelet.volumes.operations import FAILURES, OperationPending, PendingOperations, run_concurrently
 from pykubelet.volumes.paths import PodVolumePaths, entries
 from pykubelet.volumes.plugin import VolumePlugin

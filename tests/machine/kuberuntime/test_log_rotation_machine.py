@@ -12,7 +12,7 @@ from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod
-from pykubelet.server.log_files import LineWriter, LogFile, follow_blocks, present_blocks
+from pykubelet.server.logs.log_files import LineWriter, LogFile, follow_blocks, present_blocks
 from pykubelet.util.tasks import TaskScope
 from tests.support.cri_pods import connected, shell, start_pod
 from tests.support.runtime import RunningRuntime

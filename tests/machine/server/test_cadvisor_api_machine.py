@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.linux.cgroupfs import detect_cgroups
-from pykubelet.stats.cgroup_readers import cgroup_reader_factory
+from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import Collector
 from pykubelet.stats.samples import Target
 from pykubelet.util.tasks import TaskScope

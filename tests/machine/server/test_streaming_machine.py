@@ -21,12 +21,12 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.server.api import https_server
-from pykubelet.server.auth import AlwaysAllow, Authenticator
-from pykubelet.server.container_actions import ContainerActions
-from pykubelet.server.container_logs import ContainerLogs
+from pykubelet.server.auth.request_auth import AlwaysAllow, Authenticator
+from pykubelet.server.logs.container_logs import ContainerLogs
 from pykubelet.server.lookup import PodLookup
-from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.streaming import StreamingEndpoints, StreamLimits
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.streams.container_actions import ContainerActions
+from pykubelet.server.streams.streaming import StreamingEndpoints, StreamLimits
 from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.transport.remote_command import PROTOCOL, RemoteCommand
 from pykubelet.transport.spdy import Data, FrameReader, FrameWriter

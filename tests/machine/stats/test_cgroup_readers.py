@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.linux.cgroupfs import detect_cgroups
-from pykubelet.stats.cgroup_files import DescriptorBudget
-from pykubelet.stats.cgroup_host import ReaderHost, boot_time
-from pykubelet.stats.cgroup_readers import CgroupReader, cgroup_reader_factory
-from pykubelet.stats.cgroup_v2 import CgroupV2Reader
+from pykubelet.stats.cgroups.files import DescriptorBudget
+from pykubelet.stats.cgroups.host import ReaderHost, boot_time
+from pykubelet.stats.cgroups.readers import CgroupReader, cgroup_reader_factory
+from pykubelet.stats.cgroups.v2 import CgroupV2Reader
 from pykubelet.stats.network import NamespaceGone, NetworkReader
 from pykubelet.stats.processes import ProcessScan, read_pids
 from pykubelet.stats.samples import CgroupGone

@@ -27,14 +27,14 @@ from aiohttp.test_utils import unused_port
 from prometheus_client import CollectorRegistry
 
 from pykubelet.server.listeners import http_server
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit, cadvisor_routes
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.stats import MAX_REQUESTS, MAX_REQUESTS_PER_USER, summary_routes
-from pykubelet.server.stats_metrics import ScrapeLimit, cadvisor_routes
-from pykubelet.server.streaming import StreamLimits
-from pykubelet.stats.cgroup_readers import cgroup_reader_factory
+from pykubelet.server.streams.streaming import StreamLimits
+from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.runtime_stats import CriMetricList
+from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.util.tasks import RenderTurns, TaskScope

@@ -10,7 +10,7 @@ import pytest
 
 from pykubelet.linux.loop_devices import attach_loop, detach_loop
 from pykubelet.linux.mounts import unmount
-from pykubelet.volumes.disks import (
+from pykubelet.volumes.mounts.disks import (
     PARTITIONED,
     DiskError,
     FilesystemMismatch,
@@ -18,7 +18,7 @@ from pykubelet.volumes.disks import (
     format_and_mount,
     parse_format,
 )
-from pykubelet.volumes.mount_helper import HelperError, is_mounted
+from pykubelet.volumes.mounts.mount_helper import HelperError, is_mounted
 from tests.support.volume_programs import stand_ins, wait_until_free
 from tests.support.volumes import needs_root
 

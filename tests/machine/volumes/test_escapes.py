@@ -14,7 +14,7 @@ import pytest
 from pykubelet.linux.mounts import mount, read_mounts, unmount
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.sub_path import bind_opened, opened_inside
+from pykubelet.volumes.mounts.sub_path import bind_opened, opened_inside
 from tests.support.attacker import swapping, tries
 from tests.support.volumes import Shelf, needs_root, pod_with
 

@@ -11,7 +11,7 @@ import pytest
 from pykubelet.api.pod import Pod
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource, VolumeNotReady, VolumePluginError
-from pykubelet.volumes.mount_helper import HelperError, is_mounted
+from pykubelet.volumes.mounts.mount_helper import HelperError, is_mounted
 from pykubelet.volumes.plugins import flex
 from pykubelet.volumes.plugins.flex import (
     DriverError,

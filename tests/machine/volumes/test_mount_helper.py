@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pykubelet.linux.mounts import MS_BIND, Mount, mount, parse_mountinfo, unmount
-from pykubelet.volumes import mount_helper
-from pykubelet.volumes.mount_helper import (
+from pykubelet.volumes.mounts import mount_helper
+from pykubelet.volumes.mounts.mount_helper import (
     HelperError,
     HelperTimeout,
     MissingHelper,

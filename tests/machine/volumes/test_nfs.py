@@ -13,10 +13,10 @@ from pykubelet.api.storage import PersistentVolume
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import BadSource
 from pykubelet.volumes.manager import PodVolumes
-from pykubelet.volumes.mount_helper import HelperError
+from pykubelet.volumes.mounts.mount_helper import HelperError
+from pykubelet.volumes.mounts.sub_path import bind_opened, opened_inside
 from pykubelet.volumes.paths import PodVolumePaths
 from pykubelet.volumes.plugins.nfs import NfsPlugin, nfs_source
-from pykubelet.volumes.sub_path import bind_opened, opened_inside
 from tests.support.volume_programs import MOUNT, StandIns, stand_ins, surroundings, wanted
 from tests.support.volumes import Shelf, needs_root, pod_with
 

@@ -15,9 +15,9 @@ from pykubelet.api.storage import PersistentVolume
 from pykubelet.api.volume import FibreChannel, Iscsi
 from pykubelet.linux.loop_devices import attach_loop, detach_loop, loops_of
 from pykubelet.linux.mounts import read_mounts, unmount
-from pykubelet.volumes.block import unmap_device
 from pykubelet.volumes.errors import BadSource, VolumePluginError
-from pykubelet.volumes.mount_helper import HelperError
+from pykubelet.volumes.mounts.block import unmap_device
+from pykubelet.volumes.mounts.mount_helper import HelperError
 from pykubelet.volumes.plugins import iscsi
 from pykubelet.volumes.plugins.fc import FcPlugin, fc_name
 from pykubelet.volumes.plugins.iscsi import IscsiPlugin, disk_for
@@ -343,7 +343,7 @@ class TestIscsi:
     async def test_set_up_iscsiadm_missing_names_package(
         self, kind: IscsiPlugin, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("pykubelet.volumes.mount_helper.search_path", lambda: "/nowhere")
+        monkeypatch.setattr("pykubelet.volumes.mounts.mount_helper.search_path", lambda: "/nowhere")
         with pytest.raises(HelperError, match="install the package open-iscsi"):
             await kind.set_up(wanted(iscsi_pod()))
 

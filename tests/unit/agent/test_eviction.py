@@ -16,9 +16,9 @@ from pykubelet.node.conditions import NodePressure
 from pykubelet.podconfig.pod_history import Event, PodHistory
 from pykubelet.podworkers.worker import PodWorkerState
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.filesystems import Filesystems
-from pykubelet.stats.runtime_stats import ImageFilesystems, LayerUsage
+from pykubelet.stats.cri.runtime_stats import ImageFilesystems, LayerUsage
 from pykubelet.stats.samples import CgroupGone, Details, Limits, Target, Usage
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pods import make_pod
 from tests.unit.stats import summary_facts

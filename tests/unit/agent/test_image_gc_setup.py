@@ -19,7 +19,7 @@ from pykubelet.images.image_gc import ImageGCError
 from pykubelet.images.pull_records import ImagePullCredentials, ImagePulledRecord, PullRecordFiles
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 from tests.support.cri import cri, folder, metrics, registry, scripted

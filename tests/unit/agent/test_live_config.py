@@ -20,7 +20,7 @@ from pykubelet.agent.live_config import (
     ReloadMetrics,
     ReloadTrigger,
 )
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.last_good import FILE_NAME
 from pykubelet.config.live import RELOADABLE, ReloadReport
 from pykubelet.config.load import LoadedConfig, load

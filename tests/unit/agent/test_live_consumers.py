@@ -43,7 +43,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.apiserver.certificates.serving import CertificateFiles, SwitchableCertificate
 from pykubelet.apiserver.client import ApiClient, Limits, make_clients
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.live import CONSUMERS, RELOADABLE, consumer_fields
 from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration, VModuleItem
@@ -52,7 +52,7 @@ from pykubelet.images.image_gc import DiskUsage, ImageGCError
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.images.metrics import ImageMetrics
 from pykubelet.images.puller import PullLimits, PullRateExceeded
-from pykubelet.kuberuntime.config_builder import PodStartContext
+from pykubelet.kuberuntime.configuration.config_builder import PodStartContext
 from pykubelet.kuberuntime.log_rotation import manager as log_module
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.linux.cgroupfs import Cgroups

@@ -16,7 +16,7 @@ from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.apiserver.errors import Unreachable
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.node import shutdown_state

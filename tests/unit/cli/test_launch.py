@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.flags.flag_table import FLAGS
 from pykubelet.config.no_effect import FLAG_ATTRIBUTES
 
 LAUNCH = """

@@ -300,6 +300,15 @@ def test_start_object_that_another_file_has_now_is_a_conflict(cli: Cli) -> None:
     assert cli.present == [".app.yaml.stopped", "new.yaml"]
 
 
+@pytest.mark.parametrize("path", ["path/to/app.yaml", "to/app.yaml", "a/b/c/app.yaml", "/elsewhere/app.yaml"])
+def test_rm_path_of_another_directory_removes_what_was_applied(cli: Cli, path: str) -> None:
+    cli.apply(cli.file("app.yaml", deployment()))
+    assert cli.rm(path)[:2] == (0, ["deployment/web removed"])
+    code, _, err = cli.rm("path/to/other.yml")
+    assert code == 1
+    assert "there is no manifest and no object 'path/to/other.yml'" in err
+
+
 def test_rm_object_with_others_requires_the_file(cli: Cli) -> None:
     cli.apply(cli.file("app.yaml", deployment(), CONFIG))
     code, _, err = cli.rm("web")

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from pykubelet.cli.node import up
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
 from tests.support.ports import free_port
 

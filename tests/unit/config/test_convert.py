@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pykubelet.config.convert import Converted, convert_flags
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.flags.flag_table import FLAGS
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
 

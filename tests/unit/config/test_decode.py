@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pykubelet.api.duration import Duration
 from pykubelet.config.codec import decode, explicit_fields, to_document
 from pykubelet.config.types import Authentication, KubeletConfiguration, Logging
-from pykubelet.config.validate import validate
+from pykubelet.config.validation.validate import validate
 
 
 def problems_of(data: Any) -> list[str]:

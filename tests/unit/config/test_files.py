@@ -14,7 +14,7 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.load import find_drop_ins, load_config_files, merge_patch
 from pykubelet.config.types import DEFAULT_EVICTION_HARD, KubeletConfiguration
-from pykubelet.config.validate import validate
+from pykubelet.config.validation.validate import validate
 
 SAMPLES = Path(__file__).parents[2] / "data"
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"

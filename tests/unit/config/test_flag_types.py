@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.api.duration import Duration
-from pykubelet.config import flag as kinds
-from pykubelet.config.flag import FlagType
-from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.flags import flag as kinds
+from pykubelet.config.flags.flag import FlagType
+from pykubelet.config.flags.flag_table import FLAGS
 from pykubelet.config.types import MemoryReservation, Taint, VModuleItem
 
 GOOD: list[tuple[FlagType, str, Any]] = [

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import BY_NAME, FLAGS, get_field
-from pykubelet.config.flags import parse_flags
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import BY_NAME, FLAGS, get_field
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.parser import parse_flags
 from pykubelet.config.types import KubeletConfiguration
 
 DATA = Path(__file__).parents[2] / "data" / "flags-v1.25.tsv"

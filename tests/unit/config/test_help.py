@@ -4,7 +4,7 @@ import re
 import pytest
 
 from pykubelet import __version__
-from pykubelet.config.flag_table import FLAGS
+from pykubelet.config.flags.flag_table import FLAGS
 from pykubelet.config.help import help_text, reported_version, version_line
 
 

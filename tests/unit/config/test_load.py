@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pykubelet.config.errors import ConfigError, Problem
-from pykubelet.config.flag_table import BY_NAME, FLAGS, default_text
+from pykubelet.config.flags.flag_table import BY_NAME, FLAGS, default_text
 from pykubelet.config.load import baseline, load
 from pykubelet.config.no_effect import flag_reason
 from pykubelet.config.types import API_VERSION, KIND

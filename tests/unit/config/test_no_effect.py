@@ -13,22 +13,22 @@ import pytest
 
 import pykubelet
 from pykubelet.config.feature_gates import known_gates
-from pykubelet.config.flag_table import FLAGS, field_path
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.flag_table import FLAGS, field_path
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
 from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES, flag_reason
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
 
 SOURCE = Path(pykubelet.__file__).parent
-READERS_IN_CONFIG = ("config/types.py", "config/kubelet_flags.py", "config/load.py")
+READERS_IN_CONFIG = ("config/types.py", "config/flags/kubelet_flags.py", "config/load.py")
 """Files of the configuration package that act on settings instead of parsing or validating them."""
 READ_IN_CONFIG = {"feature_gates", "logging", "merge_default_eviction_settings"}
 """Fields that only those files act on; all others are read by the rest of the product."""
 NESTED_READERS = {
-    "logging": ("config/kubelet_flags.py", "logs"),
-    "logging.options.json": ("config/kubelet_flags.py", "routing"),
-    "logging.options.text": ("config/kubelet_flags.py", "routing"),
-    "logging.vmodule": ("config/kubelet_flags.py", "item"),
+    "logging": ("config/flags/kubelet_flags.py", "logs"),
+    "logging.options.json": ("config/flags/kubelet_flags.py", "routing"),
+    "logging.options.text": ("config/flags/kubelet_flags.py", "routing"),
+    "logging.vmodule": ("config/flags/kubelet_flags.py", "item"),
     "register_with_taints": ("node/settings.py", "taint"),
     "reserved_memory": ("cm/memory/numa_nodes.py", "reservation"),
     "shutdown_grace_period_by_pod_priority": ("node/shutdown_groups.py", "entry"),
@@ -122,7 +122,7 @@ def test_flag_attribute_is_read_or_listed(name: str) -> None:
     # `self` is KubeletFlags in its own file only: other classes have attributes of the same names.
     read = any(
         attribute == name
-        and (receiver in ("flags", "_flags") or (file, receiver) == ("config/kubelet_flags.py", "self"))
+        and (receiver in ("flags", "_flags") or (file, receiver) == ("config/flags/kubelet_flags.py", "self"))
         for file, receiver, attribute in attribute_reads()
     )
     assert read != (name in FLAG_ATTRIBUTES)

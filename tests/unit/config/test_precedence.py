@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pykubelet.config.codec import to_document
-from pykubelet.config.flag import Flag
-from pykubelet.config.flag_table import FLAGS, field_path, get_field, set_field
+from pykubelet.config.flags.flag import Flag
+from pykubelet.config.flags.flag_table import FLAGS, field_path, get_field, set_field
 from pykubelet.config.load import baseline, load
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
 

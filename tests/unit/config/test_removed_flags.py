@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.flag_table import BY_NAME
-from pykubelet.config.flags import parse_flags
+from pykubelet.config.flags.flag_table import BY_NAME
+from pykubelet.config.flags.parser import parse_flags
+from pykubelet.config.flags.removed_flags import REMOVED_BY_NAME, REMOVED_FLAGS, RemovedFlag
 from pykubelet.config.load import load
-from pykubelet.config.removed_flags import REMOVED_BY_NAME, REMOVED_FLAGS, RemovedFlag
 
 ROOT = Path(__file__).parents[3]
 LAST_VERSION = {

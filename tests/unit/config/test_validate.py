@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pykubelet.config import validate as validate_pods
-from pykubelet.config import validate_resources as validate_eviction
-from pykubelet.config import validate_resources as validate_managers
-from pykubelet.config import validate_resources as validate_reserved
-from pykubelet.config import validate_serving
-from pykubelet.config import validate_serving as validate_tls
 from pykubelet.config.codec import decode, explicit_fields
 from pykubelet.config.errors import Problem
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration, complete
-from pykubelet.config.validate import validate, validate_machine
-from pykubelet.config.validate_rules import check
+from pykubelet.config.validation import validate as validate_pods
+from pykubelet.config.validation import validate_resources as validate_eviction
+from pykubelet.config.validation import validate_resources as validate_managers
+from pykubelet.config.validation import validate_resources as validate_reserved
+from pykubelet.config.validation import validate_serving
+from pykubelet.config.validation import validate_serving as validate_tls
+from pykubelet.config.validation.validate import validate, validate_machine
+from pykubelet.config.validation.validate_rules import check
 from tests.unit.config.strategies import structs
 
 

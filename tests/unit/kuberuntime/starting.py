@@ -9,11 +9,11 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.cgroups.node_cgroups import Record, no_record
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config_builder import ConfigBuilder, PodStartContext
-from pykubelet.kuberuntime.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder, PodStartContext
+from pykubelet.kuberuntime.configuration.container_images import ContainerImages
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.start import ContainerStarter, OnCreated

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.transport.errors import CriError, NotFound
 from tests.support.containers import make_container
 from tests.unit.kuberuntime.starting import start

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import DNSOption, PodDNSConfig
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
+from pykubelet.kuberuntime.configuration.dns import PodDNS, check_resolv_conf, parse_resolv_conf, pod_dns
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
 from tests.support.containers import make_pod

@@ -18,9 +18,9 @@ from pykubelet.api.pod import (
 )
 from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.kuberuntime.env import MAX_LINE_BYTES, container_env, parse_env_file
+from pykubelet.kuberuntime.configuration.env import MAX_LINE_BYTES, container_env, parse_env_file
+from pykubelet.kuberuntime.configuration.options import MountedVolume, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import ContainerConfigError, MissingSource
-from pykubelet.kuberuntime.options import MountedVolume, RunContainerOptions, RuntimeNodeOptions
 from pykubelet.objects.services import ClusterService, ServicePort, service_env
 from tests.support.containers import amounts, make_container, make_facts, make_pod
 

@@ -14,14 +14,14 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime import env as env_sources
-from pykubelet.kuberuntime.config import make_container_config
-from pykubelet.kuberuntime.config_builder import PodStartContext
-from pykubelet.kuberuntime.env import EnvFile, container_env, gather_env_sources, parse_env_file
+from pykubelet.kuberuntime.configuration import env as env_sources
+from pykubelet.kuberuntime.configuration.config_builder import PodStartContext
+from pykubelet.kuberuntime.configuration.cri_configs import make_container_config
+from pykubelet.kuberuntime.configuration.env import EnvFile, container_env, gather_env_sources, parse_env_file
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedPod
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.volumes.plugin import MountedVolume

@@ -11,16 +11,16 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import qos_class
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
-from pykubelet.kuberuntime.env import container_env
-from pykubelet.kuberuntime.errors import MissingSource
-from pykubelet.kuberuntime.mounts import sub_path
-from pykubelet.kuberuntime.options import (
+from pykubelet.kuberuntime.configuration.cri_configs import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.configuration.env import container_env
+from pykubelet.kuberuntime.configuration.mounts import sub_path
+from pykubelet.kuberuntime.configuration.options import (
     MountedVolume,
     RunContainerOptions,
     RunSandboxOptions,
     RuntimeNodeOptions,
 )
+from pykubelet.kuberuntime.errors import MissingSource
 from pykubelet.objects.services import ClusterService, ServicePort, service_env
 from pykubelet.podconfig.defaults import apply_defaults
 from tests.support.golden import GOLDEN, as_recorded, unordered_env

@@ -7,10 +7,15 @@ from hypothesis import strategies as st
 
 from pykubelet.api.pod import HostAlias
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.kuberuntime.config_builder import ConfigBuilder
+from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder
+from pykubelet.kuberuntime.configuration.mounts import (
+    hosts_file,
+    kernel_hostname,
+    pod_hostname,
+    should_mount_hosts_file,
+)
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import InvalidHostname
-from pykubelet.kuberuntime.mounts import hosts_file, kernel_hostname, pod_hostname, should_mount_hosts_file
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
 from tests.support.containers import make_pod
 

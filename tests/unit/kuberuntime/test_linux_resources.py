@@ -8,13 +8,13 @@ from pykubelet.api.pod import Container, Pod, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.linux_resources import (
+from pykubelet.kuberuntime.configuration.linux_resources import (
     container_resources,
     huge_page_size,
     overhead_resources,
     sandbox_resources,
 )
-from pykubelet.kuberuntime.options import (
+from pykubelet.kuberuntime.configuration.options import (
     CpusetAssignment,
     RunContainerOptions,
     RunSandboxOptions,

@@ -23,7 +23,7 @@ from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager, _Log
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod
-from pykubelet.server.log_files import LogFile
+from pykubelet.server.logs.log_files import LogFile
 from pykubelet.transport.errors import from_status
 from pykubelet.util.tasks import TaskScope
 

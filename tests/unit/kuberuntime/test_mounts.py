@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import VolumeDevice, VolumeMount
 from pykubelet.cm.devices.run_options import DeviceNode, DeviceRunOptions, HostMount
 from pykubelet.cri import runtime_pb2 as cri
-from pykubelet.kuberuntime.errors import ContainerConfigError
-from pykubelet.kuberuntime.mounts import container_devices, container_mounts, sub_path
-from pykubelet.kuberuntime.options import (
+from pykubelet.kuberuntime.configuration.mounts import container_devices, container_mounts, sub_path
+from pykubelet.kuberuntime.configuration.options import (
     IdMappings,
     IdRange,
     MountedVolume,
     RunContainerOptions,
     RuntimeNodeOptions,
 )
+from pykubelet.kuberuntime.errors import ContainerConfigError
 from tests.support.containers import make_container, make_facts, make_pod
 
 VOLUMES = {

@@ -7,7 +7,7 @@ import pytest
 from pykubelet.cm.capacity import allocatable, node_capacity
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.kuberuntime.options import RuntimeNodeOptions, gather_node_options
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions, gather_node_options
 
 CONFIG = KubeletConfiguration(
     eviction_hard={"memory.available": "100Mi", "nodefs.available": "1%"},

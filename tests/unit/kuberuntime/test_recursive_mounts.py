@@ -7,8 +7,8 @@ import pytest
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Container
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.errors import StartError
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.runtime_features import recursive_handlers
 from pykubelet.volumes.plugin import MountedVolume
 from tests.unit.kuberuntime.starting import start

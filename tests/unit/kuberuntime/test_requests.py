@@ -9,9 +9,13 @@ from pykubelet.cm.devices.run_options import DeviceRunOptions
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.configuration.cri_configs import make_container_config, make_sandbox_config
+from pykubelet.kuberuntime.configuration.options import (
+    RunContainerOptions,
+    RunSandboxOptions,
+    RuntimeNodeOptions,
+)
 from pykubelet.kuberuntime.errors import ContainerConfigError, InvalidHostname, RootNotAllowed
-from pykubelet.kuberuntime.options import RunContainerOptions, RunSandboxOptions, RuntimeNodeOptions
 from tests.support.containers import make_container, make_pod
 
 NODE = RuntimeNodeOptions(cluster_dns=("10.96.0.10",), cluster_domain="cluster.local")

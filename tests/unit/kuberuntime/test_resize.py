@@ -21,11 +21,11 @@ from pykubelet.cm.resize import (
 )
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.decide import Actions, ProbeResults, Resize, decide
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observe import observed_container
 from pykubelet.kuberuntime.observed import ActualResources, ObservedContainer, ObservedPod, ObservedSandbox
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.resize import ResizeError, Resizer, without_overhead
 from pykubelet.transport.errors import CriError, Unimplemented
 

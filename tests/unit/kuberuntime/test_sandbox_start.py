@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.observe import Observer
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.transport.errors import CriError, Unavailable
 from tests.support.containers import make_pod

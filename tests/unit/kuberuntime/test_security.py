@@ -7,16 +7,15 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Capabilities, PodSecurityContext, Profile, SecurityContext, SELinuxOptions
 from pykubelet.cri import runtime_pb2 as cri
 from pykubelet.images.image_manager import PresentImage
-from pykubelet.kuberuntime.config import make_container_config
-from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
-from pykubelet.kuberuntime.options import (
+from pykubelet.kuberuntime.configuration.cri_configs import make_container_config
+from pykubelet.kuberuntime.configuration.options import (
     IdMappings,
     IdRange,
     RunContainerOptions,
     RunSandboxOptions,
     RuntimeNodeOptions,
 )
-from pykubelet.kuberuntime.security import (
+from pykubelet.kuberuntime.configuration.security import (
     MASKED_PATHS,
     READONLY_PATHS,
     container_security,
@@ -24,6 +23,7 @@ from pykubelet.kuberuntime.security import (
     sandbox_security,
     verify_run_as_non_root,
 )
+from pykubelet.kuberuntime.errors import ContainerConfigError, RootNotAllowed
 from tests.support.containers import make_container, make_pod
 
 NUMERIC, NAMED = PresentImage("", 1000, ""), PresentImage("", None, "www")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.kuberuntime.env import LARGEST, read_inside
+from pykubelet.kuberuntime.configuration.env import LARGEST, read_inside
 
 
 @pytest.fixture

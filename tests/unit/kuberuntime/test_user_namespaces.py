@@ -5,9 +5,14 @@ import pytest
 
 from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Pod, PodSpec
+from pykubelet.kuberuntime.configuration.user_namespaces import (
+    UNIT,
+    UserNamespaceRange,
+    UserNamespaces,
+    parse_getsubids,
+)
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.user_namespaces import UNIT, UserNamespaceRange, UserNamespaces, parse_getsubids
 
 SPACE = UserNamespaceRange(first=UNIT, count=3 * UNIT, block=UNIT)
 

@@ -1,7 +1,7 @@
 from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.devices.run_options import DeviceNode
-from pykubelet.kuberuntime.options import block_volumes, extra_groups, mounted_image_volumes
+from pykubelet.kuberuntime.configuration.options import block_volumes, extra_groups, mounted_image_volumes
 from pykubelet.volumes.plugin import MountedVolume
 
 MOUNTED = {

@@ -8,7 +8,7 @@ from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.node import Node, Taint
 from pykubelet.apiserver.errors import Forbidden, Unreachable
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.types import Taint as ConfiguredTaint
 from pykubelet.node.registration import ATTACH_DETACH, blank_node, reconciled, register, try_register

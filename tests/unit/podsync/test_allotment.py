@@ -21,7 +21,7 @@ from pykubelet.cm.memory.manager import MemoryManager
 from pykubelet.cm.topology.hints import Hints, TopologyHint
 from pykubelet.cm.topology.manager import AlignmentMetrics, TopologyManager, TopologyMetrics
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.options import UNRESTRICTED, CpusetAssigner, CpusetAssignment
+from pykubelet.kuberuntime.configuration.options import UNRESTRICTED, CpusetAssigner, CpusetAssignment
 from pykubelet.podsync.resource_allocator import LEAVING_SECONDS, ResourceAllocator, wants_devices
 from pykubelet.transport.errors import CriError, NotFound
 from pykubelet.util.tasks import TaskScope

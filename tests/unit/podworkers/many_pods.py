@@ -32,15 +32,15 @@ from pykubelet.apiserver.events import EventRecorder
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.resize import in_memory_allocation_state
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
+from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.configuration.user_namespaces import UserNamespaceRange, UserNamespaces
 from pykubelet.kuberuntime.gc import GarbageCollector
 from pykubelet.kuberuntime.labels import POD_UID
-from pykubelet.kuberuntime.options import RuntimeNodeOptions
 from pykubelet.kuberuntime.paths import PodDirs
-from pykubelet.kuberuntime.user_namespaces import UserNamespaceRange, UserNamespaces
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.runtime_classes import default_handler

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from pykubelet.api.reviews import SubjectAccessReview, TokenReview, UserInfo
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import KubeError
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.util.tasks import TaskScope
 
 # The caches.

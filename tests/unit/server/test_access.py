@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from pykubelet.apiserver.errors import TimedOut
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.server.auth import (
-    AlwaysAllow,
-    AuthConfigError,
-    Authenticator,
-    authorize,
-    make_authenticator,
-    make_authorizer,
-)
-from pykubelet.server.identity import (
+from pykubelet.server.auth.identity import (
     AuthorizerAttributes,
     BadCredentials,
     HttpError,
@@ -28,9 +20,17 @@ from pykubelet.server.identity import (
     required_attributes,
     websocket_token,
 )
-from pykubelet.server.metrics import path_label
+from pykubelet.server.auth.request_auth import (
+    AlwaysAllow,
+    AuthConfigError,
+    Authenticator,
+    authorize,
+    make_authenticator,
+    make_authorizer,
+)
+from pykubelet.server.auth.reviews import ReviewUnavailable, TokenReviews
+from pykubelet.server.metrics.server_metrics import path_label
 from pykubelet.server.pipeline import is_plain
-from pykubelet.server.reviews import ReviewUnavailable, TokenReviews
 from pykubelet.util.tasks import TaskScope
 from tests.unit.server import reviewing
 from tests.unit.server.reviewing import Api, metrics, user_info

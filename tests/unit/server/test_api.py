@@ -18,10 +18,10 @@ from pykubelet.server.api import (
     api_routes,
     api_server,
 )
-from pykubelet.server.auth import AuthConfigError
+from pykubelet.server.auth.request_auth import AuthConfigError
 from pykubelet.server.listeners import PortError
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from tests.support import api_node
 from tests.support.api_node import ENDPOINTS, STAMP, Start, write_log

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pykubelet.server.node_logs import open_below
+from pykubelet.server.logs.node_logs import open_below
 from tests.support import api_node
 from tests.support.api_node import STAMP, Start, running, set_status, write_log
 from tests.support.server_clients import client_context
@@ -282,6 +282,6 @@ def test_open_below_symlink_swapped_during_open_raises(
             (root / "sub").symlink_to(outside)
         return found
 
-    monkeypatch.setattr("pykubelet.server.node_logs.os.path.realpath", swap)
+    monkeypatch.setattr("pykubelet.server.logs.node_logs.os.path.realpath", swap)
     with pytest.raises(OSError):
         open_below(root, "sub/file")

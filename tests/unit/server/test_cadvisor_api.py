@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.server.cadvisor_api.requests import MAX_BODY_BYTES
 from pykubelet.server.cadvisor_api.routes import cadvisor_api_routes
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit
 from pykubelet.server.pipeline import counting_middleware
-from pykubelet.server.stats_metrics import ScrapeLimit
-from pykubelet.stats.cgroup_readers import cgroup_reader_factory
+from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import Collector
-from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.samples import Target
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.cgroup_trees import reader_host, v1_tree, v2_tree
 from tests.support.prometheus_text import parse

@@ -11,11 +11,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.server.container_actions import ContainerActions
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
+from pykubelet.server.streams.container_actions import ContainerActions
 from pykubelet.server.tls import TlsSettings, server_context
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError
 from tests.support import api_node

@@ -6,9 +6,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, unused_port
 
 from pykubelet.server.listeners import PortError, http_server
-from pykubelet.server.metrics import HealthMetrics
+from pykubelet.server.metrics.registry_text import text_format
+from pykubelet.server.metrics.server_metrics import HealthMetrics
 from pykubelet.server.readonly import Check, health_port_routes, health_routes
-from pykubelet.server.registry_text import text_format
 from tests.support.metrics_page import Page
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pykubelet.server.identity import ANONYMOUS_USER
+from pykubelet.server.auth.identity import ANONYMOUS_USER
 from pykubelet.server.tls import NoCertificate, ServingTls, TlsProblem, TlsSettings, server_context
 from tests.support.certs import Authority, Pair, encrypt
 from tests.support.server_clients import ADMIN_TOKEN, VIEWER_TOKEN, client_context, subresources

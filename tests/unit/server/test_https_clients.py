@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pykubelet.server.reviews import TokenReviews
+from pykubelet.server.auth.reviews import TokenReviews
 from pykubelet.util.tasks import TaskScope
 from tests.support.certs import Authority, Pair
 from tests.support.server_clients import client_context

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.server import log_chain
-from pykubelet.server.log_chain import GzipLog, open_newest_rotated
-from pykubelet.server.log_files import (
+from pykubelet.server.logs import log_chain
+from pykubelet.server.logs.log_chain import GzipLog, open_newest_rotated
+from pykubelet.server.logs.log_files import (
     LogFile,
     follow_blocks,
     parse_entries,

@@ -17,12 +17,12 @@ from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 from yarl import URL
 
-from pykubelet.server import node_logs
-from pykubelet.server.identity import HttpError
-from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
+from pykubelet.server.auth.identity import HttpError
+from pykubelet.server.logs import node_logs
+from pykubelet.server.logs.node_logs import LogQuery, check_log_query, journal_arguments, read_log_query
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
-from pykubelet.server.streaming import StreamLimits
+from pykubelet.server.streams.streaming import StreamLimits
 from tests.support.loop_stalls import watched_loop
 
 Client = TestClient[web.Request, web.Application]

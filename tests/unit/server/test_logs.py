@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pykubelet.server import log_files
-from pykubelet.server.log_chain import OpenedLog
-from pykubelet.server.log_files import (
+from pykubelet.server.logs import log_files
+from pykubelet.server.logs.log_chain import OpenedLog
+from pykubelet.server.logs.log_files import (
     LineWriter,
     LogEntry,
     LogFile,
@@ -166,7 +166,7 @@ def test_line_writer_texts_any_options_pieces_bounded(
 def test_log_file_blocks_any_tail_equals_content(file: bytes, tail: int | None, block: int) -> None:
     writer = LineWriter()
     with NamedTemporaryFile() as temporary, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pykubelet.server.log_files._BLOCK", block)
+        patch.setattr("pykubelet.server.logs.log_files._BLOCK", block)
         temporary.write(file)
         temporary.flush()
         with closing(LogFile(Path(temporary.name))) as log:
@@ -187,7 +187,7 @@ def test_line_writer_texts_valid_lines_not_parsed_singly(monkeypatch: pytest.Mon
         looked_at.append(line)
         return parse_entry(line)
 
-    monkeypatch.setattr("pykubelet.server.log_files.parse_entry", looking)
+    monkeypatch.setattr("pykubelet.server.logs.log_files.parse_entry", looking)
     good = f"{STAMP} stderr F {'x' * 60}\n".encode() * 2000
     assert b"".join(LineWriter().texts(good)) == (b"x" * 60 + b"\n") * 2000
     assert looked_at == []

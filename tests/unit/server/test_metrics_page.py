@@ -19,10 +19,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from pykubelet.server.metrics import HealthMetrics, ServerMetrics, metrics_routes
-from pykubelet.server.registry_text import MAX_CHUNK_SAMPLES, registry_chunks, text_format
-from pykubelet.server.stats_metrics import ScrapeLimit
-from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow
+from pykubelet.server.metrics.registry_text import MAX_CHUNK_SAMPLES, registry_chunks, text_format
+from pykubelet.server.metrics.server_metrics import HealthMetrics, ServerMetrics, metrics_routes
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit
+from pykubelet.stats.storage.metrics import PodStorageMetrics, PodStorageRow
 from pykubelet.util.metrics import CONTENT_TYPE, SECONDS, GaugeSlices, PlainCounter, SlicedCollector
 from tests.support.loop_stalls import watched_loop
 

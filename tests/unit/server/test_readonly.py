@@ -18,12 +18,12 @@ from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.live_config import ConfigReloader
 from pykubelet.agent.servers import ServerDependencies, serving
 from pykubelet.config.feature_gates import FeatureGates
-from pykubelet.config.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.podconfig.event_log import EventLog
-from pykubelet.stats.filesystems import Filesystems
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
 

@@ -235,7 +235,7 @@ async def test_api_flood_of_unauthorized_large_heads_evicted(
         waiting.append(token)
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("pykubelet.server.reviews.TokenReviews._review", never)
+    monkeypatch.setattr("pykubelet.server.auth.reviews.TokenReviews._review", never)
     node: Node = await start(most=100)
     count = MAX_TOTAL_HEAD_BYTES // 600_000 + 6
     data = head(600_000, end=False)

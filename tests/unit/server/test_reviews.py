@@ -10,8 +10,8 @@ import pytest
 
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.errors import Forbidden, InvalidResponse, KubeError, ServerError, TimedOut
-from pykubelet.server.identity import AuthorizerAttributes, BadCredentials, User
-from pykubelet.server.reviews import (
+from pykubelet.server.auth.identity import AuthorizerAttributes, BadCredentials, User
+from pykubelet.server.auth.reviews import (
     MAX_CACHED_REVIEWS,
     MAX_CONCURRENT_REVIEWS,
     MAX_WAITING,

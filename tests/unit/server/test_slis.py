@@ -4,8 +4,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from pykubelet.server.identity import AuthorizerAttributes, required_attributes
-from pykubelet.server.metrics import (
+from pykubelet.server.auth.identity import AuthorizerAttributes, required_attributes
+from pykubelet.server.metrics.server_metrics import (
     MetricsProvider,
     ProviderMetric,
     ServerMetrics,

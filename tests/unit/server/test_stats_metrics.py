@@ -16,11 +16,11 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
 from pykubelet.server.pipeline import counting_middleware
-from pykubelet.server.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
-from pykubelet.stats.cadvisor_metrics import LEAN_NAMES
-from pykubelet.stats.runtime_stats import CriMetricList
+from pykubelet.stats.cadvisor.metrics import LEAN_NAMES
+from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, parse

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pykubelet.server.stream_translator import (
+from pykubelet.server.streams.translator import (
     MAX_FRAMES_PER_TURN,
     RemoteCommandOptions,
     terminal_size,

@@ -13,11 +13,11 @@ from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.server.identity import HttpError
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.server.lookup import PodLookup
-from pykubelet.server.metrics import ServerMetrics
-from pykubelet.server.stream_translator import RemoteCommandOptions
-from pykubelet.server.streaming import StreamingEndpoints, StreamLimits, parse_ports
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.streams.streaming import StreamingEndpoints, StreamLimits, parse_ports
+from pykubelet.server.streams.translator import RemoteCommandOptions
 from pykubelet.transport.errors import from_status
 from tests.support.certs import NAMES, Authority, Pair
 from tests.support.pod_view import ScriptedView

@@ -13,12 +13,12 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.identity import required_attributes
+from pykubelet.server.auth.identity import required_attributes
 from pykubelet.server.listeners import http_server
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.server.stats import summary_routes
-from pykubelet.server.streaming import StreamLimits
+from pykubelet.server.streams.streaming import StreamLimits
 from pykubelet.stats.summary import SummaryInputs
 from tests.unit.stats.summary_facts import node_inputs
 

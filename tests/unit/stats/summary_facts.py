@@ -8,8 +8,7 @@ from typing import Any
 
 from pykubelet.api.meta import from_json
 from pykubelet.api.stats import RlimitStats, Summary
-from pykubelet.stats.pod_storage import FileUsage, PodStorage, VolumeUsage
-from pykubelet.stats.runtime_stats import ImageFilesystems, LayerUsage, RuntimeFacts
+from pykubelet.stats.cri.runtime_stats import ImageFilesystems, LayerUsage, RuntimeFacts
 from pykubelet.stats.samples import (
     FilesystemUsage,
     Limits,
@@ -19,6 +18,7 @@ from pykubelet.stats.samples import (
     TargetKind,
     Usage,
 )
+from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage, VolumeUsage
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.volumes.usage import VolumeStats
 from tests.support.golden import GOLDEN

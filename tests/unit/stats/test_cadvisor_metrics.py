@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.stats.cadvisor_metrics import LEAN_NAMES, cadvisor_chunks
+from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
 from pykubelet.stats.exposition import MAX_CHUNK_BYTES
 from pykubelet.stats.samples import Details, DeviceIo, NetworkInterface, Record
 from tests.support import stats_records

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.stats.cgroup_files import CgroupFile, DescriptorBudget, StatParser, to_limit
-from pykubelet.stats.cgroup_host import boot_time, huge_page_sizes
+from pykubelet.stats.cgroups.files import CgroupFile, DescriptorBudget, StatParser, to_limit
+from pykubelet.stats.cgroups.host import boot_time, huge_page_sizes
 from pykubelet.stats.samples import CgroupError
 from tests.support.cgroup_trees import open_descriptors
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pykubelet.stats.cgroup_host import REUSE_SECONDS
-from pykubelet.stats.cgroup_readers import CgroupReader, cgroup_reader_factory
+from pykubelet.stats.cgroups.host import REUSE_SECONDS
+from pykubelet.stats.cgroups.readers import CgroupReader, cgroup_reader_factory
 from pykubelet.stats.samples import CgroupError, CgroupGone, Details, DeviceIo, HugePages, Limits
 from tests.support.cgroup_trees import BOOT, V1_MEMORY_STAT, open_descriptors, reader_host, v1_tree
 

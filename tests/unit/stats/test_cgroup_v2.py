@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.stats.cgroup_readers import CgroupReader, cgroup_reader_factory
-from pykubelet.stats.cgroup_v2 import parse_psi
+from pykubelet.stats.cgroups.readers import CgroupReader, cgroup_reader_factory
+from pykubelet.stats.cgroups.v2 import parse_psi
 from pykubelet.stats.samples import (
     NO_PSI,
     CgroupError,

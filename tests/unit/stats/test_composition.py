@@ -26,9 +26,9 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.pod_storage import FileUsage, PodStorage
-from pykubelet.stats.runtime_stats import LayerUsage
+from pykubelet.stats.cri.runtime_stats import LayerUsage
 from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage
 from pykubelet.transport.errors import Unavailable
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeStats

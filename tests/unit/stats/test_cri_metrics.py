@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.stats.cri_metrics import SAMPLES_PER_PIECE, render_cri_metrics
+from pykubelet.stats.cri.metrics import SAMPLES_PER_PIECE, render_cri_metrics
 
 
 def described(name: str, *labels: str, help: str = "Help.") -> pb.MetricDescriptor:

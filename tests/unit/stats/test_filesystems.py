@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.stats import filesystems
-from pykubelet.stats.filesystems import Filesystems
-from pykubelet.stats.mounted_filesystems import MAX_FILESYSTEMS
+from pykubelet.stats.storage import filesystems
+from pykubelet.stats.storage.filesystems import Filesystems
+from pykubelet.stats.storage.mounted_filesystems import MAX_FILESYSTEMS
 from pykubelet.util.tasks import TaskScope
 from tests.unit.stats.test_mounted_filesystems import HOST, line
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.machine import machine_info, read_machine_facts
 from pykubelet.stats.samples import MachineFacts
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 
 

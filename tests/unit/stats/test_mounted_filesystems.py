@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.stats.mounted_filesystems import MAX_FILESYSTEMS, mount_of_directory, parse_mount_table
+from pykubelet.stats.storage.mounted_filesystems import MAX_FILESYSTEMS, mount_of_directory, parse_mount_table
 
 ROOT = Path("/var/lib/kubelet")
 ID = "cbcd6f7461bdfed143a319df40164a12f00f34d4081f5c5fa40fdeb21ca6f8c3"

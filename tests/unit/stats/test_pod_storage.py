@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.registry_text import text_format
-from pykubelet.stats import pod_storage
-from pykubelet.stats.pod_storage import (
+from pykubelet.server.metrics.registry_text import text_format
+from pykubelet.stats.storage import pod_storage
+from pykubelet.stats.storage.pod_storage import (
     FileUsage,
     LoggedPod,
     LoggingContainer,

@@ -10,7 +10,7 @@ import pytest
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.stats.cached_call import CachedCall
-from pykubelet.stats.runtime_stats import ImageFilesystems, LayerUsage, RuntimeStatistics
+from pykubelet.stats.cri.runtime_stats import ImageFilesystems, LayerUsage, RuntimeStatistics
 from pykubelet.util.tasks import TaskScope
 from tests.support.cri_servers import Hang, Refuse, Runtime
 

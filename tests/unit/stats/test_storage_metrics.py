@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry
 
-from pykubelet.server.registry_text import text_format
-from pykubelet.stats.storage_metrics import PodStorageMetrics, PodStorageRow
+from pykubelet.server.metrics.registry_text import text_format
+from pykubelet.stats.storage.metrics import PodStorageMetrics, PodStorageRow
 from tests.support.prometheus_text import Series, parse
 
 

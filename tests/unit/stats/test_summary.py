@@ -12,10 +12,10 @@ import pytest
 from pykubelet.api.meta import from_json, to_json
 from pykubelet.api.stats import Summary, stats_time
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.stats.cri.runtime_stats import ImageFilesystems, RuntimeFacts
 from pykubelet.stats.machine import read_rlimit
-from pykubelet.stats.pod_storage import VolumeUsage
-from pykubelet.stats.runtime_stats import ImageFilesystems, RuntimeFacts
 from pykubelet.stats.samples import Limits, Psi, PsiLine, Record
+from pykubelet.stats.storage.pod_storage import VolumeUsage
 from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, build_summary, encode_summary
 from pykubelet.volumes.usage import VolumeStats
 from tests.support.golden import GOLDEN

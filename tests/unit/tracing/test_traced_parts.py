@@ -16,7 +16,7 @@ from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.cri.channel import CriMetrics
 from pykubelet.cri.connect import connect
-from pykubelet.server.metrics import ServerMetrics
+from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
 from pykubelet.tracing.span import Span, SpanContext, SpanKind, Tracer, parse_traceparent
 from pykubelet.transport.errors import CriError

@@ -10,8 +10,8 @@ from pykubelet.api.core import ObjectReference
 from pykubelet.apiserver.errors import Unreachable
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.volumes.csi.volume import CsiVolume
-from pykubelet.volumes.disks import FilesystemMismatch
 from pykubelet.volumes.errors import VolumeError, VolumePluginError
+from pykubelet.volumes.mounts.disks import FilesystemMismatch
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeToMount
 from tests.support.csi import Rig, StorageApi, make_pod, persistent
 from tests.support.csi_driver.process import DRIVER

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.apiserver.client import ApiClient
-from pykubelet.server.registry_text import text_format
+from pykubelet.server.metrics.registry_text import text_format
 from pykubelet.volumes.attach import ClusterNode
 from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.errors import VolumeError

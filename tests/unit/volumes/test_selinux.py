@@ -14,13 +14,13 @@ from pykubelet.volumes.csi.volume import CsiVolume
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.manager import PodVolumes
 from pykubelet.volumes.metrics import SELinuxMetrics, VolumeMetrics
-from pykubelet.volumes.plugin import BaseVolumePlugin, MemoryLimits, MountedVolume, VolumeToMount
-from pykubelet.volumes.selinux import (
+from pykubelet.volumes.mounts.selinux import (
     SELinuxAdmission,
     context_option,
     mount_label,
     supports_context_mount,
 )
+from pykubelet.volumes.plugin import BaseVolumePlugin, MemoryLimits, MountedVolume, VolumeToMount
 from tests.support.csi import inline, make_pod, persistent
 from tests.support.csi_driver.process import DRIVER
 from tests.support.volumes import Node, Shelf, pod_with

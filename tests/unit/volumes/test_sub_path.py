@@ -10,8 +10,8 @@ from pykubelet.api.pod import Pod
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.volumes.errors import VolumeError
 from pykubelet.volumes.manager import PodVolumes
+from pykubelet.volumes.mounts.sub_path import SubPathEscapeError, opened_inside
 from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.sub_path import SubPathEscapeError, opened_inside
 from tests.support.volumes import needs_root, pod_with
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 
 from pykubelet.cli.client import run_command
 from pykubelet.cli.manifests.inventory import (
+    SUFFIXES,
     ManifestError,
     ManifestFile,
     ManifestObject,
@@ -35,7 +36,6 @@ from pykubelet.podconfig.static_pods import PRIVATE, PUBLIC, InstallationPlan, i
 
 PROGRAM = "pykubelet apply"
 Change = Literal["created", "configured", "unchanged", "started", "pruned"]
-SUFFIXES = (".yaml", ".yml", ".json")
 MAX_FILES = 1000
 """Manifests of a directory that are applied at once."""
 URL_TIMEOUT_SECONDS = 30.0

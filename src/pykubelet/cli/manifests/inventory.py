@@ -36,6 +36,7 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "Secret": ("secrets",),
 }
 KINDS = tuple(_ALIASES)
+SUFFIXES = (".yaml", ".yml", ".json")
 _BY_ALIAS = {alias: kind for kind, aliases in _ALIASES.items() for alias in (kind.lower(), *aliases)}
 
 
@@ -207,7 +208,8 @@ def parse_kind(text: str) -> str:
 def split_reference(text: str) -> tuple[str | None, str | None, str]:
     """Return kind, namespace and name of `web`, `deploy/web`, `prod/web` or `deploy/prod/web`."""
     parts = text.split("/")
-    if len(parts) == 3:
+    is_path = text.endswith(SUFFIXES) and parts[0].lower() not in _BY_ALIAS
+    if len(parts) == 3 and not is_path:
         return parse_kind(parts[0]), parts[1], parts[2]
     if len(parts) == 2:
         if parts[0].lower() in _BY_ALIAS:

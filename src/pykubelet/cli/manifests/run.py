@@ -57,7 +57,7 @@ from pykubelet.podconfig.static_pods import (
     read_manifest_dir,
     static_contents,
 )
-from pykubelet.server.log_files import LogFile
+from pykubelet.server.logs.log_files import LogFile
 from pykubelet.server.pods import NodePods
 
 STEADY_SECONDS = 2.0

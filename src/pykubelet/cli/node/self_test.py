@@ -31,7 +31,7 @@ from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.pods.exec import NotRunning, exec_output, running_id
 from pykubelet.cli.pods.logs import log_file
 from pykubelet.cli.printers import escape_unprintable, has_condition, status_text
-from pykubelet.server.log_files import LogFile
+from pykubelet.server.logs.log_files import LogFile
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
 from pykubelet.transport.errors import CriError
 from pykubelet.transport.remote_command import StreamError

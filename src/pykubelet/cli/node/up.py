@@ -22,9 +22,9 @@ from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
 from pykubelet.cli.process import launch
 from pykubelet.config.errors import ConfigError
-from pykubelet.config.flags import parse_flags
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
+from pykubelet.config.flags.parser import parse_flags
 from pykubelet.config.kubeconfig_file import load_kubeconfig
-from pykubelet.config.kubelet_flags import KubeletFlags
 from pykubelet.config.load import LoadedConfig, load
 from pykubelet.config.types import API_VERSION, KIND
 from pykubelet.kuberuntime.runtime_features import missing_by_version

@@ -37,8 +37,8 @@ from pykubelet.cli.printers import is_finished, is_terminating
 from pykubelet.kuberuntime.decide import restarts_after_exit
 from pykubelet.kuberuntime.paths import attempts_in_logs, container_log_path, pod_log_dir
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION
-from pykubelet.server.log_chain import open_newest_rotated
-from pykubelet.server.log_files import LineWriter, LogEntry, LogFile, Stream, follow
+from pykubelet.server.logs.log_chain import open_newest_rotated
+from pykubelet.server.logs.log_files import LineWriter, LogEntry, LogFile, Stream, follow
 from pykubelet.server.pods import NodePods
 
 LogOutlook = Literal["writing", "later", "next", "over"]

@@ -32,7 +32,7 @@ from pykubelet.cm.topology.hints import (
     admits,
     merge,
 )
-from pykubelet.config.validate_resources import FEWEST_NUMA_NODES
+from pykubelet.config.validation.validate_resources import FEWEST_NUMA_NODES
 from pykubelet.logs import get_logger
 from pykubelet.util.metrics import PlainCounter
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.config_builder import PodStartContext
+from pykubelet.kuberuntime.configuration.config_builder import PodStartContext
+from pykubelet.kuberuntime.configuration.options import IdMappings, extra_groups
 from pykubelet.kuberuntime.decide import Actions
 from pykubelet.kuberuntime.observed import ObservedPod
-from pykubelet.kuberuntime.options import IdMappings, extra_groups
 from pykubelet.podsync.start_limiter import StartSlot
 from pykubelet.tracing.span import child_span
 from pykubelet.volumes.plugin import MountedVolume

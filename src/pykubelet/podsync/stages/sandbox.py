@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.kuberuntime.config_builder import PodStartContext
+from pykubelet.kuberuntime.configuration.config_builder import PodStartContext
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.start import ContainerStarter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pykubelet.kuberuntime.configuration.user_namespaces import UserNamespaces
 from pykubelet.kuberuntime.errors import ContainerConfigError
-from pykubelet.kuberuntime.user_namespaces import UserNamespaces
 from pykubelet.objects.base import ObjectError
 from pykubelet.objects.runtime_classes import HandlerLookup
 from pykubelet.podconfig.pod_history import PodHistory

@@ -16,7 +16,7 @@ from aiohttp import web
 from multidict import MultiMapping
 
 from pykubelet.api.duration import Duration
-from pykubelet.server.identity import HttpError
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.stats.samples import Usage
 from pykubelet.util.text import quoted
 

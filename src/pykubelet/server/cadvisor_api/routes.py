@@ -28,6 +28,7 @@ from aiohttp import web
 
 from pykubelet.api.meta import to_json
 from pykubelet.linux.hardware import Hardware
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.server.cadvisor_api import documents
 from pykubelet.server.cadvisor_api.requests import (
     ApiPath,
@@ -37,12 +38,11 @@ from pykubelet.server.cadvisor_api.requests import (
     read_info_request,
 )
 from pykubelet.server.cadvisor_api.samples import Document, HostFacts, known, storage_entry
-from pykubelet.server.identity import HttpError
+from pykubelet.server.metrics.stats_metrics import ScrapeLimit, StatsSource, cadvisor_routes, send_page
 from pykubelet.server.stats import in_chunks
-from pykubelet.server.stats_metrics import ScrapeLimit, StatsSource, cadvisor_routes, send_page
-from pykubelet.stats.filesystems import Filesystems
 from pykubelet.stats.machine import machine_info
 from pykubelet.stats.samples import FilesystemUsage, Record
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.text import quoted
 
 SOURCE_TIMEOUT_SECONDS = 15.0

@@ -10,8 +10,8 @@ import os
 import re
 from pathlib import Path
 
-from pykubelet.server.log_chain import open_active
-from pykubelet.server.log_files import parse_entries
+from pykubelet.server.logs.log_chain import open_active
+from pykubelet.server.logs.log_files import parse_entries
 from pykubelet.server.page.facts import LogTail
 
 MAX_BYTES = 64 * 1024

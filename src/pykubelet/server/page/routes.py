@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
-from pykubelet.server.identity import HttpError
+from pykubelet.server.auth.identity import HttpError
 from pykubelet.server.page.agent_view import SERIES as AGENT_SERIES
 from pykubelet.server.page.agent_view import agent_sections
 from pykubelet.server.page.events import Broadcaster, Rendered, TooManyClients

@@ -5,8 +5,8 @@ undo it. A driver that returns a final error has left nothing behind; after a ti
 result the call is retried, or undone when the pod is gone.
 
 On a host with SELinux, a volume is mounted with the pod's label instead of relabelling each file, if the
-driver supports it (`seLinuxMount`; rules in `volumes/selinux.py`). Two pods with different labels cannot have
-the same volume on one node then.
+driver supports it (`seLinuxMount`; rules in `volumes/mounts/selinux.py`). Two pods with different labels
+cannot have the same volume on one node then.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from pykubelet.volumes.csi.types import Context, VolumeCapability
 from pykubelet.volumes.csi.unpublish import unpublish_or_force, unpublish_pending_before
 from pykubelet.volumes.csi.volume import CsiVolume, applies_fs_group, must_attach
 from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.mounts.selinux import label_conflict, mount_label, supports_context_mount
 from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import MountedVolume
-from pykubelet.volumes.selinux import label_conflict, mount_label, supports_context_mount
 
 if TYPE_CHECKING:
     from pykubelet.volumes.csi.node_client import NodeClient

@@ -11,8 +11,8 @@ from pykubelet.api.volume import CsiInline, CsiPersistent, SecretReference
 from pykubelet.volumes.csi.names import EPHEMERAL, KIND, PERSISTENT, inline_handle, unique_name
 from pykubelet.volumes.csi.types import VolumeCapability
 from pykubelet.volumes.errors import VolumePluginError
+from pykubelet.volumes.mounts.selinux import context_option
 from pykubelet.volumes.plugin import VolumeToMount
-from pykubelet.volumes.selinux import context_option
 
 READ_WRITE_ONCE = "ReadWriteOnce"
 _ONE_NODE = frozenset((READ_WRITE_ONCE, "ReadWriteOncePod"))

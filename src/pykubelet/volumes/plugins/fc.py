@@ -17,7 +17,7 @@ from pykubelet.logs import get_logger
 from pykubelet.util.files import write_if_changed
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.errors import BadSource, VolumePluginError
-from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
+from pykubelet.volumes.mounts.mount_helper import HelperError, is_mounted, run_helper
 from pykubelet.volumes.paths import make_directory, path_component
 from pykubelet.volumes.plugin import VolumeToMount
 from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin

@@ -27,9 +27,9 @@ import msgspec
 from pykubelet.api.volume import Flex
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.disks import format_and_mount
 from pykubelet.volumes.errors import BadSource, VolumePluginError
-from pykubelet.volumes.mount_helper import (
+from pykubelet.volumes.mounts.disks import format_and_mount
+from pykubelet.volumes.mounts.mount_helper import (
     HelperError,
     MissingHelper,
     is_mounted,

@@ -16,9 +16,9 @@ import msgspec
 from pykubelet.api.volume import Iscsi
 from pykubelet.logs import get_logger
 from pykubelet.util.files import write_if_changed
-from pykubelet.volumes.block import DEVICES
 from pykubelet.volumes.errors import BadSource, VolumePluginError
-from pykubelet.volumes.mount_helper import HelperError, is_mounted, run_helper
+from pykubelet.volumes.mounts.block import DEVICES
+from pykubelet.volumes.mounts.mount_helper import HelperError, is_mounted, run_helper
 from pykubelet.volumes.paths import make_directory
 from pykubelet.volumes.plugin import VolumeToMount
 from pykubelet.volumes.plugins.network_disk import NetworkDiskPlugin

@@ -19,9 +19,9 @@ from pykubelet.api.volume import LocalDisk
 from pykubelet.linux.mounts import unmount
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.block import map_device
-from pykubelet.volumes.disks import format_and_mount
 from pykubelet.volumes.errors import BadSource, VolumePluginError
+from pykubelet.volumes.mounts.block import map_device
+from pykubelet.volumes.mounts.disks import format_and_mount
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import PodVolumePaths, bind_directory, bind_flags, mount_at, path_component

@@ -22,14 +22,19 @@ from typing import TypeVar
 from pykubelet.linux.mounts import MS_RDONLY, read_mounts, unmount
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
-from pykubelet.volumes.block import DEVICES, global_map_path, map_device
-from pykubelet.volumes.disks import format_and_mount
-from pykubelet.volumes.mount_helper import is_mounted, join_options
+from pykubelet.volumes.mounts.block import DEVICES, global_map_path, map_device
+from pykubelet.volumes.mounts.disks import format_and_mount
+from pykubelet.volumes.mounts.mount_helper import is_mounted, join_options
+from pykubelet.volumes.mounts.selinux import (
+    context_option,
+    label_conflict,
+    mount_label,
+    supports_context_mount,
+)
 from pykubelet.volumes.operations import Locks
 from pykubelet.volumes.ownership import apply_fs_group
 from pykubelet.volumes.paths import PodVolumePaths, bind_directory, mount_at
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
-from pykubelet.volumes.selinux import context_option, label_conflict, mount_label, supports_context_mount
 
 log = get_logger(__name__)
 _SESSION = "iscsi_session"

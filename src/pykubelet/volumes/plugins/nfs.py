@@ -13,7 +13,7 @@ from pykubelet.api.volume import Nfs
 from pykubelet.linux.mounts import read_mounts
 from pykubelet.logs import get_logger
 from pykubelet.volumes.errors import BadSource
-from pykubelet.volumes.mount_helper import (
+from pykubelet.volumes.mounts.mount_helper import (
     HelperError,
     is_mounted,
     join_options,

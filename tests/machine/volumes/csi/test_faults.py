@@ -11,7 +11,7 @@ import pytest
 
 from pykubelet.api.meta import from_document
 from pykubelet.api.volume import CsiPersistent
-from pykubelet.server.registry_text import text_format
+from pykubelet.server.metrics.registry_text import text_format
 from pykubelet.volumes.csi import paths as volume_data
 from pykubelet.volumes.csi import plugin as csi_kind
 from pykubelet.volumes.csi.names import PLUGIN_DIR
