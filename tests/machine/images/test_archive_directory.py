@@ -105,7 +105,8 @@ def test_load_full_disk_fails_in_one_line_and_succeeds_later(tmp_path: Path) -> 
     with runtime_on_small_disk(200 * MIB) as runtime:
         disk = disk_of(runtime)
         for available, expected in {
-            0: "needs more than the 0 B that are free",
+            # The runtime may free a few blocks after the disk was filled.
+            0: r"needs more than the \d[^ ]* K?i?B that are free",
             25: "no space left on device",
         }.items():
             if available:
@@ -116,7 +117,7 @@ def test_load_full_disk_fails_in_one_line_and_succeeds_later(tmp_path: Path) -> 
             assert ran.code == 1
             *_, line = ran.err.splitlines()
             assert line.startswith("pykubelet images load: ")
-            assert expected in line
+            assert re.search(expected, line)
             leave_available(disk, 20 * MIB)
             assert PinRecord(runtime.instance.kubelet_root).names() == frozenset()
         leave_available(disk, 100 * MIB)
