@@ -237,30 +237,31 @@ def test_accepts_gzip_header_values_interpreted(headers: list[str], accepted: bo
     assert accepts_gzip(headers) is accepted
 
 
-async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups() -> None:
+def runtime_gauge(name: str, value: int) -> tuple[pb.MetricDescriptor, pb.Metric]:
+    return (
+        pb.MetricDescriptor(name=name, help="Of the runtime.", label_keys=["id"]),
+        pb.Metric(name=name, metric_type=pb.GAUGE, label_values=["a"], value=pb.UInt64Value(value=value)),
+    )
+
+
+@pytest.mark.parametrize("profile", ["full", "lean"])
+async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups(profile: str) -> None:
     source = Samples(node_records(2))
+    gauges = [runtime_gauge("container_fuel_bytes", 7), runtime_gauge("container_fs_usage_bytes", 8)]
     source.from_runtime = CriMetricList(
-        [pb.MetricDescriptor(name="container_fuel_bytes", help="Fuel.", label_keys=["id"])],
-        [
-            pb.PodSandboxMetrics(
-                pod_sandbox_id="a",
-                metrics=[
-                    pb.Metric(
-                        name="container_fuel_bytes",
-                        metric_type=pb.GAUGE,
-                        label_values=["a"],
-                        value=pb.UInt64Value(value=7),
-                    )
-                ],
-            )
-        ],
+        [described for described, _ in gauges],
+        [pb.PodSandboxMetrics(pod_sandbox_id="a", metrics=[metric for _, metric in gauges])],
     )
     async with site(source) as server:
-        status, body, _ = await server.get("/metrics/cadvisor", Accept_Encoding="identity")
+        status, body, _ = await server.get(f"/metrics/cadvisor?profile={profile}", Accept_Encoding="identity")
     assert status == 200
-    found = parse(body.decode())
-    assert found[Series("container_fuel_bytes", (("id", "a"),))] == 7
-    names = {series.name for series in found}
-    assert "machine_cpu_cores" in names
-    assert "container_cpu_usage_seconds_total" not in names
+    text = body.decode()
+    types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    found = parse(text)
+    expected = {Series("container_fs_usage_bytes", (("id", "a"),)): 8.0}
+    if profile == "full":
+        expected[Series("container_fuel_bytes", (("id", "a"),))] = 7.0
+        assert "machine_cpu_cores" in types
+    assert {series: value for series, value in found.items() if "machine_" not in series.name} == expected
     assert not source.prepared

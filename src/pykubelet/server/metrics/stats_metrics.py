@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -21,9 +21,10 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
 from pykubelet.server.auth.identity import HttpError
-from pykubelet.stats.cadvisor.metrics import cadvisor_chunks
+from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
 from pykubelet.stats.cri.metrics import render_cri_metrics
 from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.resource_metrics import resource_chunks
@@ -83,18 +84,20 @@ def cadvisor_routes(
         with slots.acquire():
             found = await source.runtime_metrics()
             has_error = found is None and await _prepare(source, detailed=True)
+            from_runtime = found is not None
             page = cadvisor_chunks(
-                () if has_error or found is not None else source.records(),
-                filesystems=() if has_error else source.filesystems(),
+                () if has_error or from_runtime else source.records(),
+                filesystems=() if has_error or from_runtime else source.filesystems(),
                 device_name=source.device_name,
                 machine=source.machine(),
                 now=time.time(),
                 has_pressure=source.has_pressure(),
                 has_error=has_error,
                 lean=profile == "lean",
+                machine_only=from_runtime,
             )
             if found is not None:
-                page = chain(page, render_cri_metrics(found.descriptors, found.pods))
+                page = chain(page, render_cri_metrics(_in_profile(found.descriptors, profile), found.pods))
             return await send_page(request, page, slots)
 
     return [web.get(path, respond)]
@@ -139,6 +142,11 @@ class ScrapeLimit:
             yield
         finally:
             self.active -= 1
+
+
+def _in_profile(descriptors: Iterable[pb.MetricDescriptor], profile: str) -> Iterator[pb.MetricDescriptor]:
+    """Yield the descriptors of the metrics that a profile contains."""
+    return (each for each in descriptors if profile != "lean" or each.name in LEAN_NAMES)
 
 
 async def _prepare(source: StatsSource, *, detailed: bool) -> bool:
