@@ -23,6 +23,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ObservedPod
@@ -32,7 +33,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
+from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
 from pykubelet.stats.machine import read_machine_facts, read_rlimit
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
 from pykubelet.stats.storage.filesystems import Filesystems
@@ -271,6 +272,13 @@ class NodeStatistics:
         """Return the metrics of the runtime, with `PodAndContainerStatsFromCRI`; None if it has none."""
         return await self.runtime.metrics()
 
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        """Return the usage of pods from the runtime, with `PodAndContainerStatsFromCRI`, by sandbox id.
+
+        None without the gate or the runtime's support.
+        """
+        return await self.runtime.sandboxes()
+
     async def summary_inputs(self, only_cpu_and_memory: bool, *, detailed: bool = True) -> SummaryInputs:
         """Return the facts of a summary; without `detailed`, details of cgroups may be old or missing."""
         inputs = SummaryInputs(
@@ -282,7 +290,8 @@ class NodeStatistics:
             has_pressure=self._settings.gates.enabled("KubeletPSI"),
         )
         if only_cpu_and_memory:
-            return inputs
+            runtime = RuntimeFacts(sandboxes=await self.runtime.sandboxes())
+            return dataclasses.replace(inputs, records=self.collector.records(), runtime=runtime)
         _, runtime, storage, root_fs = await asyncio.gather(
             self.collector.refresh_summary() if detailed else asyncio.sleep(0),
             self.runtime.facts(),

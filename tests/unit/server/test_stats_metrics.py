@@ -7,7 +7,7 @@ import gc
 import gzip
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -39,6 +39,7 @@ class Samples:
         self.ready.set()
         self.prepared: list[bool] = []
         self.from_runtime: CriMetricList | None = None
+        self.sandboxes: dict[str, pb.PodSandboxStats] | None = None
 
     async def prepare(self, *, detailed: bool) -> None:
         self.prepared.append(detailed)
@@ -63,6 +64,9 @@ class Samples:
 
     async def runtime_metrics(self) -> CriMetricList | None:
         return self.from_runtime
+
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        return self.sandboxes
 
 
 class Site:
@@ -145,6 +149,16 @@ async def test_resource_route_page_without_details() -> None:
         assert status == 200
         assert parse(body.decode())[Series("resource_scrape_error")] == 0
         assert node.source.prepared == [False]
+
+
+async def test_resource_route_statistics_of_runtime_replace_those_of_cgroups() -> None:
+    source = Samples(node_records(2))
+    source.sandboxes = {}
+    async with site(source) as node:
+        _, body, _ = await node.get("/metrics/resource", Accept_Encoding="identity")
+    names = {series.name for series in parse(body.decode())}
+    assert "node_cpu_usage_seconds_total" in names
+    assert not any(name.startswith(("container_", "pod_")) for name in names)
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), TimeoutError()])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -67,6 +67,9 @@ class StatsSource(Protocol):
     async def runtime_metrics(self) -> CriMetricList | None:
         """Return the metrics of the runtime that replace those of cgroups; None if it has none."""
 
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        """Return the usage of pods by sandbox id as the runtime measures it; None if the kubelet does."""
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,7 +113,9 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
     async def respond(request: web.Request) -> web.StreamResponse:
         with slots.acquire():
             has_error = await _prepare(source, detailed=False)
-            page = resource_chunks(() if has_error else source.records(), has_error=has_error)
+            sandboxes = await source.runtime_sandboxes()
+            records = () if has_error else source.records()
+            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error)
             return await send_page(request, page, slots)
 
     return [web.get("/metrics/resource", respond)]
