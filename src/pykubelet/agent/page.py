@@ -102,7 +102,10 @@ async def serving_page(parts: ServerDependencies, api: ApiServerDependencies | N
         page = Page(source, tasks)
         statistics = parts.statistics
         cadvisor = cadvisor_api_routes(
-            statistics, statistics.host_filesystems, statistics.collector.sample_now
+            statistics,
+            statistics.host_filesystems,
+            statistics.machine_info,
+            statistics.collector.sample_now,
         )
         routes = [*page.routes(), *cadvisor]
         if ip_address(address).is_loopback:

@@ -147,7 +147,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             standalone = parts.cluster is None
             routes = [
                 *read_only_routes(parts.engine, omit_values=standalone),
-                *spec_routes(parts.statistics.host_filesystems),
+                *spec_routes(parts.statistics.machine_info),
                 *metrics_routes(parts.registry, metrics.health),
                 *statistics,
                 *health,

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.podconfig.event_log import EventLog
+from pykubelet.stats.machine import machine_info
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
@@ -87,7 +89,7 @@ async def read_only_port(
         statistics=cast(
             Any,
             SimpleNamespace(
-                host_filesystems=Filesystems(tmp_path, tasks),
+                machine_info=partial(machine_info, Filesystems(tmp_path, tasks)),
                 collector=SimpleNamespace(memory_curves=None),
                 runtime=SimpleNamespace(has_metrics=False),
             ),

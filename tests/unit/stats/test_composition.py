@@ -29,7 +29,9 @@ from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, Ob
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeStatistics
+from pykubelet.stats.machine import MachineFactsCache
 from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage
 from pykubelet.transport.errors import Unavailable
 from pykubelet.util.tasks import TaskScope
@@ -320,6 +322,7 @@ def node_statistics(cri: RuntimeConnection, tasks: TaskScope, **flags: Any) -> N
         unused,
         unused,
         unused,
+        machine=MachineFactsCache(tasks, "/absent", "/absent"),
         started=1.0,
         system_containers={},
     )
@@ -335,3 +338,14 @@ async def test_summary_inputs_only_cpu_and_memory_has_sandboxes_of_runtime(
     node = node_statistics(cri, tasks)
     assert (await node.summary_inputs(True)).runtime.sandboxes == {"s0": pod}
     assert await node.runtime_sandboxes() == {"s0": pod}
+
+
+async def test_machine_info_custom_id_files_are_read(
+    cri: RuntimeConnection, tasks: TaskScope, tmp_path: Path
+) -> None:
+    (tmp_path / "id").write_text("mine\n")
+    path = str(tmp_path / "id")
+    node = node_statistics(cri, tasks, machine_id_file=f"/absent,{path}", boot_id_file=path)
+    node.host_filesystems = Filesystems(tmp_path, tasks)
+    info = await node.machine_info()
+    assert (info.machine_id, info.boot_id) == ("mine", "mine")
