@@ -16,8 +16,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.server.auth.identity import USER, User
 from pykubelet.server.metrics.server_metrics import ServerMetrics
-from pykubelet.server.metrics.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
+from pykubelet.server.metrics.stats_metrics import (
+    Handler,
+    ScrapeLimit,
+    accepts_gzip,
+    cadvisor_routes,
+    resource_routes,
+)
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.stats.cadvisor.metrics import LEAN_NAMES
 from pykubelet.stats.cri.runtime_stats import CriMetricList
@@ -96,10 +103,19 @@ class Site:
         return reader, writer
 
 
+@web.middleware
+async def user_of_header(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Set the user that a header names."""
+    if name := request.headers.get("user"):
+        request[USER] = User(name)
+    return await handler(request)
+
+
 @asynccontextmanager
 async def site(source: Samples, limit: ScrapeLimit | None = None) -> AsyncIterator[Site]:
     limit = limit or ScrapeLimit()
-    app = web.Application(middlewares=[counting_middleware(ServerMetrics(CollectorRegistry()), "readonly")])
+    counting = counting_middleware(ServerMetrics(CollectorRegistry()), "readonly")
+    app = web.Application(middlewares=[counting, user_of_header])
     app.add_routes([*cadvisor_routes(source, limit), *resource_routes(source, limit)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
@@ -202,6 +218,23 @@ async def test_cadvisor_route_concurrent_scrapes_limited() -> None:
         source.ready.set()
         assert [status for status, _, _ in await asyncio.gather(*scrapes)] == [200, 200, 200]
         assert (await node.get("/metrics/resource"))[0] == 200
+
+
+async def test_cadvisor_route_user_at_limit_others_are_served() -> None:
+    source = Samples(node_records(1))
+    source.ready.clear()
+    async with site(source, ScrapeLimit(3, max_per_user=2)) as node:
+        scrapes = [asyncio.create_task(node.get("/metrics/cadvisor", user="a")) for _ in range(2)]
+        await until(lambda: node.limit.active == 2)
+        status, body, _ = await node.get("/metrics/resource", user="a")
+        assert (status, body) == (503, b"2 scrapes by this user are in progress: retry later\n")
+        scrapes.append(asyncio.create_task(node.get("/metrics/resource", user="b")))
+        await until(lambda: node.limit.active == 3)
+        assert (await node.get("/metrics/resource", user="c"))[0] == 503
+        source.ready.set()
+        assert [status for status, _, _ in await asyncio.gather(*scrapes)] == [200, 200, 200]
+        assert node.limit.active == 0
+        assert (await node.get("/metrics/resource", user="a"))[0] == 200
 
 
 async def test_cadvisor_route_client_that_does_not_read_cut_at_timeout() -> None:

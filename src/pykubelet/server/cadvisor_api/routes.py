@@ -91,7 +91,7 @@ class CadvisorApi:
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Respond to a request; raises HttpError for one that cannot be served."""
         path = parse_path(request.path)
-        with self.limit.acquire():
+        with self.limit.acquire(request):
             pieces = await self._pieces(request, path)
             return await send_page(request, in_chunks(b"", pieces), self.limit, _JSON)
 
