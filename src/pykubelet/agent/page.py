@@ -40,6 +40,7 @@ from pykubelet.server.auth.request_auth import AuthConfigError, make_authenticat
 from pykubelet.server.cadvisor_api.routes import cadvisor_api_routes
 from pykubelet.server.connections import single_error_scope
 from pykubelet.server.listeners import PortError, http_server
+from pykubelet.server.metrics.stats_metrics import MAX_SCRAPES_PER_USER, ScrapeLimit
 from pykubelet.server.page.facts import (
     AgentFacts,
     Calls,
@@ -61,7 +62,7 @@ from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSett
 from pykubelet.stats.network import parse_net_dev
 from pykubelet.stats.samples import FilesystemUsage, Record
 from pykubelet.status.diagnosis import diagnose
-from pykubelet.util.tasks import TaskScope, finish_in_thread
+from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 
 if TYPE_CHECKING:
     from pykubelet.agent.servers import ServerDependencies
@@ -87,7 +88,9 @@ _CERTIFICATES = {
 
 
 @contextlib.asynccontextmanager
-async def serving_page(parts: ServerDependencies, api: ApiServerDependencies | None) -> AsyncIterator[None]:
+async def serving_page(
+    parts: ServerDependencies, api: ApiServerDependencies | None, turns: RenderTurns
+) -> AsyncIterator[None]:
     """Serve the page while the context is open. Raises PortError, AuthConfigError, StartupError.
 
     `api` has the TLS and the authorization for addresses other than loopback; None while the API is not
@@ -96,16 +99,21 @@ async def serving_page(parts: ServerDependencies, api: ApiServerDependencies | N
     """
     flags = parts.settings.flags
     port, address = flags.page_port or parts.default_page_port, flags.page_address
+    is_loopback = ip_address(address).is_loopback
     async with contextlib.AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(TaskScope())
         source = NodePage(parts, api, lambda: page.updates.clients)
         page = Page(source, tasks)
         statistics = parts.statistics
         cadvisor = cadvisor_api_routes(
-            statistics, statistics.host_filesystems, statistics.collector.sample_now
+            statistics,
+            statistics.host_filesystems,
+            statistics.machine_info,
+            statistics.collector.sample_now,
+            ScrapeLimit(max_per_user=None if is_loopback else MAX_SCRAPES_PER_USER, turns=turns),
         )
         routes = [*page.routes(), *cadvisor]
-        if ip_address(address).is_loopback:
+        if is_loopback:
             layers = [
                 same_origin_only(),
                 own_hosts_only((parts.settings.node_name, socket.gethostname())),

@@ -291,6 +291,7 @@ def build_pod_engine(
         pleg.learn,
         cpusets=resources.allocator,
         node_event=node_event,
+        metrics=metrics.starts,
     )
     remover = ContainerRemover(cri, runtime.legacy_logs)
     restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")

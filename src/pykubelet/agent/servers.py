@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -52,7 +52,12 @@ from pykubelet.server.images import image_routes
 from pykubelet.server.listeners import http_server, unix_server
 from pykubelet.server.manifests import ManifestDirectory, control_routes, pressure_routes, reload_routes
 from pykubelet.server.metrics.server_metrics import ProviderMetric, ServerMetrics, metrics_routes
-from pykubelet.server.metrics.stats_metrics import ScrapeLimit, cadvisor_routes, resource_routes
+from pykubelet.server.metrics.stats_metrics import (
+    MAX_SCRAPES_PER_USER,
+    ScrapeLimit,
+    cadvisor_routes,
+    resource_routes,
+)
 from pykubelet.server.node_info import NodeInfo, write_node_info
 from pykubelet.server.node_routes import configz_routes, event_routes, node_routes
 from pykubelet.server.pipeline import counting_middleware, tracing_middleware
@@ -134,22 +139,26 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     """Serve while the context is open. Raises AuthConfigError or PortError, each with one line."""
     metrics, manifests = ServerMetrics(parts.registry), _manifests(parts)
     config, health = parts.settings.config, health_routes(parts.checks, metrics.health)
-    statistics = _statistics_routes(parts.statistics)
+    turns = RenderTurns()
+    by_user = partial(ScrapeLimit, max_per_user=MAX_SCRAPES_PER_USER, turns=turns)
+    scrapes, statistics = by_user(), _statistics_routes(parts.statistics, by_user, turns)
     runtime = parts.statistics.runtime
     parts.registry.register(ProviderMetric(lambda: "cri" if runtime.has_metrics else "cadvisor"))
     async with contextlib.AsyncExitStack() as stack:
         api: ApiServerDependencies | None = None
         if config.enable_server and not config.run_once and _may_have_clients(parts):
             tasks = await stack.enter_async_context(TaskScope())
-            api = await _api_parts(parts, metrics, manifests, statistics, tasks)
+            api = await _api_parts(parts, metrics, manifests, statistics, scrapes, tasks)
             await stack.enter_async_context(api_server(api))
         if config.enable_server and config.read_only_port > 0:
             standalone = parts.cluster is None
+            # It knows no users; clients that do not read must not keep those of the API out.
+            unlimited_users = partial(ScrapeLimit, turns=turns)
             routes = [
                 *read_only_routes(parts.engine, omit_values=standalone),
-                *spec_routes(parts.statistics.host_filesystems),
-                *metrics_routes(parts.registry, metrics.health),
-                *statistics,
+                *spec_routes(parts.statistics.machine_info),
+                *metrics_routes(parts.registry, metrics.health, unlimited_users()),
+                *_statistics_routes(parts.statistics, unlimited_users, turns),
                 *health,
             ]
             layers = [
@@ -167,7 +176,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             *node_routes(await _published_info(parts)),
             *event_routes(parts.events),
             *configz_routes(parts.reloader.configz),
-            *metrics_routes(parts.registry, metrics.health),
+            *metrics_routes(parts.registry, metrics.health, scrapes),
             *memory_curve_routes(parts.statistics.collector.memory_curves),
             *pressure_routes(parts.eviction.report),
             *reload_routes(parts.reloader.reload),
@@ -183,7 +192,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
             # Its code costs memory, which only a node with the page needs.
             from pykubelet.agent.page import serving_page
 
-            await stack.enter_async_context(serving_page(parts, api))
+            await stack.enter_async_context(serving_page(parts, api, turns))
         yield
 
 
@@ -240,13 +249,14 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 
-def _statistics_routes(statistics: NodeStatistics) -> list[web.RouteDef]:
-    """Return the routes of statistics; the servers share their limits."""
-    turns = RenderTurns()
+def _statistics_routes(
+    statistics: NodeStatistics, limit: Callable[[], ScrapeLimit], turns: RenderTurns
+) -> list[web.RouteDef]:
+    """Return the routes of statistics; servers with the same routes share their limits."""
     return [
         *summary_routes(statistics, turns=turns),
-        *cadvisor_routes(statistics, ScrapeLimit(turns=turns)),
-        *resource_routes(statistics, ScrapeLimit(turns=turns)),
+        *cadvisor_routes(statistics, limit()),
+        *resource_routes(statistics, limit()),
     ]
 
 
@@ -255,6 +265,7 @@ async def _api_parts(
     metrics: ServerMetrics,
     manifests: ManifestDirectory | None,
     statistics: Sequence[web.RouteDef],
+    scrapes: ScrapeLimit,
     tasks: TaskScope,
 ) -> ApiServerDependencies:
     settings, cluster = parts.settings, parts.cluster
@@ -292,6 +303,7 @@ async def _api_parts(
         on_tls=lambda tls: parts.reloader.register(Consumer("tls", partial(live_tls.prepare, tls))),
         manifests=manifests if cluster is None else None,
         statistics=statistics,
+        scrapes=scrapes,
         tracer=settings.tracer,
     )
 

@@ -23,17 +23,19 @@ from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs, pod_log_dir
 from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
+from pykubelet.linux.hardware import Hardware
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeStatistics
-from pykubelet.stats.machine import read_machine_facts, read_rlimit
+from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
+from pykubelet.stats.machine import MachineFactsCache, machine_info, read_rlimit
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.metrics import PodStorageMetrics, PodStorageRow
@@ -223,6 +225,7 @@ class NodeStatistics:
         engine: PodEngine,
         volumes: VolumeStatCalculator,
         *,
+        machine: MachineFactsCache,
         started: float,
         system_containers: Mapping[str, str],
     ) -> None:
@@ -237,7 +240,7 @@ class NodeStatistics:
         self._started = started
         self._system_containers = system_containers
         self._boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._machine = read_machine_facts()
+        self._machine = machine
         self._has_pressure = has_pressure(settings)
 
     async def prepare(self, *, detailed: bool) -> None:
@@ -256,8 +259,13 @@ class NodeStatistics:
         return self.host_filesystems.all()
 
     def machine(self) -> MachineFacts:
-        """Return the constants of the host."""
-        return self._machine
+        """Return the facts about the host."""
+        return self._machine.latest()
+
+    async def machine_info(self) -> Hardware:
+        """Return cAdvisor's MachineInfo of this host, for `/spec/`."""
+        flags = self._settings.flags
+        return await machine_info(self.host_filesystems, flags.machine_id_file, flags.boot_id_file)
 
     def device_name(self, major: int, minor: int) -> str:
         """Return the name of a block device; empty for an unknown one."""
@@ -271,6 +279,13 @@ class NodeStatistics:
         """Return the metrics of the runtime, with `PodAndContainerStatsFromCRI`; None if it has none."""
         return await self.runtime.metrics()
 
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        """Return the usage of pods from the runtime, with `PodAndContainerStatsFromCRI`, by sandbox id.
+
+        None without the gate or the runtime's support.
+        """
+        return await self.runtime.sandboxes()
+
     async def summary_inputs(self, only_cpu_and_memory: bool, *, detailed: bool = True) -> SummaryInputs:
         """Return the facts of a summary; without `detailed`, details of cgroups may be old or missing."""
         inputs = SummaryInputs(
@@ -282,7 +297,8 @@ class NodeStatistics:
             has_pressure=self._settings.gates.enabled("KubeletPSI"),
         )
         if only_cpu_and_memory:
-            return inputs
+            runtime = RuntimeFacts(sandboxes=await self.runtime.sandboxes())
+            return dataclasses.replace(inputs, records=self.collector.records(), runtime=runtime)
         _, runtime, storage, root_fs = await asyncio.gather(
             self.collector.refresh_summary() if detailed else asyncio.sleep(0),
             self.runtime.facts(),
@@ -392,6 +408,7 @@ def build_statistics(
         storage,
         engine,
         volumes,
+        machine=MachineFactsCache(tasks, flags.machine_id_file, flags.boot_id_file),
         started=started,
         system_containers=system,
     )

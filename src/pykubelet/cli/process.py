@@ -30,6 +30,7 @@ from pykubelet.server.auth.request_auth import AuthConfigError
 from pykubelet.server.listeners import PortError
 from pykubelet.standalone.instance import EmbeddedError
 from pykubelet.transport.errors import CriError
+from pykubelet.util.tasks import WorkerPool
 
 log = get_logger(__name__)
 EXPECTED = (AuthConfigError, ConfigError, CriError, EmbeddedError, HostError, PortError, StartupError)
@@ -60,6 +61,7 @@ def launch(
         return print_error(program, "root is needed to manage containers: run it with sudo")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.get_loop().set_default_executor(WorkerPool())
             runner.run(_until_signal(agent, on_hangup))
     except BaseException as err:  # process boundary: every exception becomes an exit code
         failures = list(_leaves(err))

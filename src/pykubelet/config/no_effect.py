@@ -28,7 +28,7 @@ FIELDS: Mapping[str, str] = {
     "logging.flush_frequency": _UNBUFFERED,
     "logging.options.json.info_buffer_size": _UNBUFFERED,
     "logging.options.text.info_buffer_size": _UNBUFFERED,
-    "show_hidden_metrics_for_version": "no metric is hidden",
+    "show_hidden_metrics_for_version": "no metric that upstream hides (`scrape_error`) is implemented",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {

@@ -5,7 +5,7 @@ Every attempt counts as started; failed ones also count as errors, by the reason
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -46,6 +46,17 @@ class StartMetrics:
             ["container_type", "code"],
             registry=registry,
         )
+        self._image_volumes = Counter(
+            "kubelet_image_volume_requested_total", "Requested image volumes.", registry=registry
+        )
+        self._image_volume_mounts = Counter(
+            "kubelet_image_volume_mounted_succeed_total", "Mounted image volumes.", registry=registry
+        )
+        self._image_volume_errors = Counter(
+            "kubelet_image_volume_mounted_errors_total",
+            "Image volumes that failed to mount.",
+            registry=registry,
+        )
         self._fallbacks = Counter(
             "kubelet_lifecycle_handler_http_fallbacks_total",
             "HTTPS requests of lifecycle hooks that fell back to HTTP.",
@@ -80,6 +91,15 @@ class StartMetrics:
     def record_container_failure(self, pod: Pod, container: Container, reason: str) -> None:
         """Count a failed start of a container, by reason."""
         self._container_errors.labels(container_type(pod, container.name), reason).inc()
+
+    def record_image_volumes(self, container: Container, names: Collection[str], *, failed: bool) -> None:
+        """Count the image volumes of a container that the runtime was called to create, and their mounts.
+
+        `failed` is whether the runtime could not mount an image volume; all mounts count as failed then.
+        """
+        self._image_volumes.inc(len(names))
+        mounts = sum(mount.name in names for mount in container.volume_mounts)
+        (self._image_volume_errors if failed else self._image_volume_mounts).inc(mounts)
 
     def fell_back(self) -> None:
         """Count a hook's request that succeeded over HTTP after HTTPS had failed."""

@@ -19,9 +19,14 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder, PodStartContext
 from pykubelet.kuberuntime.configuration.container_images import ContainerImages
-from pykubelet.kuberuntime.configuration.options import CpusetAssigner, UnrestrictedAssigner
+from pykubelet.kuberuntime.configuration.options import (
+    CpusetAssigner,
+    UnrestrictedAssigner,
+    mounted_image_volumes,
+)
 from pykubelet.kuberuntime.errors import ContainerConfigError, ServicesNotSynced, StartError
 from pykubelet.kuberuntime.kill import ContainerKiller, HookError, HookRunner
+from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observe import Observer, observed_container
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.pod_logs import PodLogs
@@ -37,6 +42,9 @@ STARTING_SECONDS = 0.5
 """Seconds until the retry while a start by a previous kubelet is still in progress."""
 SERVICES_SECONDS = 1.0
 """Seconds until the retry while the cluster's services are not synced."""
+
+IMAGE_VOLUME_MOUNT_FAILED = "ImageVolumeMountFailed"
+"""Start of the runtime's message if it cannot mount an image volume (CRI)."""
 
 
 class OnCreated(Protocol):
@@ -91,6 +99,7 @@ class ContainerStarter:
         *,
         cpusets: CpusetAssigner | None = None,
         node_event: Record = no_record,
+        metrics: StartMetrics | None = None,
     ) -> None:
         self._cri = cri
         self._observer = observer
@@ -102,6 +111,7 @@ class ContainerStarter:
         self._on_created = on_created
         self._cpusets = cpusets or UnrestrictedAssigner()
         self._node_event = node_event
+        self._metrics = metrics or StartMetrics()
 
     def sandbox_config(self, pod: Pod, attempt: int, context: PodStartContext) -> pb.PodSandboxConfig:
         """Return the config of the pod's sandbox. Raises ContainerConfigError and OSError."""
@@ -169,11 +179,15 @@ class ContainerStarter:
             self._failed(pod, container, str(err))
             wait = SERVICES_SECONDS if isinstance(err, ServicesNotSynced) else None
             raise StartError("CreateContainerConfigError", str(err), wait) from err
+        image_volumes = mounted_image_volumes(pod, container, context.volumes)
         try:
             container_id = await self._cri.runtime.create_container(sandbox_id, config, sandbox)
         except CriError as err:
+            failed = err.message.startswith(IMAGE_VOLUME_MOUNT_FAILED)
+            self._metrics.record_image_volumes(container, image_volumes, failed=failed)
             self._failed(pod, container, err.rpc_text)
             raise StartError("CreateContainerError", err.rpc_text) from err
+        self._metrics.record_image_volumes(container, image_volumes, failed=False)
         self._on_created(pod.uid, container_id)
         self._cpusets.on_container_created(pod, container, container_id, config.linux.resources.cpuset_cpus)
         where = field_of(pod, container.name)

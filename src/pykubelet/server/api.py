@@ -49,6 +49,7 @@ from pykubelet.server.logs.node_logs import NODE_LOGS, node_log_routes
 from pykubelet.server.lookup import PodLookup
 from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics.server_metrics import ServerMetrics, metrics_routes, reset_routes
+from pykubelet.server.metrics.stats_metrics import MAX_SCRAPES_PER_USER, ScrapeLimit
 from pykubelet.server.pipeline import (
     auth_middleware,
     counting_middleware,
@@ -161,7 +162,9 @@ class ApiServerDependencies:
     manifests: ManifestDirectory | None = None
     """Static pod directory that clients may write to; None in a cluster."""
     statistics: Sequence[web.RouteDef] = ()
-    """Routes of statistics, which all servers share with their limits."""
+    """Routes of statistics, which the servers with authentication share with their limits."""
+    scrapes: ScrapeLimit = field(default_factory=lambda: ScrapeLimit(max_per_user=MAX_SCRAPES_PER_USER))
+    """Limit on scrapes of `/metrics`."""
     tracer: Tracer | None = None
 
 
@@ -201,7 +204,7 @@ def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
     routes: list[web.AbstractRouteDef] = [
         *health_routes(deps.checks, deps.metrics.health),
         *read_only_routes(deps.pods.engine),
-        *metrics_routes(deps.registry, deps.metrics.health),
+        *metrics_routes(deps.registry, deps.metrics.health, deps.scrapes),
         *reset_routes(deps.metrics.health),
         *deps.statistics,
     ]

@@ -36,7 +36,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from multidict import CIMultiDict
 
 from pykubelet.logs import get_logger
-from pykubelet.server.pipeline import USER
+from pykubelet.server.auth.identity import USER
 from pykubelet.server.tls import HTTP2, NoCertificate
 from pykubelet.util.tasks import TaskScope
 

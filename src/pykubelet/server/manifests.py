@@ -58,9 +58,8 @@ from pykubelet.podconfig.static_pods import (
     static_contents,
 )
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.server.auth.identity import ANONYMOUS
+from pykubelet.server.auth.identity import ANONYMOUS, USER
 from pykubelet.server.manifest_schema import Manifest, ManifestErrorResponse, ManifestPod, Manifests
-from pykubelet.server.pipeline import USER
 from pykubelet.server.pods import ErrorResponse, NodePods, PodJournal, Restarted
 from pykubelet.util.tasks import finish_in_thread
 

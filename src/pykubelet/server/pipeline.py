@@ -18,7 +18,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
 from pykubelet.logs import get_logger
-from pykubelet.server.auth.identity import HttpError, RequestCredentials, User, required_attributes
+from pykubelet.server.auth.identity import USER, HttpError, RequestCredentials, required_attributes
 from pykubelet.server.auth.request_auth import Authenticator, Authorizer, authorize
 from pykubelet.server.metrics.server_metrics import ServerMetrics, ServerType
 from pykubelet.server.tls import peer_chain
@@ -45,10 +45,6 @@ def _is_plain_part(part: str) -> bool:
     except UnicodeDecodeError:
         return False
     return decoded not in _DOTS and _FORBIDDEN_CHARACTERS.search(decoded) is None
-
-
-USER: web.RequestKey[User] = web.RequestKey("user", User)
-"""Key of the authenticated and authorized user in a request."""
 
 
 def tracing_middleware(tracer: Tracer | None) -> tuple[Middleware, ...]:
@@ -134,12 +130,6 @@ def request_credentials(request: web.Request) -> RequestCredentials:
     subject = connection.getpeercert().get("subject", ()) if chain else ()
     protocols = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, []) if is_websocket(request) else None
     return RequestCredentials(chain, subject, request.headers.get(hdrs.AUTHORIZATION, ""), protocols)
-
-
-def user_name(request: web.BaseRequest) -> str:
-    """Return the user's name; empty on servers without authentication."""
-    user = request.get(USER)
-    return user.name if user is not None else ""
 
 
 def is_upgrade(request: web.BaseRequest) -> bool:

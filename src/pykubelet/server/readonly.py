@@ -28,13 +28,12 @@ from msgspec.structs import replace
 
 from pykubelet.api.meta import to_json
 from pykubelet.api.pod import Pod
+from pykubelet.linux.hardware import Hardware
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.metrics.server_metrics import HealthMetrics
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import pod_list_json
-from pykubelet.stats.machine import machine_info
-from pykubelet.stats.storage.filesystems import Filesystems
 
 log = get_logger(__name__)
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -52,11 +51,11 @@ def read_only_routes(engine: PodEngine, *, omit_values: bool = False) -> list[we
     return [web.get("/pods", pods)]
 
 
-def spec_routes(filesystems: Filesystems) -> list[web.RouteDef]:
+def spec_routes(machine_info: Callable[[], Awaitable[Hardware]]) -> list[web.RouteDef]:
     """Return the routes of `/spec`."""
 
     async def spec(_: web.Request) -> web.Response:
-        return web.Response(body=to_json(await machine_info(filesystems)), content_type="application/json")
+        return web.Response(body=to_json(await machine_info()), content_type="application/json")
 
     return [web.get("/spec/", spec), web.get("/spec", spec)]
 

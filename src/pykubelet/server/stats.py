@@ -17,7 +17,8 @@ from aiohttp import hdrs, web
 
 from pykubelet.api.meta import to_json
 from pykubelet.logs import get_logger
-from pykubelet.server.pipeline import plain_text, user_name
+from pykubelet.server.auth.identity import user_name
+from pykubelet.server.pipeline import plain_text
 from pykubelet.server.streams.streaming import StreamLimits
 from pykubelet.stats.samples import MemoryCurves
 from pykubelet.stats.summary import SummaryInputs, SummaryUnavailable, encode_summary

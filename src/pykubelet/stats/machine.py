@@ -1,22 +1,29 @@
 """Facts about the host for `/metrics/cadvisor` (`machine_*`, `cadvisor_version_info`) and `/spec/`.
 
-`MachineFacts` is read once: none of it changes while the kubelet runs. cAdvisor's series on CPU topology
-(caches, siblings, memory and huge pages of NUMA nodes) are not among those that the kubelet exposes.
+`MachineFactsCache` reads `MachineFacts` again every five minutes, as cAdvisor does, because CPUs and memory
+may be added to a running host. cAdvisor's series on CPU topology (caches, siblings, memory and huge pages of
+NUMA nodes) are not among those that the kubelet exposes.
 `read_rlimit` returns the limit on tasks (processes and threads) and their number, for the summary.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from pykubelet.api.stats import RlimitStats, stats_time
 from pykubelet.linux.hardware import Filesystem, Hardware, read_hardware
 from pykubelet.linux.host_info import BOOT_ID_FILES, MACHINE_ID_FILES, read_machine
-from pykubelet.stats.samples import FilesystemUsage, MachineFacts
+from pykubelet.stats.cached_call import CachedCall
+from pykubelet.stats.samples import FilesystemUsage, MachineFacts, MemoryModules
 from pykubelet.stats.storage.filesystems import Filesystems
+from pykubelet.util.tasks import TaskScope
 
+FACTS_MAX_AGE_SECONDS = 300.0
+"""Seconds after which the facts are read again; cAdvisor's value."""
 SPEC_MAX_AGE_SECONDS = 10.0
 """Seconds for which the sizes of file systems in `/spec/` are reused."""
 
@@ -40,18 +47,61 @@ def read_machine_facts(
         drawers=hardware.num_drawers or 0,
         memory=hardware.memory_capacity,
         swap=hardware.swap_capacity,
+        modules=tuple(
+            MemoryModules(type=kind, capacity=found.capacity, count=found.dimm_count)
+            for kind, found in sorted(hardware.memory_by_type.items())
+        ),
         nvm_memory_mode=hardware.nvm.memory_mode_capacity,
         nvm_app_direct_mode=hardware.nvm.app_direct_mode_capacity,
         nvm_power_budget=hardware.nvm.avg_power_budget,
     )
 
 
-async def machine_info(filesystems: Filesystems) -> Hardware:
-    """Return cAdvisor's MachineInfo of this host, for `/spec/`."""
+class MachineFactsCache:
+    """The facts, read again in a thread when they are older than `FACTS_MAX_AGE_SECONDS`.
+
+    Until the new ones are read, the previous ones are returned.
+    """
+
+    def __init__(
+        self,
+        tasks: TaskScope,
+        machine_id_files: str = MACHINE_ID_FILES,
+        boot_id_files: str = BOOT_ID_FILES,
+        root: Path = Path("/"),
+    ) -> None:
+        """Read the facts; the files are those of `--machine-id-file` and `--boot-id-file`. Blocks briefly."""
+        self._read = partial(read_machine_facts, machine_id_files, boot_id_files, root)
+        self._initial = self._read()
+        self._call: CachedCall[MachineFacts] = CachedCall(
+            "machine-facts",
+            self._read_in_thread,
+            tasks,
+            interval=FACTS_MAX_AGE_SECONDS,
+            wait=0.0,
+            max_age=math.inf,
+            errors=(OSError,),
+        )
+
+    def latest(self) -> MachineFacts:
+        """Return the latest facts without waiting, and read them again if that is due."""
+        self._call.refresh()
+        return self._call.latest() or self._initial
+
+    async def _read_in_thread(self) -> MachineFacts:
+        return await asyncio.to_thread(self._read)
+
+
+async def machine_info(
+    filesystems: Filesystems,
+    machine_id_files: str = MACHINE_ID_FILES,
+    boot_id_files: str = BOOT_ID_FILES,
+) -> Hardware:
+    """Return cAdvisor's MachineInfo of this host, for `/spec/`; the files are those of the flags."""
     await filesystems.refresh(SPEC_MAX_AGE_SECONDS)
     found = [_filesystem(usage) for usage in filesystems.all()]
     now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return await asyncio.to_thread(read_hardware, now, filesystems=found)
+    return await asyncio.to_thread(read_hardware, now, machine_id_files, boot_id_files, filesystems=found)
 
 
 def _filesystem(usage: FilesystemUsage) -> Filesystem:

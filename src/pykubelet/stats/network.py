@@ -47,9 +47,12 @@ class NetworkReader:
             self._directory = os.open(proc / str(pid), _OPEN_PROCESS)
         except (FileNotFoundError, ProcessLookupError):
             raise NamespaceGone(f"process {pid} has ended") from None
-        if cgroup is not None and not self._is_in(cgroup):
+        try:
+            if cgroup is not None and not self._is_in(cgroup):
+                raise NamespaceGone(f"process {pid} is not in cgroup {cgroup}")
+        except BaseException:
             self.close()
-            raise NamespaceGone(f"process {pid} is not in cgroup {cgroup}")
+            raise
 
     def read(self) -> tuple[NetworkInterface, ...]:
         """Return the interfaces that are reported.

@@ -203,6 +203,14 @@ class FilesystemUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return None if self.inodes is None or self.inodes_free is None else self.inodes - self.inodes_free
 
 
+class MemoryModules(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Memory modules of one type, as far as the kernel lists them (EDAC); `capacity` is in bytes."""
+
+    type: str
+    capacity: int
+    count: int
+
+
 class MachineFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Constants of the host, as cAdvisor reports them."""
 
@@ -219,6 +227,7 @@ class MachineFacts(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     drawers: int = 0
     memory: int = 0
     swap: int = 0
+    modules: tuple[MemoryModules, ...] = ()
     nvm_memory_mode: int = 0
     nvm_app_direct_mode: int = 0
     nvm_power_budget: int = 0

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -100,6 +102,25 @@ async def run_or_undo(operation: Coroutine[Any, Any, T], undo: Callable[[T], Awa
         raise
 
 
+class WorkerPool(ThreadPoolExecutor):
+    """A thread pool that goes on with the threads it has when the kernel permits no further one.
+
+    Without it, `submit` would raise RuntimeError on a node with too many tasks, although its work is queued.
+    The first thread exists from the start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.submit(int)
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
 async def finish_in_thread(work: Callable[[], T]) -> T:
     """Run blocking work in a thread; a cancelled caller waits for it, so that nothing races with it.
 
@@ -123,7 +144,8 @@ async def in_own_thread(work: Callable[[], T], *, name: str, cancel_timeout: flo
 
     A call to a dead server hangs in the kernel and cannot be interrupted: in the thread pool it would occupy
     a worker, and keep the process from exiting. A cancelled caller waits up to `cancel_timeout` seconds,
-    because work that does end must not race with what follows, and then abandons it.
+    because work that does end must not race with what follows, and then abandons it. Raises OSError (EAGAIN)
+    if the kernel permits no further thread, and the exceptions of the work.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -146,7 +168,7 @@ async def in_own_thread(work: Callable[[], T], *, name: str, cancel_timeout: flo
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(set_outcome, result, failure)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
     try:
         await asyncio.wait([future])
     except asyncio.CancelledError:
@@ -157,6 +179,15 @@ async def in_own_thread(work: Callable[[], T], *, name: str, cancel_timeout: flo
             future.cancel()
         raise
     return future.result()
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread. Raises OSError (EAGAIN) if the kernel permits no further one."""
+    try:
+        thread.start()
+    except RuntimeError as err:
+        message = "cannot start a thread; raise the limit of tasks (pids.max, TasksMax)"
+        raise OSError(errno.EAGAIN, message) from err
 
 
 async def _last_wait(future: asyncio.Future[Any], seconds: float) -> None:

@@ -20,7 +20,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
-from pykubelet.util.tasks import in_own_thread
+from pykubelet.util.tasks import in_own_thread, start_thread
 
 log = get_logger(__name__)
 P = ParamSpec("P")
@@ -65,7 +65,8 @@ class BoundedFunction(Generic[P, T]):
     async def call(self, timeout: float, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function in a thread.
 
-        Raises TimeoutError after `timeout` seconds, TooManyCalls, and CallFailed if the function raises.
+        Raises TimeoutError after `timeout` seconds, TooManyCalls also if no thread can be started, and
+        CallFailed if the function raises.
         """
         if len(self._calls) >= self._limit:
             raise TooManyCalls(f"{self.name}: {self._limit} calls have not returned")
@@ -81,7 +82,11 @@ class BoundedFunction(Generic[P, T]):
                 self._calls.discard(call)  # atomic; the loop's thread only adds
 
         async with asyncio.timeout(timeout):
-            return await in_own_thread(run, name=self.name[:15], cancel_timeout=0)
+            try:
+                return await in_own_thread(run, name=self.name[:15], cancel_timeout=0)
+            except OSError as err:  # not of the function
+                self._calls.discard(call)
+                raise TooManyCalls(f"{self.name}: {err.strerror}") from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +141,12 @@ def _load(entry: EntryPoint[L], build: Callable[[L], T], timeout: float) -> Load
             outcome.append(LoadedEntryPoint(entry.name, entry.value, err=CallFailed(err)))
 
     thread = threading.Thread(target=run, name=f"load-{entry.name}"[:15], daemon=True)
-    thread.start()
+    try:
+        start_thread(thread)
+    except OSError as err:
+        return LoadedEntryPoint(entry.name, entry.value, err=err)
     thread.join(timeout)
     if outcome:
         return outcome[0]
-    err = TimeoutError(f"it was not loaded within {timeout:g} s")
-    return LoadedEntryPoint(entry.name, entry.value, err=err)
+    timed_out = TimeoutError(f"it was not loaded within {timeout:g} s")
+    return LoadedEntryPoint(entry.name, entry.value, err=timed_out)

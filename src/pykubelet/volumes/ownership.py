@@ -72,9 +72,15 @@ async def apply_fs_group(pod: Pod, path: Path, record_event: RecordEvent, *, rea
             return err
         return None
 
+    async def in_thread() -> OSError | None:
+        try:
+            return await in_own_thread(work, name="ownership")
+        except OSError as err:  # raised in the scope, it would be an exception group
+            return err
+
     async with TaskScope() as scope:
         scope.start(_report_progress(pod, path, walk, record_event), name=f"telling of {path}")
-        walk_task = scope.start(in_own_thread(work, name="ownership"), name=f"owning {path}")
+        walk_task = scope.start(in_thread(), name=f"owning {path}")
         try:
             await asyncio.wait([walk_task])
         finally:

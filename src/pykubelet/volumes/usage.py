@@ -392,6 +392,9 @@ class VolumeStatCalculator:
                 name="volume-usage",
                 cancel_timeout=0,
             )
+        except OSError as err:
+            log.error(err, "Failed to measure volumes of pod", pod=pod.full_name, podUID=pod.uid)
+            return
         finally:
             stop.set()
             self._walking.discard(pod.uid)
@@ -545,6 +548,8 @@ class PluginStatsCollector:
             async with asyncio.timeout(STATVFS_TIMEOUT_SECONDS):
                 found = await in_own_thread(query, name=f"usage-{name}", cancel_timeout=0)
         except (OSError, TimeoutError) as err:
+            if not isinstance(err, TimeoutError):
+                self._pending_paths.discard(path)  # the thread may not have started
             log.v(4).info(
                 "Failed to measure volume",
                 pod=pod.full_name,

@@ -113,6 +113,9 @@ class Node:
     async def runtime_metrics(self) -> CriMetricList | None:
         return None
 
+    async def runtime_sandboxes(self) -> None:
+        return None
+
     async def summary_inputs(self, only_cpu_and_memory: bool) -> SummaryInputs:
         await self.prepare(detailed=not only_cpu_and_memory)
         return SummaryInputs(node_name="node1", boot_time=1.0, kubelet_started=1.0, records=self.records())

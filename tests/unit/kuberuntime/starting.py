@@ -12,6 +12,7 @@ from pykubelet.images.image_manager import PresentImage
 from pykubelet.kuberuntime.configuration.config_builder import ConfigBuilder, PodStartContext
 from pykubelet.kuberuntime.configuration.container_images import ContainerImages
 from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
+from pykubelet.kuberuntime.metrics import StartMetrics
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs
@@ -36,16 +37,27 @@ def make_starter(
     objects: PodObjects | None = None,
     services: Callable[[Pod], Mapping[str, str] | None] = no_services,
     node_event: Record = no_record,
+    image_manager: Any = None,
+    metrics: StartMetrics | None = None,
 ) -> ContainerStarter:
-    """Return a starter without volumes, image manager and hooks."""
+    """Return a starter without volumes and hooks."""
     nothing = cast(Any, None)
-    images = ContainerImages(nothing, history, objects)
+    images = ContainerImages(image_manager, history, objects)
     configs = ConfigBuilder(
         node, PodDirs(root), images, nothing, lambda: resolv_conf, objects=objects, services=services
     )
     logs = PodLogs(node.pod_logs_dir, None)
     return ContainerStarter(
-        cri, observer, configs, images, logs, nothing, history, on_created, node_event=node_event
+        cri,
+        observer,
+        configs,
+        images,
+        logs,
+        nothing,
+        history,
+        on_created,
+        node_event=node_event,
+        metrics=metrics,
     )
 
 

@@ -19,7 +19,7 @@ from pykubelet.kuberuntime.configuration.config_builder import PodStartContext
 from pykubelet.kuberuntime.configuration.cri_configs import make_container_config
 from pykubelet.kuberuntime.configuration.env import EnvFile, container_env, gather_env_sources, parse_env_file
 from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.errors import StartError
+from pykubelet.kuberuntime.errors import ContainerConfigError, StartError
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.objects.base import NoObjects, ObjectError, ObjectNotFound
@@ -27,6 +27,7 @@ from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.volumes.plugin import MountedVolume
 from tests.support.containers import make_facts, make_pod
 from tests.support.golden import as_recorded, unordered_env
+from tests.support.threads import forbid_threads
 from tests.unit.kuberuntime.starting import make_starter
 from tests.unit.kuberuntime.test_golden_requests import container_facts, given, given_pod, recordings
 
@@ -207,6 +208,18 @@ async def test_gather_env_sources_file_in_volume_returns_values(tmp_path: Path) 
     sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
     facts = make_facts(volumes=volumes, env_file=sources.file_value)
     assert container_env(make_pod(container), container, facts) == {"V_K": "v", "V_L": "\udcff"}
+
+
+async def test_gather_env_sources_without_further_threads_fails_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_threads(monkeypatch)
+    container = env(in_file("v", "one.env"))
+    volumes = {"v": MountedVolume(str(tmp_path))}
+    sources = await gather_env_sources(Objects(), make_pod(container), container, volumes)
+    facts = make_facts(volumes=volumes, env_file=sources.file_value)
+    with pytest.raises(ContainerConfigError, match="cannot start a thread"):
+        container_env(make_pod(container), container, facts)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.rest_config import RestConfig
 from pykubelet.apiserver.transport import Transport
 from pykubelet.server.api import https_server
+from pykubelet.server.auth.identity import USER
 from pykubelet.server.auth.request_auth import AlwaysAllow, Authenticator, ClientCertificates
 from pykubelet.server.auth.reviews import AccessReviews, TokenReviews
 from pykubelet.server.metrics.server_metrics import ServerMetrics
-from pykubelet.server.pipeline import USER
 from pykubelet.server.tls import ServingTls, TlsSettings
 from pykubelet.util.rate_limiter import TokenBucket
 from pykubelet.util.tasks import TaskScope

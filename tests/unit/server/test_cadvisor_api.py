@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pykubelet.server.metrics.stats_metrics import ScrapeLimit
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import Collector
+from pykubelet.stats.machine import machine_info
 from pykubelet.stats.samples import Target
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
@@ -64,7 +66,9 @@ async def api(
     app = web.Application(middlewares=[counting_middleware(ServerMetrics(CollectorRegistry()), "readonly")])
     async with TaskScope() as tasks, aiohttp.ClientSession() as client:
         tested = Api("", client, limit)
-        app.add_routes(cadvisor_api_routes(source, Filesystems(root, tasks), tested.sample_now, limit))
+        filesystems = Filesystems(root, tasks)
+        info = partial(machine_info, filesystems)
+        app.add_routes(cadvisor_api_routes(source, filesystems, info, tested.sample_now, limit))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await runner.setup()
         try:

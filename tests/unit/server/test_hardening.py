@@ -4,6 +4,7 @@ import ast
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pykubelet.server.lookup import PodLookup
 from pykubelet.server.readonly import health_routes, read_only_routes, spec_routes
 from pykubelet.server.streams.container_actions import ContainerActions
 from pykubelet.server.tls import TlsSettings, server_context
+from pykubelet.stats.machine import machine_info
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeError
@@ -91,7 +93,7 @@ async def test_read_only_port_has_neither_profiles_nor_checkpoints() -> None:
     view = ScriptedView([pod_of("web", "u1", node="")])
     async with TaskScope() as tasks:
         filesystems = Filesystems(Path("/var/lib/kubelet"), tasks)
-    app.add_routes([*read_only_routes(view), *spec_routes(filesystems)])
+    app.add_routes([*read_only_routes(view), *spec_routes(partial(machine_info, filesystems))])
     async with TestClient(TestServer(app)) as client:
         assert (await client.get("/pods")).status == 200
         for path in (

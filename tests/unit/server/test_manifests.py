@@ -15,9 +15,8 @@ from yarl import URL
 
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podconfig.static_pods import static_pods
-from pykubelet.server.auth.identity import ANONYMOUS_USER, User
+from pykubelet.server.auth.identity import ANONYMOUS_USER, USER, User
 from pykubelet.server.manifests import ManifestDirectory
-from pykubelet.server.pipeline import USER
 
 MOST = 2000
 Client = TestClient[web.Request, web.Application]

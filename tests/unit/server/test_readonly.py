@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,9 +25,14 @@ from pykubelet.config.load import load
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.podconfig.event_log import EventLog
+from pykubelet.server.metrics.stats_metrics import MAX_SCRAPES
+from pykubelet.server.pods import SOCKET_NAME
+from pykubelet.stats.machine import machine_info
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import ScriptedView, pod_of
+from tests.support.stats_records import node_records
+from tests.unit.server.test_stats_metrics import Samples
 
 PROBE = {"httpGet": {"port": 80, "httpHeaders": [{"name": "Authorization", "value": "s3cr3t-probe"}]}}
 CONTAINER: dict[str, Any] = {
@@ -63,7 +70,12 @@ class NotServed:
 
 @asynccontextmanager
 async def read_only_port(
-    tmp_path: Path, port: int, *, cluster: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    port: int,
+    *,
+    cluster: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    source: Samples | None = None,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Serve one pod on the read-only port of a node called node1."""
     monkeypatch.setattr("pykubelet.agent.servers._may_have_clients", lambda _: False)
@@ -74,6 +86,10 @@ async def read_only_port(
         KubeletFlags(root_dir=str(tmp_path)), config, FeatureGates({}), "node1.example.com"
     )
     tasks = TaskScope()
+    statistics: Any = source or Samples([])
+    statistics.machine_info = partial(machine_info, Filesystems(tmp_path, tasks))
+    statistics.collector = SimpleNamespace(memory_curves=None)
+    statistics.runtime = SimpleNamespace(has_metrics=False)
     parts = ServerDependencies(
         settings=settings,
         ips=["127.0.0.1"],
@@ -84,14 +100,7 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
-        statistics=cast(
-            Any,
-            SimpleNamespace(
-                host_filesystems=Filesystems(tmp_path, tasks),
-                collector=SimpleNamespace(memory_curves=None),
-                runtime=SimpleNamespace(has_metrics=False),
-            ),
-        ),
+        statistics=statistics,
         eviction=cast(Any, SimpleNamespace(report=None)),
         reloader=ConfigReloader(load([]), config),
         events=EventLog(),
@@ -169,3 +178,36 @@ async def test_read_only_port_cluster_as_upstream(
             assert response.status == 200
             (pod,) = (await response.json())["items"]
     assert pod["spec"]["containers"][0]["env"] == CONTAINER["env"]
+
+
+async def test_read_only_port_scrapes_at_limit_other_servers_are_scraped(
+    tmp_path: Path, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Samples(node_records(1))
+    source.ready.clear()
+    path, control = "/metrics/cadvisor", aiohttp.UnixConnector(str(tmp_path / SOCKET_NAME))
+    async with (
+        read_only_port(
+            tmp_path, unused_tcp_port, cluster=True, monkeypatch=monkeypatch, source=source
+        ) as session,
+        aiohttp.ClientSession("http://localhost", connector=control) as by_root,
+    ):
+
+        async def status_of(client: aiohttp.ClientSession) -> int:
+            async with client.get(path) as response:
+                await response.read()
+                return response.status
+
+        scrapes = [asyncio.create_task(status_of(session)) for _ in range(MAX_SCRAPES)]
+        async with asyncio.timeout(30):
+            while len(source.prepared) < MAX_SCRAPES:
+                await asyncio.sleep(0.01)
+        assert await status_of(session) == 503
+        # The control socket has the routes of the API.
+        other = asyncio.create_task(status_of(by_root))
+        async with asyncio.timeout(30):
+            while len(source.prepared) == MAX_SCRAPES and not other.done():
+                await asyncio.sleep(0.01)
+        source.ready.set()
+        assert await other == 200
+        assert await asyncio.gather(*scrapes) == [200] * MAX_SCRAPES

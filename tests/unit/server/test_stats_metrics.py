@@ -7,7 +7,7 @@ import gc
 import gzip
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -16,8 +16,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.server.auth.identity import USER, User
 from pykubelet.server.metrics.server_metrics import ServerMetrics
-from pykubelet.server.metrics.stats_metrics import ScrapeLimit, accepts_gzip, cadvisor_routes, resource_routes
+from pykubelet.server.metrics.stats_metrics import (
+    Handler,
+    ScrapeLimit,
+    accepts_gzip,
+    cadvisor_routes,
+    resource_routes,
+)
 from pykubelet.server.pipeline import counting_middleware
 from pykubelet.stats.cadvisor.metrics import LEAN_NAMES
 from pykubelet.stats.cri.runtime_stats import CriMetricList
@@ -39,6 +46,7 @@ class Samples:
         self.ready.set()
         self.prepared: list[bool] = []
         self.from_runtime: CriMetricList | None = None
+        self.sandboxes: dict[str, pb.PodSandboxStats] | None = None
 
     async def prepare(self, *, detailed: bool) -> None:
         self.prepared.append(detailed)
@@ -63,6 +71,9 @@ class Samples:
 
     async def runtime_metrics(self) -> CriMetricList | None:
         return self.from_runtime
+
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        return self.sandboxes
 
 
 class Site:
@@ -92,10 +103,19 @@ class Site:
         return reader, writer
 
 
+@web.middleware
+async def user_of_header(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Set the user that a header names."""
+    if name := request.headers.get("user"):
+        request[USER] = User(name)
+    return await handler(request)
+
+
 @asynccontextmanager
 async def site(source: Samples, limit: ScrapeLimit | None = None) -> AsyncIterator[Site]:
     limit = limit or ScrapeLimit()
-    app = web.Application(middlewares=[counting_middleware(ServerMetrics(CollectorRegistry()), "readonly")])
+    counting = counting_middleware(ServerMetrics(CollectorRegistry()), "readonly")
+    app = web.Application(middlewares=[counting, user_of_header])
     app.add_routes([*cadvisor_routes(source, limit), *resource_routes(source, limit)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
     await runner.setup()
@@ -147,6 +167,16 @@ async def test_resource_route_page_without_details() -> None:
         assert node.source.prepared == [False]
 
 
+async def test_resource_route_statistics_of_runtime_replace_those_of_cgroups() -> None:
+    source = Samples(node_records(2))
+    source.sandboxes = {}
+    async with site(source) as node:
+        _, body, _ = await node.get("/metrics/resource", Accept_Encoding="identity")
+    names = {series.name for series in parse(body.decode())}
+    assert "node_cpu_usage_seconds_total" in names
+    assert not any(name.startswith(("container_", "pod_")) for name in names)
+
+
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), TimeoutError()])
 async def test_stats_routes_failed_preparation_scrape_error_reported(error: Exception) -> None:
     async with site(Samples(node_records(2), error=error)) as node:
@@ -188,6 +218,23 @@ async def test_cadvisor_route_concurrent_scrapes_limited() -> None:
         source.ready.set()
         assert [status for status, _, _ in await asyncio.gather(*scrapes)] == [200, 200, 200]
         assert (await node.get("/metrics/resource"))[0] == 200
+
+
+async def test_cadvisor_route_user_at_limit_others_are_served() -> None:
+    source = Samples(node_records(1))
+    source.ready.clear()
+    async with site(source, ScrapeLimit(3, max_per_user=2)) as node:
+        scrapes = [asyncio.create_task(node.get("/metrics/cadvisor", user="a")) for _ in range(2)]
+        await until(lambda: node.limit.active == 2)
+        status, body, _ = await node.get("/metrics/resource", user="a")
+        assert (status, body) == (503, b"2 scrapes by this user are in progress: retry later\n")
+        scrapes.append(asyncio.create_task(node.get("/metrics/resource", user="b")))
+        await until(lambda: node.limit.active == 3)
+        assert (await node.get("/metrics/resource", user="c"))[0] == 503
+        source.ready.set()
+        assert [status for status, _, _ in await asyncio.gather(*scrapes)] == [200, 200, 200]
+        assert node.limit.active == 0
+        assert (await node.get("/metrics/resource", user="a"))[0] == 200
 
 
 async def test_cadvisor_route_client_that_does_not_read_cut_at_timeout() -> None:
@@ -237,30 +284,31 @@ def test_accepts_gzip_header_values_interpreted(headers: list[str], accepted: bo
     assert accepts_gzip(headers) is accepted
 
 
-async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups() -> None:
+def runtime_gauge(name: str, value: int) -> tuple[pb.MetricDescriptor, pb.Metric]:
+    return (
+        pb.MetricDescriptor(name=name, help="Of the runtime.", label_keys=["id"]),
+        pb.Metric(name=name, metric_type=pb.GAUGE, label_values=["a"], value=pb.UInt64Value(value=value)),
+    )
+
+
+@pytest.mark.parametrize("profile", ["full", "lean"])
+async def test_cadvisor_metrics_of_runtime_replace_those_of_cgroups(profile: str) -> None:
     source = Samples(node_records(2))
+    gauges = [runtime_gauge("container_fuel_bytes", 7), runtime_gauge("container_fs_usage_bytes", 8)]
     source.from_runtime = CriMetricList(
-        [pb.MetricDescriptor(name="container_fuel_bytes", help="Fuel.", label_keys=["id"])],
-        [
-            pb.PodSandboxMetrics(
-                pod_sandbox_id="a",
-                metrics=[
-                    pb.Metric(
-                        name="container_fuel_bytes",
-                        metric_type=pb.GAUGE,
-                        label_values=["a"],
-                        value=pb.UInt64Value(value=7),
-                    )
-                ],
-            )
-        ],
+        [described for described, _ in gauges],
+        [pb.PodSandboxMetrics(pod_sandbox_id="a", metrics=[metric for _, metric in gauges])],
     )
     async with site(source) as server:
-        status, body, _ = await server.get("/metrics/cadvisor", Accept_Encoding="identity")
+        status, body, _ = await server.get(f"/metrics/cadvisor?profile={profile}", Accept_Encoding="identity")
     assert status == 200
-    found = parse(body.decode())
-    assert found[Series("container_fuel_bytes", (("id", "a"),))] == 7
-    names = {series.name for series in found}
-    assert "machine_cpu_cores" in names
-    assert "container_cpu_usage_seconds_total" not in names
+    text = body.decode()
+    types = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    found = parse(text)
+    expected = {Series("container_fs_usage_bytes", (("id", "a"),)): 8.0}
+    if profile == "full":
+        expected[Series("container_fuel_bytes", (("id", "a"),))] = 7.0
+        assert "machine_cpu_cores" in types
+    assert {series: value for series, value in found.items() if "machine_" not in series.name} == expected
     assert not source.prepared

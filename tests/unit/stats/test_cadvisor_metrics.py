@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
+from pykubelet.stats.cadvisor.metrics import _ALL_FAMILIES, LEAN_NAMES, cadvisor_chunks
 from pykubelet.stats.exposition import MAX_CHUNK_BYTES
-from pykubelet.stats.samples import Details, DeviceIo, NetworkInterface, Record
+from pykubelet.stats.samples import Details, DeviceIo, MemoryModules, NetworkInterface, Record
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, compare, parse, parse_families
 from tests.support.stats_records import (
@@ -27,6 +27,7 @@ from tests.support.stats_records import (
 )
 
 RECORDING = Path(__file__).parents[2] / "data" / "golden" / "stats" / "cadvisor.prom"
+METRICS_TABLE = Path(__file__).parents[2] / "data" / "metrics.tsv"
 ODD_NAMES = [
     'a"b',
     "a\\b",
@@ -312,3 +313,31 @@ def test_cadvisor_chunks_many_interfaces_and_devices_bounded_steps() -> None:
         longest, started = max(longest, now - started), now
     # Generous, because other processes slow this one down; without batches it would be seconds.
     assert longest < 0.2
+
+
+def test_cadvisor_chunks_modules_of_two_types_have_series_each() -> None:
+    modules = (
+        MemoryModules(type="Registered-DDR4", capacity=32 << 30, count=2),
+        MemoryModules(type="Unbuffered-DDR3", capacity=16 << 30, count=1),
+    )
+    text = page([], machine=replace(MACHINE, modules=modules))
+    for name, expected in {
+        "machine_dimm_capacity_bytes": [32 << 30, 16 << 30],
+        "machine_dimm_count": [2, 1],
+    }.items():
+        found = series_of(text, name)
+        assert list(found.values()) == expected
+        assert [series.get("type") for series in found] == ["Registered-DDR4", "Unbuffered-DDR3"]
+        assert {series.get("machine_id") for series in found} == {MACHINE.machine_id}
+    assert "machine_dimm" not in page([])
+
+
+def test_cadvisor_families_each_row_of_the_metrics_table_has_one() -> None:
+    rows = [line.split("\t") for line in METRICS_TABLE.read_text().splitlines()]
+    expected = {
+        (name, kind)
+        for path, name, kind, _, _, state, _ in rows
+        if path == "/metrics/cadvisor" and state in ("always", "event")
+    }
+    assert expected
+    assert expected - {(family.name, family.kind) for family in _ALL_FAMILIES} == set()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pykubelet.agent.stats import (
+    NodeStatistics,
     NodeTargets,
     container_cgroup,
     own_cgroup,
@@ -23,15 +24,19 @@ from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir, Volume
 from pykubelet.cm.cgroups.driver import CgroupError
 from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.stats.collector import NODE, Collector
-from pykubelet.stats.cri.runtime_stats import LayerUsage
+from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeStatistics
+from pykubelet.stats.machine import MachineFactsCache
 from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage
 from pykubelet.transport.errors import Unavailable
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeStats
+from tests.support.cri_servers import Runtime
 
 
 def container(name: str, phase: ContainerPhase = "running", attempt: int = 0) -> ObservedContainer:
@@ -302,3 +307,45 @@ def test_storage_rows_sum_of_parts_and_row_per_empty_dir() -> None:
         ("ns", "web", "", 1124, 13, 1 << 20),
     ]
     assert not list(storage_rows([(pod, observed(container("b")))], {}, {}, lambda uid: {}))
+
+
+def node_statistics(cri: RuntimeConnection, tasks: TaskScope, **flags: Any) -> NodeStatistics:
+    """Return the statistics of a node without pods, with PodAndContainerStatsFromCRI."""
+    gates = SimpleNamespace(enabled=lambda name: name == "PodAndContainerStatsFromCRI")
+    settings: Any = SimpleNamespace(node_name="node1", gates=gates, flags=SimpleNamespace(**flags))
+    unused: Any = None
+    return NodeStatistics(
+        settings,
+        Collector(gone, tasks),  # type: ignore[arg-type]
+        unused,
+        RuntimeStatistics(cri.stats, cri.images, tasks, pods_from_cri=True),
+        unused,
+        unused,
+        unused,
+        machine=MachineFactsCache(tasks, "/absent", "/absent"),
+        started=1.0,
+        system_containers={},
+    )
+
+
+async def test_summary_inputs_only_cpu_and_memory_has_sandboxes_of_runtime(
+    scripted: Runtime, cri: RuntimeConnection, tasks: TaskScope
+) -> None:
+    pod = pb.PodSandboxStats(
+        attributes=pb.PodSandboxAttributes(id="s0"), linux=pb.LinuxPodSandboxStats(containers=[])
+    )
+    scripted.answers["ListPodSandboxStats"] = pb.ListPodSandboxStatsResponse(stats=[pod])
+    node = node_statistics(cri, tasks)
+    assert (await node.summary_inputs(True)).runtime.sandboxes == {"s0": pod}
+    assert await node.runtime_sandboxes() == {"s0": pod}
+
+
+async def test_machine_info_custom_id_files_are_read(
+    cri: RuntimeConnection, tasks: TaskScope, tmp_path: Path
+) -> None:
+    (tmp_path / "id").write_text("mine\n")
+    path = str(tmp_path / "id")
+    node = node_statistics(cri, tasks, machine_id_file=f"/absent,{path}", boot_id_file=path)
+    node.host_filesystems = Filesystems(tmp_path, tasks)
+    info = await node.machine_info()
+    assert (info.machine_id, info.boot_id) == ("mine", "mine")

@@ -13,6 +13,7 @@ from pykubelet.stats.storage import filesystems
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.mounted_filesystems import MAX_FILESYSTEMS
 from pykubelet.util.tasks import TaskScope
+from tests.support.threads import forbid_threads
 from tests.unit.stats.test_mounted_filesystems import HOST, line
 
 DISKSTATS = """\
@@ -294,3 +295,16 @@ async def test_filesystems_measurement_fails_error_reaches_callers_only(
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broken"):
             await found.refresh(0)
+
+
+@pytest.mark.parametrize("max_age", [0.0, 10.0])
+async def test_of_directory_without_further_threads_returns_none_and_recovers(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_age: float
+) -> None:
+    found = host.filesystems()
+    with monkeypatch.context() as patch:
+        forbid_threads(patch)
+        assert await found.of_directory(tmp_path, max_age) is None
+    # A failed task would have ended the scope and with it all other tasks.
+    await host.tasks.start(found.refresh(0), name="refresh")
+    assert found.all()

@@ -1,5 +1,6 @@
 """Interfaces of network namespaces."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -100,3 +101,21 @@ def test_network_reader_large_file_is_bounded(tmp_path: Path) -> None:
     reader = NetworkReader(7, proc=tmp_path)
     assert reader.read() == ()
     reader.close()
+
+
+def test_network_reader_no_descriptor_for_cgroup_closes_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, processes = os.open, []
+
+    def fail(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        processes.append(opened(path, flags))
+        return processes[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            NetworkReader(os.getpid(), cgroup="/mine")
+    (process,) = processes
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(process)

@@ -25,6 +25,7 @@ from pykubelet.stats.storage.pod_storage import (
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.usage import VolumeStats, WalkThrottle
 from tests.support.metrics_page import Page
+from tests.support.threads import forbid_threads
 from tests.support.volumes import pod_with
 
 STATS = VolumeStats(capacity=9, available=8, used=7, inodes=6, inodes_free=5, inodes_used=4, moment=1.0)
@@ -212,3 +213,14 @@ def test_volume_usage_has_claims_and_ephemeral_first() -> None:
         ("made", f"{pod.metadata.name}-made", False),
     ]
     assert volume_usage(pod, {}) == ()
+
+
+async def test_get_without_further_threads_is_empty_and_recovers(
+    tmp_path: Path, tasks: TaskScope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = logged(tmp_path)
+    meter = PodStorageMeter(lambda: [pod], tasks, interval=0)
+    with monkeypatch.context() as patch:
+        forbid_threads(patch)
+        assert await meter.get() == {}
+    assert list(await meter.get()) == [pod.uid]

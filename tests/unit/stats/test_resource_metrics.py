@@ -5,6 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.stats.resource_metrics import resource_chunks
 from pykubelet.stats.samples import Limits, Record, Target, TargetKind, Usage
 from tests.support import stats_records
@@ -14,8 +15,8 @@ from tests.support.stats_records import NOW, node_records
 RECORDING = Path(__file__).parents[2] / "data" / "golden" / "stats" / "resource.prom"
 
 
-def page(records: Iterable[Record], **options: bool) -> str:
-    return b"".join(resource_chunks(list(records), **options)).decode()
+def page(records: Iterable[Record], *, has_error: bool = False) -> str:
+    return b"".join(resource_chunks(list(records), has_error=has_error)).decode()
 
 
 def recorded_records(families: dict[str, Family]) -> Iterable[Record]:
@@ -100,7 +101,57 @@ def test_resource_chunks_unknown_creation_time_omitted() -> None:
     assert "container_start_time_seconds" not in page([container])
 
 
-def test_resource_chunks_error_hidden_metric_only_if_shown() -> None:
+def test_resource_chunks_error_only_error_reported() -> None:
     assert parse(page([], has_error=True)) == {Series("resource_scrape_error"): 1}
-    shown = parse(page([], has_error=True, show_hidden=True))
-    assert shown == {Series("resource_scrape_error"): 1, Series("scrape_error"): 1}
+
+
+def sandbox_stats(sandbox_id: str, *container_ids: str) -> pb.PodSandboxStats:
+    def value(number: int) -> pb.UInt64Value:
+        return pb.UInt64Value(value=number)
+
+    def container(container_id: str) -> pb.ContainerStats:
+        swap = pb.SwapUsage(timestamp=4_000_000_000, swap_usage_bytes=value(5), swap_available_bytes=value(7))
+        return pb.ContainerStats(
+            attributes=pb.ContainerAttributes(id=container_id),
+            cpu=pb.CpuUsage(timestamp=1_500_000_000, usage_core_nano_seconds=value(2_000_000_000)),
+            swap=swap,
+        )
+
+    return pb.PodSandboxStats(
+        attributes=pb.PodSandboxAttributes(id=sandbox_id),
+        linux=pb.LinuxPodSandboxStats(
+            memory=pb.MemoryUsage(timestamp=3_000_000_000, working_set_bytes=value(9)),
+            containers=[container(container_id) for container_id in container_ids],
+        ),
+    )
+
+
+def test_resource_chunks_sandboxes_of_runtime_replace_samples() -> None:
+    records = node_records(2, containers=2)
+    pod = [record.target for record in records if record.target.pod.endswith("00000")]
+    (sandbox,) = (target.runtime_id for target in pod if target.kind == "sandbox")
+    containers = [target.runtime_id for target in pod if target.kind == "container"]
+    # A container that was not sampled yet has no usage of its own.
+    records = [
+        replace(record, usage=None) if record.target.kind == "container" else record for record in records
+    ]
+    stats = {sandbox: sandbox_stats(sandbox, *containers)}
+    text = b"".join(resource_chunks(records, sandboxes=stats)).decode()
+    families = parse_families(text)
+    samples = {
+        name: [
+            (series.get("container"), sample.value, sample.time) for series, sample in family.samples.items()
+        ]
+        for name, family in families.items()
+        if not name.startswith(("node_", "resource_"))
+    }
+    names = [target.container for target in pod if target.kind == "container"]
+    assert samples == {
+        "container_cpu_usage_seconds_total": [(name, 2.0, 1500) for name in names],
+        "container_start_time_seconds": [(name, NOW - 90, None) for name in names],
+        "container_swap_limit_bytes": [(name, 12.0, 4000) for name in names],
+        "container_swap_usage_bytes": [(name, 5.0, 4000) for name in names],
+        "pod_memory_working_set_bytes": [("", 9.0, 3000)],
+        "pod_swap_usage_bytes": [("", 10.0, 4000)],
+    }
+    assert parse(text)[Series("node_cpu_usage_seconds_total")] == 44.525764729

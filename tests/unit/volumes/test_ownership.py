@@ -14,6 +14,7 @@ from pykubelet.linux.untrusted_files import open_subdirectory, walk_tree
 from pykubelet.volumes import ownership
 from pykubelet.volumes.ownership import IN_PROGRESS, OwnershipWalk, apply_fs_group, apply_group, group_mode
 from tests.support.attacker import swapping, tries
+from tests.support.threads import forbid_threads
 from tests.support.trees import deep_directory, few_open_files, nest
 from tests.support.volumes import mode_of, needs_root, pod_with
 
@@ -196,6 +197,13 @@ class TestPolicies:
     ) -> None:
         await apply_fs_group(grouped(policy), volume, nobody)
         assert {path.lstat().st_gid for path in volume.rglob("*")} == {GROUP}
+
+    async def test_apply_fs_group_without_further_threads_raises_os_error(
+        self, volume: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        forbid_threads(monkeypatch)
+        with pytest.raises(OSError, match="raise the limit of tasks"):
+            await apply_fs_group(grouped("Always"), volume, nobody)
 
     @pytest.mark.parametrize(
         ("policy", "mode", "group", "given"),

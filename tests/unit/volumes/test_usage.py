@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -240,6 +240,25 @@ async def test_volume_stat_calculator_refresh_volume_hangs_wait_is_bounded(
         started = loop.time()
         await usage.refresh({"good", "hung", "late"}, 5)
         assert loop.time() - started < 0.1
+
+
+@pytest.mark.looptime
+async def test_volume_stat_calculator_without_threads_continues_when_they_start_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Measured(monkeypatch)
+
+    async def fail(*_: object, **__: object) -> NoReturn:
+        raise BlockingIOError("cannot start a thread")
+
+    usage = VolumeStatCalculator(root, lambda: [pod("a")], PERIOD)
+    async with running(usage):
+        with monkeypatch.context() as patch:
+            patch.setattr(usage_module, "in_own_thread", fail)
+            await usage.refresh({"a"}, 5)
+            assert measured.moments == {}
+        await usage.refresh({"a"}, 5)
+        assert usage.for_pod("a").keys() == {"disk"}
 
 
 async def test_volume_stat_calculator_refresh_disabled_returns(root: Path) -> None:

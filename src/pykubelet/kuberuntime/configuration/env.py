@@ -388,12 +388,13 @@ def _file_keys(container: Container, volumes: Mapping[str, MountedVolume]) -> di
 async def _parsed_files(
     keys_by_file: Mapping[tuple[str, str], Collection[str]], volumes: Mapping[str, MountedVolume]
 ) -> dict[tuple[str, str], EnvFile | OSError | ValueError]:
-    # In its own thread, because a volume's file server may never respond.
-    return (
-        await in_own_thread(lambda: _parse_files(keys_by_file, volumes), name="env files")
-        if keys_by_file
-        else {}
-    )
+    if not keys_by_file:
+        return {}
+    try:
+        # In its own thread, because a volume's file server may never respond.
+        return await in_own_thread(lambda: _parse_files(keys_by_file, volumes), name="env files")
+    except OSError as err:
+        return dict.fromkeys(keys_by_file, err)
 
 
 def _parse_files(

@@ -27,6 +27,8 @@ import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aiohttp import web
+
 ANONYMOUS = "system:anonymous"
 AUTHENTICATED = "system:authenticated"
 UNAUTHENTICATED = "system:unauthenticated"
@@ -169,3 +171,13 @@ class HttpError(Exception):
         self.status = status
         self.text = text
         self.headers = dict(headers or {})
+
+
+USER: web.RequestKey[User] = web.RequestKey("user", User)
+"""Key of the authenticated and authorized user in a request."""
+
+
+def user_name(request: web.BaseRequest) -> str:
+    """Return the user's name; empty on servers without authentication."""
+    user = request.get(USER)
+    return user.name if user is not None else ""

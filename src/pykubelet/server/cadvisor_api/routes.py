@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,7 +40,6 @@ from pykubelet.server.cadvisor_api.requests import (
 from pykubelet.server.cadvisor_api.samples import Document, HostFacts, known, storage_entry
 from pykubelet.server.metrics.stats_metrics import ScrapeLimit, StatsSource, cadvisor_routes, send_page
 from pykubelet.server.stats import in_chunks
-from pykubelet.stats.machine import machine_info
 from pykubelet.stats.samples import FilesystemUsage, Record
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.util.text import quoted
@@ -55,11 +54,16 @@ _LONGEST_UUID = 64
 def cadvisor_api_routes(
     source: StatsSource,
     filesystems: Filesystems,
+    machine_info: Callable[[], Awaitable[Hardware]],
     sample_now: Callable[[Iterable[str]], None],
     limit: ScrapeLimit | None = None,
 ) -> list[web.RouteDef]:
-    """Return all routes; `sample_now` samples the usage of cgroups by path (`Collector.sample_now`)."""
-    api = CadvisorApi(source, filesystems, sample_now, limit or ScrapeLimit())
+    """Return all routes.
+
+    `machine_info` returns cAdvisor's MachineInfo, `sample_now` samples the usage of cgroups by path
+    (`Collector.sample_now`).
+    """
+    api = CadvisorApi(source, filesystems, machine_info, sample_now, limit or ScrapeLimit())
     return [
         *cadvisor_routes(source, api.limit, path="/metrics"),
         web.get("/api{below:(/.*)?}", api.respond, allow_head=False),
@@ -74,24 +78,26 @@ class CadvisorApi:
         self,
         source: StatsSource,
         filesystems: Filesystems,
+        machine_info: Callable[[], Awaitable[Hardware]],
         sample_now: Callable[[Iterable[str]], None],
         limit: ScrapeLimit,
     ) -> None:
         self._source = source
         self._filesystems = filesystems
+        self._machine_info = machine_info
         self._sample_now = sample_now
         self.limit = limit
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """Respond to a request; raises HttpError for one that cannot be served."""
         path = parse_path(request.path)
-        with self.limit.acquire():
+        with self.limit.acquire(request):
             pieces = await self._pieces(request, path)
             return await send_page(request, in_chunks(b"", pieces), self.limit, _JSON)
 
     async def _pieces(self, request: web.Request, path: ApiPath) -> Iterator[bytes]:
         if path.type == "machine":
-            return iter([to_json(await machine_info(self._filesystems))])
+            return iter([to_json(await self._machine_info())])
         if path.version.startswith("v1"):
             return await self._containers(request, path)
         options = parse_options(request.query)
@@ -99,7 +105,7 @@ class CadvisorApi:
             case "version":
                 return iter([to_json("")])  # as the kubelet's cAdvisor, which has no version of its own
             case "attributes":
-                return iter([to_json(self._attributes(await machine_info(self._filesystems)))])
+                return iter([to_json(self._attributes(await self._machine_info()))])
             case "storage":
                 return await self._storage(request.query.get("label", ""), request.query.get("uuid", ""))
             case "machinestats":

@@ -37,6 +37,7 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from pykubelet.logs import get_logger
+from pykubelet.server.auth.identity import USER
 from pykubelet.server.http2.frames import (
     DATA,
     GOAWAY,
@@ -50,7 +51,6 @@ from pykubelet.server.http2.frames import (
 )
 from pykubelet.server.http2.headers import Malformed, RequestHead, UnsupportedRequest, request_head
 from pykubelet.server.http2.stream import Stream, stream_server
-from pykubelet.server.pipeline import USER
 from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)

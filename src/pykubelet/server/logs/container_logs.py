@@ -26,7 +26,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.kuberuntime.log_rotation.readers import LogReader, LogReaders
 from pykubelet.logs import get_logger
-from pykubelet.server.auth.identity import HttpError
+from pykubelet.server.auth.identity import HttpError, user_name
 from pykubelet.server.logs.log_chain import open_newest_rotated
 from pykubelet.server.logs.log_files import (
     LineWriter,
@@ -39,7 +39,6 @@ from pykubelet.server.logs.log_files import (
     seek_last_of,
 )
 from pykubelet.server.lookup import PodLookup, find_container
-from pykubelet.server.pipeline import user_name
 from pykubelet.server.streams.streaming import StreamLimits
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import finish_in_thread

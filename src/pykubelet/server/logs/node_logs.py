@@ -38,8 +38,7 @@ from aiohttp import hdrs, web
 from multidict import MultiMapping
 
 from pykubelet.linux.processes import kill_and_wait, search_path
-from pykubelet.server.auth.identity import HttpError
-from pykubelet.server.pipeline import user_name
+from pykubelet.server.auth.identity import HttpError, user_name
 from pykubelet.server.streams.streaming import StreamLimits
 from pykubelet.util.tasks import finish_in_thread, run_or_undo
 

@@ -321,7 +321,7 @@ def metrics_routes(
 
     def page(is_included: Callable[[str], bool], *others: CollectorRegistry) -> Handler:
         async def respond(request: web.Request) -> web.StreamResponse:
-            with slots.acquire():
+            with slots.acquire(request):
                 chunks = registry_chunks(registry, is_included, *others)
                 return await send_page(request, chunks, slots)
 

@@ -3,9 +3,10 @@
 A page is sent in chunks while it is rendered. After each chunk other tasks run, and a chunk is rendered only
 when the client has read enough of the previous ones, so a page needs memory for a few chunks only.
 
-At most `MAX_SCRAPES` pages are sent concurrently, each for at most `SCRAPE_TIMEOUT_SECONDS`: clients that do
-not read cannot keep scrapers out. A page that is not complete ends with a reset of the connection, so that a
-client cannot take it for a complete one.
+At most `MAX_SCRAPES` pages are sent concurrently, `MAX_SCRAPES_PER_USER` of them to one user, each for at
+most `SCRAPE_TIMEOUT_SECONDS`: clients that do not read cannot keep scrapers out. A server without
+authentication has a limit of its own. A page that is not complete ends with a reset of the connection, so
+that a client cannot take it for a complete one.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -21,9 +23,10 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
-from pykubelet.server.auth.identity import HttpError
-from pykubelet.stats.cadvisor.metrics import cadvisor_chunks
+from pykubelet.server.auth.identity import HttpError, user_name
+from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
 from pykubelet.stats.cri.metrics import render_cri_metrics
 from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.resource_metrics import resource_chunks
@@ -33,6 +36,7 @@ from pykubelet.util.tasks import RenderTurns
 
 log = get_logger(__name__)
 MAX_SCRAPES = 10
+MAX_SCRAPES_PER_USER = 5
 SCRAPE_TIMEOUT_SECONDS = 60.0
 _GZIP_LEVEL = 1
 _GZIP_FORMAT = 31
@@ -66,6 +70,9 @@ class StatsSource(Protocol):
     async def runtime_metrics(self) -> CriMetricList | None:
         """Return the metrics of the runtime that replace those of cgroups; None if it has none."""
 
+    async def runtime_sandboxes(self) -> Mapping[str, pb.PodSandboxStats] | None:
+        """Return the usage of pods by sandbox id as the runtime measures it; None if the kubelet does."""
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -80,21 +87,23 @@ def cadvisor_routes(
         profile = request.query.get("profile", "")
         if profile not in _PROFILES:
             raise HttpError(400, "profile is invalid: set full or lean\n")
-        with slots.acquire():
+        with slots.acquire(request):
             found = await source.runtime_metrics()
             has_error = found is None and await _prepare(source, detailed=True)
+            from_runtime = found is not None
             page = cadvisor_chunks(
-                () if has_error or found is not None else source.records(),
-                filesystems=() if has_error else source.filesystems(),
+                () if has_error or from_runtime else source.records(),
+                filesystems=() if has_error or from_runtime else source.filesystems(),
                 device_name=source.device_name,
                 machine=source.machine(),
                 now=time.time(),
                 has_pressure=source.has_pressure(),
                 has_error=has_error,
                 lean=profile == "lean",
+                machine_only=from_runtime,
             )
             if found is not None:
-                page = chain(page, render_cri_metrics(found.descriptors, found.pods))
+                page = chain(page, render_cri_metrics(_in_profile(found.descriptors, profile), found.pods))
             return await send_page(request, page, slots)
 
     return [web.get(path, respond)]
@@ -105,40 +114,66 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
-        with slots.acquire():
+        with slots.acquire(request):
             has_error = await _prepare(source, detailed=False)
-            page = resource_chunks(() if has_error else source.records(), has_error=has_error)
+            sandboxes = await source.runtime_sandboxes()
+            records = () if has_error else source.records()
+            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error)
             return await send_page(request, page, slots)
 
     return [web.get("/metrics/resource", respond)]
 
 
 class ScrapeLimit:
-    """Limit on concurrent scrapes, which routes and servers may share."""
+    """Limit on concurrent scrapes, in total and per user, which routes and servers may share."""
 
     def __init__(
         self,
         limit: int = MAX_SCRAPES,
         *,
+        max_per_user: int | None = None,
         timeout_seconds: float = SCRAPE_TIMEOUT_SECONDS,
         turns: RenderTurns | None = None,
     ) -> None:
-        """Initialize; other documents that are rendered by this process should share `turns`."""
+        """Initialize; other documents that are rendered by this process should share `turns`.
+
+        Without `max_per_user`, only the total is limited: for servers that do not authenticate.
+        """
         self.limit = limit
+        self._max_per_user = limit if max_per_user is None else max_per_user
+        self._by_user: Counter[str] = Counter()
         self.turns = turns or RenderTurns()
-        self.active = 0
         self.timeout_seconds = timeout_seconds
 
+    @property
+    def active(self) -> int:
+        """Number of scrapes in progress."""
+        return self._by_user.total()
+
     @contextmanager
-    def acquire(self) -> Iterator[None]:
-        """Count a scrape while the context is open. Raises HttpError (503) at the limit."""
+    def acquire(self, request: web.BaseRequest) -> Iterator[None]:
+        """Count a scrape by the request's user while the context is open.
+
+        Raises HttpError (503) at a limit.
+        """
+        user = user_name(request)
         if self.active >= self.limit:
             raise HttpError(503, f"{self.limit} scrapes are in progress: retry later\n")
-        self.active += 1
+        if self._by_user[user] >= self._max_per_user:
+            message = f"{self._max_per_user} scrapes by this user are in progress: retry later\n"
+            raise HttpError(503, message)
+        self._by_user[user] += 1
         try:
             yield
         finally:
-            self.active -= 1
+            self._by_user[user] -= 1
+            if not self._by_user[user]:
+                del self._by_user[user]
+
+
+def _in_profile(descriptors: Iterable[pb.MetricDescriptor], profile: str) -> Iterator[pb.MetricDescriptor]:
+    """Yield the descriptors of the metrics that a profile contains."""
+    return (each for each in descriptors if profile != "lean" or each.name in LEAN_NAMES)
 
 
 async def _prepare(source: StatsSource, *, detailed: bool) -> bool:

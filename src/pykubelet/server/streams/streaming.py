@@ -25,10 +25,10 @@ from multidict import MultiMapping
 
 from pykubelet.api.pod import Pod
 from pykubelet.cri import runtime_pb2 as pb
-from pykubelet.server.auth.identity import HttpError
+from pykubelet.server.auth.identity import HttpError, user_name
 from pykubelet.server.lookup import PodLookup, find_container, runtime_http_error
 from pykubelet.server.metrics.server_metrics import ServerMetrics
-from pykubelet.server.pipeline import is_websocket, user_name
+from pykubelet.server.pipeline import is_websocket
 from pykubelet.server.streams.proxy import proxy_stream
 from pykubelet.server.streams.translator import (
     RemoteCommandOptions,

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from pykubelet.stats.cadvisor.page import CadvisorPage, CgroupRow
 from pykubelet.stats.exposition import Family, Kind, Value, constant, multiple
-from pykubelet.stats.samples import DeviceIo, FilesystemUsage, MachineFacts, NetworkInterface
+from pykubelet.stats.samples import DeviceIo, FilesystemUsage, MachineFacts, MemoryModules, NetworkInterface
 from pykubelet.util.metrics import escape_label
 
 Page = CadvisorPage
@@ -139,6 +139,15 @@ def _nvm_capacity(name: str, page: Page) -> Iterator[str]:
     yield f'{name}{ids},mode="memory_mode"{end} {machine.nvm_memory_mode}\n'
 
 
+def _modules(name: str, text: str, value: Callable[[MemoryModules], int]) -> Family[Page]:
+    def lines(name: str, page: Page) -> Iterator[str]:
+        for modules in page.machine.modules:
+            kind = escape_label(modules.type)
+            yield f'{name}{_machine_labels(page.machine)},type="{kind}"}} {value(modules)}\n'
+
+    return multiple(name, "gauge", text, lines)
+
+
 def _machine_labels(machine: MachineFacts) -> str:
     return (
         f'{{boot_id="{escape_label(machine.boot_id)}",machine_id="{escape_label(machine.machine_id)}"'
@@ -211,6 +220,8 @@ _MACHINE: tuple[Family[Page], ...] = (
     _machine("machine_cpu_drawers", "CPU drawers (s390x); not read, always 0.", lambda _: 0),
     _machine("machine_cpu_physical_cores", "Physical CPU cores.", attrgetter("physical_cores")),
     _machine("machine_cpu_sockets", "CPU sockets.", attrgetter("sockets")),
+    _modules("machine_dimm_capacity_bytes", "Capacity of memory modules by type.", attrgetter("capacity")),
+    _modules("machine_dimm_count", "Memory modules by type.", attrgetter("count")),
     _machine("machine_memory_bytes", "Memory of the host in bytes.", attrgetter("memory")),
     _machine("machine_nvm_avg_power_budget_watts", "NVM power budget.", attrgetter("nvm_power_budget")),
     multiple("machine_nvm_capacity", "gauge", "NVM capacity by mode.", _nvm_capacity),

@@ -52,11 +52,13 @@ def cadvisor_chunks(
     has_pressure: bool = False,
     has_error: bool = False,
     lean: bool = False,
+    machine_only: bool = False,
 ) -> Iterator[bytes]:
     """Yield the page in chunks of at most `MAX_CHUNK_BYTES`; the first ones may be empty.
 
     The caller may run other tasks after each chunk; a step between two of them takes about a millisecond.
-    `has_pressure` adds pressure stall information (cgroup v2).
+    `has_pressure` adds pressure stall information (cgroup v2). `machine_only` omits everything but the
+    constants of the host: the runtime provides the rest.
     """
     page = CadvisorPage(
         machine=machine,
@@ -68,7 +70,7 @@ def cadvisor_chunks(
     )
     for _ in page.load(records):
         yield b""
-    if lean:
-        yield from chunks(_LEAN_FAMILIES, page)
-    else:
-        yield from chunks(_ALL_FAMILIES if has_pressure else _FAMILIES, page)
+    families = _LEAN_FAMILIES if lean else _ALL_FAMILIES if has_pressure else _FAMILIES
+    if machine_only:
+        families = tuple(family for family in families if family.name.startswith("machine_"))
+    yield from chunks(families, page)

@@ -212,6 +212,8 @@ class Filesystems:
             stop.set()
             points = sorted(fs.device for fs in filesystems if fs.point in self._in_progress)
             log.warning("File system does not respond", devices=points)
+        except OSError as err:
+            log.warning("Failed to measure file systems", err=err)
         return found.copy()
 
     def _usage(self, fs: MountedFilesystem, counters: _DiskCounters) -> FilesystemUsage:

@@ -86,7 +86,13 @@ class PodStorageMeter:
         self._pods = pods
         self._observe_duration = observe_duration
         self._call: CachedCall[PodStorageByUid] = CachedCall(
-            "pod-storage", self._measure, tasks, interval=interval, wait=wait, max_age=max_age
+            "pod-storage",
+            self._measure,
+            tasks,
+            interval=interval,
+            wait=wait,
+            max_age=max_age,
+            errors=(OSError,),
         )
 
     async def get(self) -> PodStorageByUid:
