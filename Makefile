@@ -41,7 +41,7 @@ test: ## run the whole test suite, or ONE= of it (as root: it runs real containe
 	@scripts/setup --test
 	@$(PYTEST) $(ONE) $(ARGS) || $(PY)/python -m tests.second_run $$?
 
-pressure: ## put the node under pressure, with the upstream kubelet as well (15 minutes; alone on the machine)
+pressure: ## put the node under pressure, with the upstream kubelet as well (15 minutes; alone on the machine; PRESSURE_TABLE= is a file for the results)
 	@scripts/setup --test
 	@export PYKUBELET_PRESSURE=1; $(PYTEST) --maxprocesses=1 -m pressure tests/cluster $(ARGS)
 

@@ -28,6 +28,7 @@ from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.teardown import down
 from tests import durations
 from tests.support import newer_runtime
+from tests.support.pressure_table import table_lines
 from tests.support.runtime import RunningRuntime, runtime_process, why_no_machine
 
 # How long an example takes says something of the machine's load, nothing of the code. The examples come
@@ -120,6 +121,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 PRESSURE_VARIABLE = "PYKUBELET_PRESSURE"
 """Environment variable with which tests that are marked `pressure` run (`make pressure`)."""
+PRESSURE_TABLE_VARIABLE = "PRESSURE_TABLE"
+"""Environment variable with the file for the results of these tests as a table, which is printed as well."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of `make pressure`, and write it to a file."""
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    lines = table_lines(report for report in reports if isinstance(report, pytest.TestReport))
+    if not lines:
+        return
+    terminalreporter.section("node pressure")
+    for line in lines:
+        terminalreporter.line(line)
+    if path := os.environ.get(PRESSURE_TABLE_VARIABLE):
+        Path(path).write_text("\n".join(lines) + "\n")
 
 
 @pytest.hookimpl(trylast=True)

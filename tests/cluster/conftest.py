@@ -21,6 +21,7 @@ from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
 from tests.support.data_dir import short_dir
 from tests.support.plane import Plane, unique
+from tests.support.pressure_table import VICTIMS, scenario_properties, victims
 from tests.support.runtime import RunningRuntime, runtime_process
 
 
@@ -97,6 +98,20 @@ def fresh_namespace(plane: Plane, name: str = "", *, seconds: float = 90) -> Ite
         # Without an agent nobody else would finish them, and the namespace would stay forever.
         for pod in plane.items("pod", name):
             plane.delete("pod", pod["metadata"]["name"], name, grace=0)
+
+
+@pytest.fixture(autouse=True)
+def pressure_record(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Record the pods that a test of node pressure has evicted, for the table of `make pressure`."""
+    if request.node.get_closest_marker("pressure") is None:
+        yield
+        return
+    request.node.user_properties.extend(scenario_properties(request.node).items())
+    # Requested here, so that the namespace is deleted afterwards.
+    plane, namespace = request.getfixturevalue("plane"), request.getfixturevalue("namespace")
+    yield
+    found = ", ".join(victims(plane.items("event", namespace)))
+    request.node.user_properties.append((VICTIMS, found))
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,15 @@ def regressions(table: Table, outcomes: Iterable[Outcome]) -> list[Outcome]:
     ]
 
 
+def without_reference(table: Table, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the failures of our agent in specs that have not been run against the upstream kubelet."""
+    return [
+        outcome
+        for outcome in outcomes
+        if outcome.state == FAILED and not table.get(outcome.spec, Row("")).reference
+    ]
+
+
 def failure_lines(table: Table, agent: str, outcomes: Sequence[Outcome]) -> list[str]:
     """Return one line per failure, with the other agent's state in the same spec."""
     other = REFERENCE if agent == OURS else OURS

@@ -1,14 +1,18 @@
 """A run whose only pass is in the virtual machine: report, table and exit code, without booting it."""
 
 import json
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.conformance import __main__ as conformance
-from tests.conformance.report import SuiteError
-from tests.conformance.rig import Binaries
+from tests.conformance.guest import SECONDS
+from tests.conformance.report import SuiteError, read_report
+from tests.conformance.rig import GINKGO, IN_GUEST, Binaries
 from tests.conformance.table import Row, format_table, load_table
 
 SPEC = "[sig-node] Summary API should report"
@@ -103,3 +107,47 @@ def test_main_vm_pass_needs_no_rig_on_host(table: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(conformance, "check_host", fail)
     monkeypatch.setattr(conformance, "running_rig", fail)
     assert run(monkeypatch, state="passed") == 0
+
+
+def test_suite_seconds_guest_ends_before_virtual_machine() -> None:
+    assert conformance.suite_seconds(guest=False) == 18000
+    limit = conformance.suite_seconds(guest=True) + conformance._GINKGO_SECONDS
+    assert limit + conformance._END_SECONDS < SECONDS - 1000
+
+
+_SLOW_GINKGO = """#!/bin/bash
+for argument; do case $argument in --output-dir=*) directory=${argument#*=};; esac; done
+trap "cp $directory/ready $directory/statistics.json; exit 1" TERM
+touch "$directory/started"
+while :; do sleep 0.05; done
+"""
+
+
+def test_run_suite_exceeds_time_limit_keeps_finished_specs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ginkgo = tmp_path / GINKGO
+    ginkgo.write_text(_SLOW_GINKGO)
+    ginkgo.chmod(0o755)
+    report = [{"SpecialSuiteFailureReasons": ["Interrupted by User"], "SpecReports": [spec_report("passed")]}]
+    (tmp_path / "ready").write_text(json.dumps(report))
+    rig = SimpleNamespace(
+        binaries=SimpleNamespace(suite=tmp_path),
+        work=tmp_path,
+        suite_arguments=list,
+        suite_environment=lambda: dict(os.environ),
+        options=IN_GUEST,
+        node=SimpleNamespace(process=None),
+    )
+
+    def wait_started(_: float) -> None:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(conformance, "suite_seconds", lambda guest: 0.0)
+    monkeypatch.setattr(conformance, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait_started))
+    specs = conformance.Pass("statistics", "x", "", 1)
+    conformance._run_suite(rig, specs, tmp_path)  # type: ignore[arg-type]
+    assert (tmp_path / "statistics.stalled").exists()
+    (outcome,) = read_report(tmp_path / "statistics.json", interrupted=True)
+    assert (outcome.spec, outcome.state) == (SPEC, "passed")

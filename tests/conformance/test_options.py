@@ -30,6 +30,13 @@ PRESSURE = (
     "[sig-node] LocalStorageSoftEvictionNotOverwriteTerminationGracePeriodSeconds [Slow] [Serial] when",
     "[sig-node] PriorityPidEvictionOrdering [Slow] [Serial] [Disruptive] [Feature:Eviction] when we run",
     "[sig-node] ContainerLogRotationWithMultipleWorkers [Slow] [Serial] [Disruptive] when a container",
+    "[sig-node] SystemNodeCriticalPod [Slow] [Serial] [Disruptive] [Feature:SystemNodeCriticalPod] when",
+    "[sig-node] OOMKiller for pod using more memory than node allocatable [LinuxOnly] [Serial] The",
+    "[sig-node] OOMKiller [LinuxOnly] [NodeConformance] [Serial] The containers terminated by OOM killer",
+    "[sig-node] CriticalPod [Serial] [Disruptive] [Feature:CriticalPod] when we need to admit a critical pod",
+    "[sig-node] CriticalPodWithPodLevelResources [Serial] [Disruptive] [Feature:PodLevelResources] when we",
+    "[sig-node] KubeletSeparateDiskGC [Feature:KubeletSeparateDiskGC] when there is disk pressure [Slow]",
+    "[sig-node] LocalStorageCapacityIsolationFSQuotaMonitoring [Slow] [Serial] [Disruptive] when we run",
 )
 
 
@@ -82,7 +89,7 @@ def test_read_options_pass_pressure_has_its_own_table_and_no_skip() -> None:
     assert not options.complete
     for spec in PRESSURE:
         assert selected({"PASS": "pressure"}, spec) == ["pressure"]
-    for spec in (*STATISTICS, *OTHERS):
+    for spec in (*STATISTICS, *OTHERS, *NEITHER[1:]):
         assert selected({"PASS": "pressure"}, spec) == []
 
 

@@ -19,6 +19,7 @@ from tests.conformance.table import (
     merge,
     parse_table,
     regressions,
+    without_reference,
 )
 
 TABLED = {
@@ -101,11 +102,20 @@ def test_regressions_only_failures_that_reference_passes() -> None:
     assert regressions(TABLED, outcomes) == [Outcome("a", FAILED)]
 
 
+def test_without_reference_failures_with_empty_reference_or_no_row() -> None:
+    table = {**TABLED, "d": Row("d", FAILED), "e": Row("e", PASSED)}
+    outcomes = [Outcome(spec, FAILED) for spec in ("a", "b", "c", "d", "unknown")] + [Outcome("e", PASSED)]
+    assert without_reference(table, outcomes) == [Outcome("d", FAILED), Outcome("unknown", FAILED)]
+
+
 def test_exit_code_depends_on_agent_and_regressions() -> None:
     failed, passed = [Outcome("a", FAILED)], [Outcome("a", PASSED), Outcome("b", FAILED)]
     assert exit_code(OURS, TABLED, failed) == EXIT_REGRESSION
     assert exit_code(OURS, TABLED, passed) == 0
     assert exit_code(REFERENCE, TABLED, failed) == 0
+    assert exit_code(OURS, TABLED, [Outcome("unknown", FAILED)]) == EXIT_REGRESSION
+    assert exit_code(REFERENCE, TABLED, [Outcome("unknown", FAILED)]) == 0
+    assert exit_code(OURS, TABLED, [Outcome("unknown", PASSED), Outcome("other", SKIPPED)]) == 0
 
 
 def test_failure_lines_show_other_agent_and_location() -> None:
@@ -121,3 +131,11 @@ def test_stored_table_reference_fails_few_specs_with_reasons() -> None:
     failed = [row for row in load_table(TABLE).values() if row.reference == FAILED]
     assert len(failed) < 15
     assert all(row.reason for row in failed)
+
+
+@pytest.mark.parametrize("path", sorted(TABLE.parent.glob("conformance*.tsv")), ids=lambda path: path.name)
+def test_stored_tables_no_spec_that_reference_passes_has_failed(path: Path) -> None:
+    rows = load_table(path).values()
+    assert rows
+    assert [row.spec for row in rows if row.ours == FAILED and row.reference == PASSED] == []
+    assert [row.spec for row in rows if row.ours == FAILED and not row.reference] == []

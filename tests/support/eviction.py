@@ -141,6 +141,11 @@ class ScriptedNode:
     """Usages that replace others when volumes are measured."""
     pods: list[Pod] = field(default_factory=list)
     unkillable: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
+    """Pods that end with their grace period."""
+    kill_seconds: float = 10.0
+    """Time after which the termination of an unkillable pod is given up."""
+    reclaim_seconds: float = 0.0
     on_kill: Callable[[Pod], None] = lambda pod: None
     on_reclaim: Callable[[str], None] = lambda what: None
     killed: list[tuple[str, int]] = field(default_factory=list)
@@ -180,13 +185,14 @@ class ScriptedNode:
         self.pod_events.append((pod.metadata.name, reason, message, annotations))
 
     async def _reclaim_containers(self) -> None:
-        self._reclaim("containers")
+        await self._reclaim("containers")
 
     async def _reclaim_images(self) -> None:
-        self._reclaim("images")
+        await self._reclaim("images")
 
-    def _reclaim(self, what: str) -> None:
+    async def _reclaim(self, what: str) -> None:
         self.reclaimed.append(what)
+        await asyncio.sleep(self.reclaim_seconds)
         self.on_reclaim(what)
 
 
@@ -225,8 +231,10 @@ class _Killer:
         script.killed.append((pod.metadata.name, grace))
         script.statuses[pod.uid] = status(pod.status)
         if pod.uid in script.unkillable:
-            await asyncio.sleep(10)
+            await asyncio.sleep(script.kill_seconds)
             return False
+        if pod.uid in script.slow:
+            await asyncio.sleep(grace)
         script.pods.remove(pod)
         script.usages.pop(pod.uid, None)
         script.on_kill(pod)

@@ -506,7 +506,7 @@ class Kubelet:
         )
         image_gc = build_image_gc(settings, cri, images, statistics.host_filesystems, record, self.registry)
         reporter = self._build_reporter(host, cluster, devices, volumes) if cluster is not None else None
-        log_readers = LogReaders()
+        log_readers = LogReaders(may_hold=lambda: not host.pressure.has("DiskPressure"))
         log_manager = self._log_manager(cri, engine, log_readers)
         eviction = build_eviction(
             settings,

@@ -378,7 +378,7 @@ class NodePage:
             self._pressure_time = now
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPORT_SECONDS):
-                    self._pressure = await self._parts.eviction.report()
+                    self._pressure = await self._parts.eviction.report(measure_volumes=False)
         return self._pressure
 
     async def _certificates(self) -> dict[str, float]:

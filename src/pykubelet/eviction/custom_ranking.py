@@ -13,6 +13,7 @@ still runs, the function is not called again."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pykubelet.cm.qos import QOSClass, qos_class
 from pykubelet.eviction.ranking import RankedPod
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
+from pykubelet.util.tasks import run_or_undo
 from pykubelet.util.third_party import (
     BoundedFunction,
     CallFailed,
@@ -64,13 +66,18 @@ class CustomRanking:
         self._name = name
         self._timeout = timeout
         self._rank = BoundedFunction(self._call, "eviction-ranking", 1)
+        self._lock = asyncio.Lock()
+        """Serializes calls of a round and of reports: a second one would fail."""
 
     async def order(self, signal: str, ranked: Sequence[RankedPod]) -> list[RankedPod]:
         """Return the pods in the order of the function, or unchanged if it fails. Raises nothing."""
         by_uid = {found.pod.uid: found for found in ranked if found.is_evictable}
         candidates = tuple(_candidate(found) for found in by_uid.values())
         try:
-            uids = await self._rank.call(self._timeout, signal, candidates)
+            async with self._lock:
+                # The thread of a cancelled report runs on, so the report waits for it.
+                call = self._rank.call(self._timeout, signal, candidates)
+                uids = await run_or_undo(call, lambda _: asyncio.sleep(0))
         except TooManyCalls:
             log.warning("Custom eviction ranking still runs, using the built-in order", ranking=self._name)
             return list(ranked)

@@ -5,6 +5,10 @@ threshold: first dead containers and unused images are removed, if they are on t
 the node is still short, one pod is evicted, and the next round follows when that pod has left the node. Pods
 above their own limits on local storage are evicted in any case.
 
+While a pod terminates with a longer grace period, or resources are reclaimed, the node is measured as often
+as between rounds, and its conditions are set. A hard threshold ends that grace period, one of memory also the
+reclaim.
+
 The state is in memory. After a restart of the kubelet soft thresholds begin their grace periods again, and a
 node condition is True again after the first round if its threshold is still met.
 
@@ -16,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Histogram
 
@@ -28,6 +32,7 @@ from pykubelet.api.pod_status import PodStatus
 from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.custom_ranking import CustomRanking
 from pykubelet.eviction.decide import (
+    Decision,
     EvictionState,
     Release,
     decide,
@@ -42,11 +47,18 @@ from pykubelet.eviction.messages import EVICTED, evicted_status, eviction_messag
 from pykubelet.eviction.observations import NodeMeasurements, Observations, PodUsage, observe
 from pykubelet.eviction.ranking import RankedPod, rank
 from pykubelet.eviction.report import PressureReport, build_report
-from pykubelet.eviction.signals import Disks, NodeConditionType, Threshold, is_disk_signal, with_containerfs
+from pykubelet.eviction.signals import (
+    MEMORY,
+    Disks,
+    NodeConditionType,
+    Threshold,
+    is_disk_signal,
+    with_containerfs,
+)
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import is_critical_pod
 from pykubelet.util.metrics import SECONDS, PlainCounter
-from pykubelet.util.tasks import wait_seconds
+from pykubelet.util.tasks import TaskScope, wait_seconds
 
 log = get_logger(__name__)
 MONITORING_SECONDS = 10.0
@@ -65,6 +77,7 @@ RELEASE_POLL_SECONDS = 0.25
 IMMEDIATE_GRACE_SECONDS = 1
 """Grace period of pods that are evicted for a hard threshold or a limit of their own."""
 StatusFunction = Callable[[PodStatus], PodStatus]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,16 +252,7 @@ class EvictionManager:
         # Conditions of thresholds that are no longer configured end after the transition period.
         if not settings.thresholds and not settings.local_storage and not self._state.conditions:
             return ()
-        thresholds, observations = await self._observe()
-        decision = decide(
-            self._state,
-            thresholds,
-            observations,
-            asyncio.get_running_loop().time(),
-            settings.transition_period,
-        )
-        self._state = decision.state
-        self._set_conditions(decision.conditions)
+        decision, observations = await self._update_state()
         pods = self._pods()
         uids = {pod.uid for pod in pods}
         self._stuck &= uids
@@ -259,14 +263,17 @@ class EvictionManager:
             return ()
         return await self._relieve(decision.to_act, observations, pods)
 
-    async def report(self) -> PressureReport:
-        """Return the state of all signals, and which pod would be evicted first for each."""
+    async def report(self, *, measure_volumes: bool = True) -> PressureReport:
+        """Return the state of all signals, and which pod would be evicted first for each.
+
+        `measure_volumes` measures volumes now, as an eviction for a disk does, for a bounded time.
+        """
         thresholds, observations = await self._observe()
         pods = self._pods()
-        usages = await self._measurements.pods({pod.uid for pod in pods}, detailed=True)
-        ranked = {}
-        for signal in dict.fromkeys(threshold.signal for threshold in thresholds):
-            ranked[signal] = await self._rank(signal, pods, usages)
+        signals = dict.fromkeys(threshold.signal for threshold in thresholds)
+        volumes = measure_volumes and any(map(is_disk_signal, signals))
+        usages = await self._measurements.pods({pod.uid for pod in pods}, detailed=True, volumes=volumes)
+        ranked = {signal: await self._rank(signal, pods, usages) for signal in signals}
         return build_report(
             thresholds,
             observations,
@@ -301,6 +308,38 @@ class EvictionManager:
         if self._notifier is not None:
             self._notifier.update(thresholds, node)
         return thresholds, observations
+
+    async def _update_state(self) -> tuple[Decision, Observations]:
+        """Measure the node and set its conditions; return the decision and the observations."""
+        thresholds, observations = await self._observe()
+        now = asyncio.get_running_loop().time()
+        decision = decide(self._state, thresholds, observations, now, self._settings.transition_period)
+        self._state = decision.state
+        self._set_conditions(decision.conditions)
+        return decision, observations
+
+    async def _run_until(self, work: Coroutine[Any, Any, T], urgent: Callable[[Threshold], bool]) -> T | None:
+        """Run work, and keep measuring; cancel it and return None when an urgent threshold is met."""
+        async with TaskScope() as scope:
+            task = scope.start(work, name="eviction-work")
+            met = scope.start(self._wait_met(urgent), name="eviction-watch")
+            await asyncio.wait((task, met), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+
+    async def _wait_met(self, urgent: Callable[[Threshold], bool]) -> None:
+        """Measure once per interval and after notifications until an urgent threshold is met."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            started = clock()
+            self._notified.clear()
+            await self._wait(started)
+            try:
+                decision, observations = await self._update_state()
+            except Exception as err:  # as in a round
+                log.exception(err, "Failed to measure the node")
+                continue
+            if thresholds_met(filter(urgent, decision.state.first_met), observations):
+                return
 
     def _set_conditions(self, conditions: tuple[NodeConditionType, ...]) -> None:
         before = self._conditions.current
@@ -350,7 +389,9 @@ class EvictionManager:
             steps = [step for step in self._reclaim_steps(threshold) if step not in done]
             if steps:
                 for step in steps:
-                    await self._run_reclaim(step, threshold.resource)
+                    if not await self._run_reclaim(step, threshold.resource):
+                        self._notified.set()
+                        return ()
                 done.update(steps)
                 _, observations = await self._observe()
             elif self._release is not None and self._release.signal == threshold.signal:
@@ -382,13 +423,22 @@ class EvictionManager:
         steps = [self._reclaim.containers] if plan.containers else []
         return [*steps, self._reclaim.images] if plan.images else steps
 
-    async def _run_reclaim(self, step: Callable[[], Awaitable[None]], resource: str) -> None:
-        try:
-            async with asyncio.timeout(RECLAIM_TIMEOUT_SECONDS):
-                await step()
-        except Exception as err:  # the runtime may be down; pods can still be evicted
-            reason = str(err) or type(err).__name__
-            log.warning("Failed to reclaim node resources", resourceName=resource, err=reason)
+    async def _run_reclaim(self, step: Callable[[], Awaitable[None]], resource: str) -> bool:
+        """Reclaim resources of the node; return whether no hard threshold of memory has interrupted it."""
+
+        async def reclaim() -> bool:
+            try:
+                async with asyncio.timeout(RECLAIM_TIMEOUT_SECONDS):
+                    await step()
+            except Exception as err:  # the runtime may be down; pods can still be evicted
+                reason = str(err) or type(err).__name__
+                log.warning("Failed to reclaim node resources", resourceName=resource, err=reason)
+            return True
+
+        if await self._run_until(reclaim(), lambda met: met.is_hard and met.resource == MEMORY):
+            return True
+        log.info("Interrupted the reclaim for a hard threshold of memory", resourceName=resource)
+        return False
 
     async def _evict_one(
         self,
@@ -410,7 +460,7 @@ class EvictionManager:
                 self._metrics.stats_age.labels(met.signal).observe(age)
         for found in ranked:
             pod = found.pod
-            if not found.is_evictable or pod.uid in self._stuck:
+            if not found.is_evictable:
                 continue
             grace = IMMEDIATE_GRACE_SECONDS
             if not threshold.is_hard:
@@ -435,6 +485,8 @@ class EvictionManager:
     async def _rank(
         self, signal: str, pods: Sequence[Pod], usages: Mapping[str, PodUsage]
     ) -> list[RankedPod]:
+        """Return the pods in the order of eviction, without those that have not terminated in time."""
+        pods = [pod for pod in pods if pod.uid not in self._stuck]
         ranked = rank(signal, pods, usages, self._disks or Disks(), pod_level=self._settings.pod_level)
         return ranked if self._ranking is None else await self._ranking.order(signal, ranked)
 
@@ -461,14 +513,26 @@ class EvictionManager:
         self._events.pod_event(pod, EVICTED, message, annotations or {})
         self._metrics.evictions.labels(signal).inc()
         now = api_now()
-        terminated = await self._killer.kill(
-            pod, grace, lambda status: evicted_status(pod, status, message, now, disrupted=disrupted)
-        )
+
+        def status(before: PodStatus) -> PodStatus:
+            return evicted_status(pod, before, message, now, disrupted=disrupted)
+
+        terminated = await self._kill(pod, grace, status)
         if terminated:
             log.info("Pod is evicted successfully", **names)
         else:
             log.warning("Pod failed to terminate in time after its eviction", **names)
         return True
+
+    async def _kill(self, pod: Pod, grace: int, status: StatusFunction) -> bool:
+        """Terminate a pod and return whether it terminated in time; a hard threshold shortens the grace."""
+        if grace > IMMEDIATE_GRACE_SECONDS:
+            kill = self._killer.kill(pod, grace, status)
+            terminated = await self._run_until(kill, lambda met: met.is_hard)
+            if terminated is not None:
+                return terminated
+            log.info("Hard eviction threshold is met, shortening the grace period", pod=pod.full_name)
+        return await self._killer.kill(pod, min(grace, IMMEDIATE_GRACE_SECONDS), status)
 
     async def _wait_finished(self, pods: Sequence[Pod]) -> None:
         """Wait until evicted pods have left the node, for a bounded time."""

@@ -8,7 +8,9 @@
 
 The usage of a v1 cgroup includes inactive page cache, which does not count as used, so the watched usage
 moves with it: `update` is called with new samples. A notification is only a hint: the round that follows
-measures. What cannot be watched is logged once; the regular rounds remain."""
+measures. What cannot be watched is logged once; the regular rounds remain. The watch of a
+cgroup that was removed ends, because its PSI trigger stays readable for ever; `update` watches the next one
+with that name."""
 
 from __future__ import annotations
 
@@ -76,6 +78,10 @@ class MemoryNotifier:
 
     def _watch(self, key: object, usage: int, open_watch: Callable[[], _Watch]) -> None:
         known = self._watches.get(key)
+        if known is not None and known.is_gone():
+            del self._watches[key]
+            known.close()
+            known = None
         if known is not None and abs(known.usage - usage) < MIN_CHANGE_BYTES:
             return
         try:
@@ -93,17 +99,19 @@ class MemoryNotifier:
 
     def _open_v1(self, is_allocatable: bool, usage: int) -> _Watch:
         directory = self._cgroups.path("memory", self._pods_cgroup if is_allocatable else "/")
+        path = directory / "memory.usage_in_bytes"
         event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
-            watched = os.open(directory / "memory.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
+            watched = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
+                inode = os.fstat(watched).st_ino
                 (directory / "cgroup.event_control").write_bytes(b"%d %d %d" % (event, watched, usage))
             finally:
                 os.close(watched)
         except BaseException:
             os.close(event)
             raise
-        return _Watch(event, event, usage)
+        return _Watch(event, event, usage, path, inode)
 
     def _open_v2(self, is_allocatable: bool) -> _Watch:
         directory = self._cgroups.path("memory", self._pods_cgroup)
@@ -119,6 +127,7 @@ def _open_polled(path: Path, trigger: bytes | None) -> _Watch:
     """Watch a file for POLLPRI, which event loops do not support, through an epoll descriptor."""
     file = os.open(path, (os.O_RDWR if trigger is not None else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        inode = os.fstat(file).st_ino
         if trigger is not None:
             os.write(file, trigger + b"\0")
         poller = select.epoll(1, select.EPOLL_CLOEXEC)
@@ -130,7 +139,7 @@ def _open_polled(path: Path, trigger: bytes | None) -> _Watch:
     except BaseException:
         os.close(file)
         raise
-    return _Watch(file, poller.fileno(), 0, poller, rereads=trigger is None)
+    return _Watch(file, poller.fileno(), 0, path, inode, poller, rereads=trigger is None)
 
 
 @dataclass(slots=True, eq=False)
@@ -142,12 +151,20 @@ class _Watch:
     """Descriptor that becomes readable."""
     usage: int
     """Charged memory that is watched."""
+    path: Path
+    """File of the cgroup that is watched."""
+    inode: int
     poller: select.epoll | None = None
     rereads: bool = False
     """Whether the file must be read before its next change is reported."""
+    is_closed: bool = False
 
     def start(self, on_event: Callable[[], None]) -> None:
         def notified() -> None:
+            if self.is_gone():
+                log.info("Watched cgroup was removed", path=str(self.path))
+                self.close()
+                return
             self._consume()
             log.v(4).info("Kernel notified of memory usage", usage=self.usage)
             on_event()
@@ -155,6 +172,13 @@ class _Watch:
         if self.rereads:
             self._consume()
         asyncio.get_running_loop().add_reader(self.readable, notified)
+
+    def is_gone(self) -> bool:
+        """Return whether the watched file was removed, also if another one has its name now."""
+        try:
+            return self.path.stat().st_ino != self.inode
+        except OSError:
+            return True
 
     def _consume(self) -> None:
         with suppress(OSError):
@@ -166,6 +190,9 @@ class _Watch:
                 os.read(self.file, 8)
 
     def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
         with suppress(RuntimeError):  # the loop is closed
             asyncio.get_running_loop().remove_reader(self.readable)
         if self.poller is not None:

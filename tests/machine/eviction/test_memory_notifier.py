@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from pykubelet.eviction.memory_notifier import MemoryNotifier, usage_at_threshold
 from pykubelet.eviction.observations import NodeMeasurements
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups, detect_cgroups
+from pykubelet.linux.mounts import read_mounts
 from tests.support.cgroups import needs_v1, root
 from tests.support.eviction import GI, MI, cgroup, threshold
 
@@ -105,6 +107,55 @@ async def test_notifier_missing_cgroup_is_logged_and_recovers(root: str) -> None
     assert open_files() == before
     notifier.close()
     assert calls == []
+
+
+@pytest.fixture
+def unified() -> Iterator[tuple[Cgroups, str, Path]]:
+    """A cgroup of our own on the host's v2 hierarchy, with or without controllers."""
+    trees = [mount.point for mount in read_mounts() if mount.kind == "cgroup2"]
+    if os.geteuid() != 0 or not trees or not Path("/proc/pressure/memory").exists():
+        pytest.skip("needs root, a cgroup2 mount and PSI")
+    name = f"pyk-test-{secrets.token_hex(4)}"
+    directory = trees[0] / name
+    directory.mkdir()
+    try:
+        cgroups = replace(detect_cgroups(), mode=CgroupMode.V2, mounts={"memory": trees[0]})
+        yield cgroups, f"/{name}", directory
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            directory.rmdir()
+
+
+@pytest.mark.machine
+async def test_notifier_v2_cgroup_removed_ends_watch_and_update_replaces_it(
+    unified: tuple[Cgroups, str, Path],
+) -> None:
+    """Verify that the PSI trigger of a removed cgroup, which is readable for ever, is closed."""
+    cgroups, name, directory = unified
+    calls = list[None]()
+    notifier = MemoryNotifier(cgroups, name, lambda: calls.append(None))
+    before = open_files()
+    try:
+        notifier.update([POLICY], NodeMeasurements())
+        watching = open_files()
+        assert watching > before
+        directory.rmdir()
+        async with asyncio.timeout(20):
+            while open_files() > before:
+                await asyncio.sleep(0.01)
+        notifier.update([POLICY], NodeMeasurements())
+        directory.mkdir()
+        notifier.update([POLICY], NodeMeasurements())
+        assert open_files() == watching
+        # One that comes back before the loop runs again is replaced as well.
+        (known,) = notifier._watches.values()
+        directory.rmdir()
+        directory.mkdir()
+        notifier.update([POLICY], NodeMeasurements())
+        assert (known.is_closed, open_files()) == (True, watching)
+    finally:
+        notifier.close()
+    assert (open_files(), calls) == (before, [])
 
 
 def test_usage_at_threshold_includes_page_cache() -> None:

@@ -5,28 +5,34 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.eviction import WorkerKiller
 from pykubelet.agent.shutdown import EnginePods, build_shutdown
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
+from pykubelet.api.pod_status import PodStatus
 from pykubelet.apiserver.errors import Unreachable
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.eviction.messages import evicted_status
 from pykubelet.linux.cgroupfs import Cgroups
+from pykubelet.linux.logind import PrepareForShutdown
 from pykubelet.node import shutdown_state
 from pykubelet.node.shutdown_drain import PodDrain
 from pykubelet.node.shutdown_groups import ShutdownPeriod
+from pykubelet.node.shutdown_manager import NodeShutdownManager
 from pykubelet.node.shutdown_state import STATUSES_FILE, FinalStatuses, NodeShutdownState, ShutdownAdmission
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.util.tasks import TaskScope
-from tests.support.pods import make_pod
+from tests.support.pods import NOW, make_pod
 from tests.unit.cm.test_cgroup_v2 import v2
 from tests.unit.podworkers.scripted_node import ScriptedApi, ScriptedNode, ScriptedRuntime, container
 from tests.unit.podworkers.test_cost_per_pod import cgroups
@@ -298,6 +304,129 @@ async def test_shutdown_cancelled_before_static_pod_is_observed_it_starts_again(
         await node.until(lambda: "agent" in node.runtime.stopped_at)
         await node.until(lambda: node.runtime.names() == before)
         await node.until(lambda: rig.engine.state("static") == "syncing")
+
+
+def evict(rig: Rig, name: str) -> asyncio.Task[bool]:
+    """Evict a pod as the eviction manager does for a hard threshold."""
+    pod = rig.engine.store.get(f"uid-{name}")
+    assert pod is not None
+
+    def status(before: PodStatus) -> PodStatus:
+        return evicted_status(pod, before, "The node was low on resource: memory.", NOW, disrupted=True)
+
+    killer = WorkerKiller(rig.engine.workers, rig.engine.history)
+    return asyncio.ensure_future(killer.kill(pod, 1, status))
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"), [("before", "Evicted"), ("while it is recorded", "Evicted"), ("after", "Terminated")]
+)
+async def test_shutdown_pod_evicted_as_drain_begins_first_reason_stays_and_next_group_follows(
+    node: ShutdownNode, monkeypatch: pytest.MonkeyPatch, when: str, reason: str
+) -> None:
+    async with node.with_drain() as rig:
+        node.put_pod("hog")
+        node.put_pod("high", 5000)
+        await node.until_running("hog", "high")
+        node.runtime.stop_seconds |= {"hog": 15}
+        kills: list[asyncio.Task[bool]] = []
+        if when == "before":
+            kills.append(evict(rig, "hog"))
+            await node.until(lambda: rig.engine.state("uid-hog") == "terminating")
+        elif when == "while it is recorded":
+
+            async def evict_meanwhile(work: Callable[[], T]) -> T:
+                if not kills:
+                    kills.append(evict(rig, "hog"))
+                    # The drain goes on before the worker has reported the eviction.
+                    await asyncio.sleep(0)
+                    assert rig.engine.state("uid-hog") == "terminating"
+                return work()
+
+            monkeypatch.setattr(shutdown_state, "finish_in_thread", evict_meanwhile)
+        drained = asyncio.ensure_future(rig.shut_down())
+        if when == "after":
+            await node.until(lambda: rig.engine.statuses.get("uid-hog").reason == "Terminated")  # type: ignore[union-attr]
+            kills.append(evict(rig, "hog"))
+        assert await drained < 15
+        (kill,) = kills
+        assert await kill
+        status = node.api.status("hog")
+        assert (status["phase"], status["reason"]) == ("Failed", reason)
+        assert node.api.condition("DisruptionTarget", "hog") == "True"
+        assert node.api.status("high")["reason"] == "Terminated"
+        assert node.runtime.stopped_at["hog"] < node.runtime.stopped_at["high"]
+        assert not rig.final
+    assert not (node.root / STATUSES_FILE).exists()
+
+
+class ScriptedLogind:
+    """A logind that announces one shutdown."""
+
+    def __init__(self) -> None:
+        self.is_shutting_down = asyncio.Event()
+        self.inhibited = 0
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Any]:
+        yield self
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Any]:
+        yield self
+
+    async def next(self) -> PrepareForShutdown:
+        await self.is_shutting_down.wait()
+        self.next = asyncio.Event().wait  # type: ignore[assignment,method-assign]
+        return PrepareForShutdown(True)
+
+    async def is_preparing(self) -> bool:
+        return self.is_shutting_down.is_set()
+
+    async def max_delay(self) -> float:
+        return 1000.0
+
+    async def inhibit(self, who: str, why: str) -> Any:
+        self.inhibited += 1
+        return SimpleNamespace(is_held=True, release=lambda: None)
+
+
+@asynccontextmanager
+async def with_logind(node: ShutdownNode, logind: ScriptedLogind) -> AsyncIterator[Rig]:
+    """A kubelet that watches logind."""
+    async with node.with_drain() as rig, TaskScope() as scope:
+        manager = NodeShutdownManager(
+            PERIODS, rig.drain, rig.state, lambda *_: None, scope, connect=logind.connect
+        )
+        scope.start(manager.run(), name="shutdown-manager")
+        yield rig
+
+
+async def test_shutdown_kubelet_replaced_during_drain_next_one_continues_it(node: ShutdownNode) -> None:
+    logind = ScriptedLogind()
+    async with with_logind(node, logind) as rig:
+        node.put_pod("low")
+        node.put_pod("high", 5000)
+        await node.until_running("low", "high")
+        assert logind.inhibited == 1
+        node.runtime.stop_seconds["low"] = float("inf")
+        logind.is_shutting_down.set()
+        await node.until(lambda: rig.engine.state("uid-low") == "terminating")
+        assert "uid-low" in rig.final
+    assert node.api.status("high")["phase"] == "Running"
+    node.runtime.stop_seconds.clear()
+    async with with_logind(node, logind) as rig:
+        await node.until(lambda: rig.state.active)
+        node.put_pod("late")
+        for name in ("low", "high", "late"):
+            await node.until(lambda name=name: node.api.status(name).get("phase") == "Failed")  # type: ignore[misc]
+        reasons = {name: node.api.status(name)["reason"] for name in ("low", "high", "late")}
+        assert reasons == {"low": "Terminated", "high": "Terminated", "late": "NodeShutdown"}
+        assert node.runtime.stopped_at["low"] < node.runtime.stopped_at["high"]
+        assert node.runtime.names() == []
+        await node.until(lambda: not (node.root / STATUSES_FILE).exists())
+    # The second kubelet does not delay a shutdown that has begun.
+    assert logind.inhibited == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Third-party rankings and their limits."""
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
@@ -79,6 +80,32 @@ async def test_order_hanging_function_times_out_and_is_not_called_again() -> Non
     assert next(calls) == 1
     release.set()
     assert ended.wait(30)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_order_during_another_call_waits_for_it(cancelled: bool) -> None:
+    release, started = threading.Event(), threading.Event()
+
+    def slow(signal: str, candidates: object) -> list[str]:
+        started.set()
+        release.wait(30)
+        return ["c"]
+
+    ranking = CustomRanking(slow, "mine", 30)
+    report = asyncio.create_task(ranking.order("memory.available", built_in()))
+    assert await asyncio.to_thread(started.wait, 30)
+    if cancelled:
+        report.cancel()
+    round_ = asyncio.create_task(ranking.order("memory.available", built_in()))
+    done, _ = await asyncio.wait((round_,), timeout=0.05)
+    assert not done
+    release.set()
+    assert (await round_)[0].pod.metadata.name == "c"
+    if cancelled:
+        with pytest.raises(asyncio.CancelledError):
+            await report
+    else:
+        assert (await report)[0].pod.metadata.name == "c"
 
 
 @dataclass

@@ -349,6 +349,84 @@ async def test_run_pod_that_cannot_be_killed_does_not_block_others() -> None:
     assert node.statuses["hog"].reason == "Evicted"
 
 
+SOFT = threshold("memory.available", "2Gi", grace=1)
+
+
+def slow_node(**facts: Any) -> ScriptedNode:
+    """A node whose hog uses all of a grace period of ten minutes."""
+    node = node_with_pods(**facts, slow={"hog"})
+    node.pods[2] = pod("hog", requests={"memory": "100Mi"}, terminationGracePeriodSeconds=600)
+    return node
+
+
+@pytest.mark.looptime
+async def test_run_hard_threshold_during_soft_eviction_shortens_grace() -> None:
+    node = slow_node(memory="1500Mi")
+    async with running(node.manager(HARD, SOFT, max_pod_grace_period=600)):
+        await asyncio.sleep(15)
+        assert node.killed == [("hog", 600)]
+        await asyncio.sleep(20)
+        assert (node.killed, names(node.pods)) == ([("hog", 600)], ["critical", "within", "hog"])
+        node.memory = "900Mi"
+        node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
+        await asyncio.sleep(11.5)
+        assert (node.killed, names(node.pods)) == ([("hog", 600), ("hog", 1)], ["critical", "within"])
+        await asyncio.sleep(700)
+    assert node.killed == [("hog", 600), ("hog", 1)]
+    assert (len(node.pod_events), node.count("memory.available")) == (1, 1)
+    assert node.statuses["hog"].message.startswith("The node was low on resource: memory. ")
+
+
+@pytest.mark.looptime
+async def test_run_soft_eviction_shortened_in_vain_continues_with_next_pod() -> None:
+    node = slow_node(memory="1500Mi", unkillable={"hog"})
+    node.kill_seconds = 900
+    async with running(node.manager(HARD, SOFT, max_pod_grace_period=600)):
+        await asyncio.sleep(15)
+        node.memory, node.kill_seconds = "900Mi", 10
+        await asyncio.sleep(60)
+        assert node.killed == [("hog", 600), ("hog", 1), ("within", 1)]
+
+
+@pytest.mark.looptime
+async def test_run_soft_eviction_conditions_and_notifications_are_handled() -> None:
+    node, made = slow_node(memory="1500Mi"), list[Notifier]()
+
+    def make(notify: Any) -> Any:
+        made.append(Notifier(notify))
+        return made[-1]
+
+    soft_disk = threshold("nodefs.available", "10Gi", grace=3000)
+    manager = node.manager(HARD, SOFT, soft_disk, max_pod_grace_period=600, make_notifier=make)
+    async with running(manager):
+        await asyncio.sleep(15)
+        node.nodefs = "5Gi"
+        await asyncio.sleep(10.5)
+        assert node.conditions.current == ("MemoryPressure", "DiskPressure")
+        assert node.killed == [("hog", 600)]
+        node.memory = "900Mi"
+        node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
+        made[0].notify()
+        await asyncio.sleep(1.5)
+        assert node.killed == [("hog", 600), ("hog", 1)]
+
+
+@pytest.mark.looptime
+async def test_run_hard_memory_during_reclaim_evicts_and_reclaims_later() -> None:
+    node = node_with_pods(nodefs="5Gi", reclaim_seconds=250.0)
+    node.on_reclaim = lambda what: setattr(node, "nodefs", "20Gi")
+    async with running(node.manager(HARD, NODEFS)):
+        await asyncio.sleep(20)
+        assert (node.reclaimed, node.killed) == (["containers"], [])
+        node.memory = "900Mi"
+        node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
+        await asyncio.sleep(12)
+        assert node.killed == [("hog", 1)]
+        await asyncio.sleep(600)
+    assert node.reclaimed == ["containers", "containers", "images"]
+    assert node.killed == [("hog", 1)]
+
+
 @pytest.mark.looptime
 async def test_run_unexpected_error_next_round_follows() -> None:
     node = node_with_pods(memory="900Mi")
@@ -429,6 +507,42 @@ async def test_report_signals_distances_and_first_victims() -> None:
     assert (nodefs.distance, nodefs.min_reclaim) == (2 << 30, 5 << 30)
     assert by_signal["containerfs.available"].thresholds == [nodefs]
     assert (node.killed, node.node_events) == ([], [])
+
+
+@pytest.mark.looptime
+async def test_report_stuck_pod_not_first_victim() -> None:
+    node = node_with_pods(memory="900Mi", unkillable={"hog", "within"})
+    manager = node.manager(HARD)
+    async with running(manager):
+        await asyncio.sleep(45)
+        assert node.killed == [("hog", 1), ("within", 1)]
+        (memory,) = (await manager.report()).signals
+        assert memory.first_victim is not None
+        assert memory.first_victim.name == "within"
+
+
+async def test_report_disk_measures_volumes() -> None:
+    node = node_with_pods(nodefs="12Gi")
+    node.usages_now["within"] = usage("500Mi", rootfs="90Gi")
+    node.pods[1] = pod("within", terminationGracePeriodSeconds=30)
+    manager = node.manager(HARD, NODEFS)
+
+    async def victim(*, measure_volumes: bool) -> str:
+        report = await manager.report(measure_volumes=measure_volumes)
+        found = next(one for one in report.signals if one.signal == "nodefs.available").first_victim
+        assert found is not None
+        return found.name
+
+    assert await victim(measure_volumes=False) == "hog"
+    assert await victim(measure_volumes=True) == "within"
+
+
+async def test_report_memory_alone_does_not_measure_volumes() -> None:
+    node = node_with_pods()
+    node.usages_now["within"] = usage("3Gi")
+    (memory,) = (await node.manager(HARD).report()).signals
+    assert memory.first_victim is not None
+    assert memory.first_victim.name == "hog"
 
 
 @pytest.mark.looptime

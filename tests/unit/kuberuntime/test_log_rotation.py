@@ -21,7 +21,7 @@ from pykubelet.kuberuntime.log_rotation.directory import (
 )
 from pykubelet.kuberuntime.log_rotation.manager import ContainerLogManager, _Log
 from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
-from pykubelet.kuberuntime.log_rotation.readers import LogReaders
+from pykubelet.kuberuntime.log_rotation.readers import STALL_SECONDS, LogReaders
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod
 from pykubelet.server.logs.log_files import LogFile
 from pykubelet.transport.errors import from_status
@@ -425,6 +425,26 @@ async def test_manager_unread_files_held_for_reader_then_removed(logs: Path) -> 
             stems = {name.removesuffix(".tmp").removesuffix(".gz") for name in host.rotated()}
             assert len(stems) == 3
         await host.until(lambda: len(host.rotated()) == 1)
+
+
+@pytest.mark.parametrize("cause", ["stalled client", "disk pressure"])
+async def test_manager_files_of_reader_that_no_longer_counts_removed(logs: Path, cause: str) -> None:
+    now, may_hold = 0.0, True
+    readers = LogReaders(limit=100_000, may_hold=lambda: may_hold, clock=lambda: now)
+    host = Host(logs, RotationPolicy(max_size=1000, max_files=2), readers)
+    async with host.running():
+        with host.readers.reading(str(logs / "0.log")):
+            for _ in range(4):
+                count = host.runtime.reopened
+                host.runtime.write(30)
+                await host.until(lambda count=count: host.runtime.reopened > count)  # type: ignore[misc]
+            assert len({name.partition(".gz")[0].removesuffix(".tmp") for name in host.rotated()}) == 3
+            if cause == "disk pressure":
+                may_hold = False
+            else:
+                now = STALL_SECONDS
+            # Without another rotation.
+            await host.until(lambda: len(host.rotated()) == 1)
 
 
 # Hostile files

@@ -194,3 +194,30 @@ def test_log_readers_rotations_return_oldest_unread_and_share_limit() -> None:
         assert readers.is_read("a")
     assert not readers.is_read("a")
     assert readers.unread_after("a") is None
+
+
+def test_log_readers_reader_that_does_not_advance_releases_files() -> None:
+    now = 0.0
+    readers = LogReaders(clock=lambda: now)
+    with readers.reading("a") as stalled, readers.reading("a") as live:
+        now = 100.0  # a log that is quiet is not a client that has stalled
+        readers.on_rotated("a", "1")
+        assert (stalled.stem, live.stem, readers.unread_after("a")) == ("1", "1", "1")
+        for number in range(2, 13):
+            now += 1.0
+            readers.on_rotated("a", str(number))
+            live.on_file(str(number - 1) if number < 10 else "9")
+            expected = "1" if now < 110 else "9"
+            assert readers.unread_after("a") == expected
+        now += 10.0
+        assert readers.unread_after("a") is None
+        stalled.on_file("9")
+        assert readers.unread_after("a") == "9"
+
+
+def test_log_readers_disk_pressure_nothing_retained() -> None:
+    pressure = False
+    readers = LogReaders(limit=100, may_hold=lambda: not pressure)
+    assert readers.available("a") == 100
+    pressure = True
+    assert readers.available("a") == 0

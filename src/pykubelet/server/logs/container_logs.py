@@ -295,12 +295,9 @@ def _newest_blocks(file: LogFile, may_grow: MayGrow, reader: LogReader | None) -
     if reader is None:
         return present_blocks(file)
 
-    def on_file(stem: str | None) -> None:
-        reader.stem = stem
-
     if file.stem is not None:
-        on_file(file.stem)
-    return follow_blocks(file, may_grow, on_file)
+        reader.on_file(file.stem)
+    return follow_blocks(file, may_grow, reader.on_file)
 
 
 async def _select_older(file: LogFile, options: PodLogOptions, stack: ExitStack) -> Sequence[LogFile]:
