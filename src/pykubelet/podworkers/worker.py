@@ -31,6 +31,7 @@ from pykubelet.podsync.contract import (
 )
 from pykubelet.podworkers.metrics import WorkerMetrics
 from pykubelet.status.compute import TERMINAL
+from pykubelet.util.backoff import exponential_delay
 from pykubelet.util.tasks import wait_seconds
 
 log = get_logger(__name__)
@@ -212,9 +213,8 @@ class PodWorker:
         return "kill" if self.state is PodWorkerState.TERMINATING else "terminated"
 
     def _after_failure(self) -> float:
-        first, most = RETRY_SECONDS
         self._failures += 1
-        return min(most, first * 2.0 ** (self._failures - 1))
+        return exponential_delay(*RETRY_SECONDS, self._failures)
 
     async def _step(self) -> float | None:
         if self.state is PodWorkerState.SYNCING:

@@ -166,6 +166,19 @@ async def test_pod_workers_sync_fails_retried_with_exponential_back_off(
     assert worker.state is PodWorkerState.SYNCING
 
 
+async def test_pod_workers_sync_fails_for_hours_retried_at_longest_delay(
+    life: Life, workers: PodWorkers
+) -> None:
+    """Verify that a pod is still retried after so many failures that no float holds 2 to their power."""
+    life.failing["sync 1"] = SyncError("no such secret")
+    workers.sync(pod("1"))
+    await asyncio.sleep(5000 * 10)
+    assert 4900 < len(life.diary) <= 5003
+    worker = workers.get("1")
+    assert worker is not None
+    assert worker.state is PodWorkerState.SYNCING
+
+
 async def test_pod_workers_sync_error_retry_after_sets_retry_delay(life: Life, workers: PodWorkers) -> None:
     life.failing["sync 1"] = SyncError("a volume", retry_after=0.5)
     workers.sync(pod("1"))
