@@ -9,8 +9,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, SyncError
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
