@@ -147,7 +147,7 @@ async def take_cgroup_driver(
         log.info("Container runtime does not report its cgroup driver, using the configured one")
         return
     except CriError as err:
-        raise StartupError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
+        raise StartupError(f"cannot query the container runtime for its cgroup driver: {err}") from err
     if not answer.HasField("linux"):
         # An unset field reads as the first of the drivers.
         return
