@@ -2,7 +2,7 @@
 
     python -m tests.mutation                       150 mutants of the packages sync and runtime
     python -m tests.mutation --sample 40 --seed 7  other ones
-    python -m tests.mutation --only podworkers/worker.py --sample 0    all of some files
+    python -m tests.mutation --only podworkers/workers.py --sample 0    all of some files
 
 One process imports everything and collects the tests once. A first child of it runs them and records which
 functions each test enters. Then each mutant gets a child of its own, which replaces the code of one function

@@ -20,7 +20,7 @@ def resources(**texts: str) -> Resources:
 
 
 def pod(name: str = "web", *, source: str = "api", meta: dict[str, Any] | None = None, **spec: Any) -> Pod:
-    """A pod as its manifest says; without containers it has one that asks for nothing."""
+    """A pod as its manifest says; without containers it has one without requests."""
     annotations = {"kubernetes.io/config.source": source, **(meta or {}).pop("annotations", {})}
     document = {
         "metadata": {
@@ -44,7 +44,7 @@ def asking(name: str = "web", /, *, limits: bool = False, priority: int | None =
 
 
 def node(labels: dict[str, str] | None = None, **texts: str) -> Node:
-    """A node of two cpus, unless told otherwise."""
+    """A node of two cpus, by default."""
     amounts = {"cpu": "2", "memory": "1Gi", "ephemeral_storage": "10Gi", "pods": "3", **texts}
     document = {
         "metadata": {"name": "n1", "labels": {"kubernetes.io/os": "linux", **(labels or {})}},

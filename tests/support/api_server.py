@@ -74,7 +74,7 @@ class Server:
         self.script.extend(handlers)
 
     def identify_as(self, pair: Pair) -> None:
-        """Show this certificate to whoever connects from now on."""
+        """Show this certificate to all clients that connect from now on."""
         assert self.context is not None
         self.context.load_cert_chain(pair.certificate, pair.key)
 
@@ -135,7 +135,7 @@ def hang(seconds: float = 30) -> Handler:
 
 
 async def reset(request: web.Request) -> web.StreamResponse:
-    """Break the connection without an answer."""
+    """Break the connection without a response."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()

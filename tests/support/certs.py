@@ -21,7 +21,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; everything is in one folder."""
+    """Signs certificates; everything is in one directory."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder / name
@@ -61,7 +61,7 @@ class Authority:
         return pair
 
     def sign_request(self, pem: bytes, *, begins: float = -300, ends: float = 3600) -> bytes:
-        """Sign somebody's request and give the certificate in PEM."""
+        """Sign somebody's request and return the certificate in PEM."""
         self._count += 1
         request = self._folder / f"{self._count}.csr"
         request.write_bytes(pem)

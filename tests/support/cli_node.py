@@ -44,7 +44,7 @@ async def answering(
 
 
 def command(instance: Instance, name: str, *arguments: str) -> list[str]:
-    """Give the command line of a `pykubelet` command on a data directory."""
+    """Return the command line of a `pykubelet` command on a data directory."""
     return [PYKUBELET, name, "--data-dir", str(instance.data_dir), *arguments]
 
 
@@ -102,7 +102,7 @@ class Terminal:
         ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     async def end(self) -> int:
-        """Wait for the program's end and give its exit code."""
+        """Wait for the program's end and return its exit code."""
         _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)
         os.close(self.fd)
         return os.waitstatus_to_exitcode(status)

@@ -63,7 +63,7 @@ class ClusterNode(Node):
         return f"system:node:{self.name}"
 
     def hand_to(self, program: Path | None) -> None:
-        """Have another program be the agent from the next start on: the reference kubelet, or ours (None)."""
+        """Use another program as the agent from the next start on: the reference kubelet, or ours (None)."""
         assert self.process is None
         flags = [flag for flag in self.command[1:] if not flag.startswith(DEVICE_PLUGIN_DIR)]
         own = [f"{DEVICE_PLUGIN_DIR}={self.root}/device-plugins"] if program is None else []
@@ -72,7 +72,7 @@ class ClusterNode(Node):
         self.log = self.log.with_name(f"agent-{unique('handed')}.log")
 
     def write(self, document: Document | str, file: str = "") -> str:
-        """Put a static pod's manifest into the folder; gives its name, which its mirror pod has, too."""
+        """Put a static pod's manifest into the directory; returns its name, which its mirror pod has, too."""
         super().write(document, file)
         return f"{file if isinstance(document, str) else document['metadata']['name']}-{self.name}"
 
@@ -81,7 +81,7 @@ class ClusterNode(Node):
         return self.get("/pods")["items"] or []  # the reference says null for none
 
     def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-        """Give the first answer of `look` that is true; a busy API server's refusal is not one yet."""
+        """Return the first true result of `look`; a busy API server's refusal is not one yet."""
 
         def patient() -> T | None:
             try:
@@ -119,7 +119,7 @@ class ClusterNode(Node):
         return pod_document(name, namespace, self.name, **spec)
 
     def create_pod(self, namespace: str, name: str = "", script: str = "", **spec: Any) -> Document:
-        """Create a pod bound to this node; gives it as the API server has it.
+        """Create a pod bound to this node; returns it as the API server has it.
 
         Admission in the API server knows a new PriorityClass only after its informer does.
         """
@@ -146,7 +146,7 @@ class ClusterNode(Node):
     def wait_api_pod(
         self, pod: Document, what: str, fits: Callable[[Document], object], seconds: float = PATIENCE
     ) -> Document:
-        """Wait until the API server's pod fits; gives it."""
+        """Wait until the API server's pod fits; returns it."""
 
         def look() -> Document | None:
             found = self.api_pod(pod)
@@ -155,11 +155,11 @@ class ClusterNode(Node):
         return self.wait(f"pod {pod['metadata']['name']} {what}", look, seconds)
 
     def wait_pod_ready(self, pod: Document, seconds: float = PATIENCE) -> Document:
-        """Wait until the API server says that the pod is ready."""
+        """Wait until the API server reports that the pod is ready."""
         return self.wait_api_pod(pod, "to be ready", is_ready, seconds)
 
     def wait_pod_phase(self, pod: Document, phase: str, seconds: float = PATIENCE) -> Document:
-        """Wait until the API server says that the pod is in this phase."""
+        """Wait until the API server reports that the pod is in this phase."""
         return self.wait_api_pod(
             pod, f"to be {phase}", lambda found: found["status"].get("phase") == phase, seconds
         )
@@ -269,7 +269,7 @@ def cluster_node(
 
 @contextlib.contextmanager
 def in_cluster(node: ClusterNode, *, start: bool = True) -> Iterator[ClusterNode]:
-    """Have a node in the cluster for the time of a block; with it, its pods and its objects go."""
+    """Run a node in the cluster for the time of a block; with it, its pods and its objects go."""
     try:
         if start:
             node.start()

@@ -48,7 +48,7 @@ def machine_of(text: str) -> CpuTopology:
 
 
 def write_system(folder: Path, topology: CpuTopology, *, offline: frozenset[int] = frozenset()) -> Path:
-    """Write the files of a machine below a folder that stands for /sys/devices/system."""
+    """Write the files of a machine below a directory that stands for /sys/devices/system."""
     for level in ("node", "cache", "core"):
         for number, cpus in topology.groups(level).items():
             online = sorted(cpus - offline)
@@ -57,7 +57,7 @@ def write_system(folder: Path, topology: CpuTopology, *, offline: frozenset[int]
             for cpu in online:
                 here = folder / f"cpu/cpu{cpu}"
                 if level == "core":
-                    # The kernel counts cores anew in each socket.
+                    # The kernel counts cores again in each socket.
                     peers = sorted(
                         topology.groups("core", topology.groups("socket")[topology.cpus[cpu].socket])
                     )

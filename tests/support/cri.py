@@ -27,7 +27,7 @@ class Catch(logging.Handler):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a path short enough for sockets, whatever the test is called."""
+    """A directory with a path short enough for sockets, whatever the test is called."""
     with tempfile.TemporaryDirectory(prefix="cri-") as name:
         yield Path(name)
 
@@ -59,7 +59,7 @@ def records() -> Iterator[list[logging.LogRecord]]:
 
 @pytest.fixture
 async def scripted(folder: Path) -> AsyncIterator[Runtime]:
-    """A running gRPC server with scripted answers."""
+    """A running gRPC server with scripted responses."""
     async with Runtime(folder / "cri.sock") as server:
         yield server
 

@@ -25,7 +25,7 @@ class Pod:
 
 @asynccontextmanager
 async def connected(endpoint: str) -> AsyncIterator[RuntimeConnection]:
-    """Give a connection for the time of a block."""
+    """Yield a connection for the time of a block."""
     async with await connect(
         endpoint, timeout=Duration.from_seconds(60), metrics=CriMetrics(CollectorRegistry())
     ) as cri:
@@ -76,13 +76,13 @@ async def is_running(cri: RuntimeConnection, pod: Pod) -> bool:
 
 
 async def container_pid(cri: RuntimeConnection, pod: Pod) -> int:
-    """Give the pid of the container's first process."""
+    """Return the pid of the container's first process."""
     answer = await cri.runtime.container_status(pod.container, verbose=True)
     return int(json.loads(answer.info["info"])["pid"])
 
 
 async def shell(cri: RuntimeConnection, pod: Pod, script: str) -> str:
-    """Run a script in the container and give what it wrote."""
+    """Run a script in the container and return what it wrote."""
     answer = await cri.runtime.exec_sync(pod.container, ["sh", "-c", script], 45)
     assert answer.exit_code == 0, (answer.stdout, answer.stderr)
     return answer.stdout.decode()

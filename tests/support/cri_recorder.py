@@ -20,7 +20,7 @@ _OPTIONS = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_
 
 @dataclass(slots=True)
 class Call:
-    """One call; without an answer it failed, or is not over."""
+    """One call; without a response it failed, or is not over."""
 
     method: str
     request: bytes
@@ -36,7 +36,7 @@ class Recording(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
         self._calls: list[Call] = []
 
     def requests(self, *methods: str) -> list[tuple[str, bytes]]:
-        """What was asked, as (method, request)."""
+        """Requests, as (method, request)."""
         return [(call.method, call.request) for call in self.calls() if call.method in methods]
 
     def calls(self) -> list[Call]:

@@ -30,7 +30,7 @@ METHODS: dict[str, MethodDescriptor] = {
 
 @dataclass
 class Refuse:
-    """An answer that is an error."""
+    """A response that is an error."""
 
     code: str
     details: str
@@ -38,7 +38,7 @@ class Refuse:
 
 @dataclass
 class Hang:
-    """No answer at all, until the client gives up."""
+    """No response at all, until the client gives up."""
 
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,7 +66,7 @@ Answer = Message | Refuse | Hang | list[Message | Refuse | Hang]
 
 @dataclass
 class Runtime:
-    """A gRPC server that gives the answers it was told to, and an empty message otherwise.
+    """A gRPC server that returns the answers it was told to, and an empty message otherwise.
 
     A list is a stream's messages; of a call with one answer, what is said to each call in turn.
     With `prefix` it is found under another version of the protocol.

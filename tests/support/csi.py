@@ -177,7 +177,7 @@ class Rig:
         await self.until(f"{driver} to register", lambda: driver in kind.drivers.names and told(), 60)
 
     def driver_object(self, **spec: Any) -> None:
-        """Have the driver's CSIDriver, with what the API server fills in."""
+        """Create the driver's CSIDriver, with what the API server fills in."""
         assert self.api is not None
         filled = {
             "attachRequired": False,
@@ -189,7 +189,7 @@ class Rig:
         self.api.put("csidrivers", DRIVER, "", spec=filled | spec)
 
     def attach(self, handle: str, *, driver: str = DRIVER, **status: Any) -> None:
-        """Have a VolumeAttachment as an attacher leaves it."""
+        """Create a VolumeAttachment as an attacher leaves it."""
         assert self.api is not None
         name = attachment_name(handle, driver, NODE)
         self.api.put("volumeattachments", name, "", status={"attached": True} | status)
@@ -295,7 +295,7 @@ def persistent(
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A folder with a short path, in which nothing stays mounted."""
+    """A directory with a short path, in which nothing stays mounted."""
     with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as parent:
         path = Path(parent).resolve()
         try:

@@ -15,7 +15,7 @@ _CALLS = ("mount", "umount2")
 def dies_at(moment: int, below: Path, life: Callable[[], Coroutine[Any, Any, object]]) -> bool:
     """Live in a child process that kills itself before the n-th change; says whether it came to that.
 
-    Changes are what is made, written, moved or deleted below a folder, and each mount and unmount.
+    Changes are what is made, written, moved or deleted below a directory, and each mount and unmount.
     """
     child = os.fork()
     if child == 0:

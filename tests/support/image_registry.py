@@ -49,7 +49,7 @@ class Registry:
     protected: bool
 
     def push(self, repository: str, tag: str, *, user: str = "", note: str = "") -> str:
-        """Push an image of one file, with a user of its own; gives its digest."""
+        """Push an image of one file, with a user of its own; returns its digest."""
         config = ImageConfig(command=["/hello"], user=user, labels={"note": note} if note else {})
         entries = [Entry("hello", data=f"{repository}:{tag} {note}".encode())]
         return self._push(repository, tag, entries, config)

@@ -16,7 +16,7 @@ def forever(script: str = ":") -> list[str]:
 
 
 def container(name: str = "main", command: list[str] | None = None, **fields: Any) -> Document:
-    """A container that waits unless it is told otherwise."""
+    """A container that waits by default."""
     return {"name": name, "image": IMAGE, "command": command or forever(), **fields}
 
 

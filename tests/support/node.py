@@ -52,7 +52,7 @@ _NOT_YET = (
 
 
 class Node:
-    """One agent, started and stopped at will; its pods are what is in its manifests folder."""
+    """One agent, started and stopped at will; its pods are what is in its manifests directory."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Node:
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Ask the agent to end, and give its exit code."""
+        """Request the end of the agent, and return its exit code."""
         return self._end(signal.SIGTERM)
 
     def restart(self) -> None:
@@ -132,7 +132,7 @@ class Node:
     # Its manifests
 
     def write(self, document: Document | str, file: str = "") -> str:
-        """Put a manifest into the folder at once and whole; gives the pod's name on the node."""
+        """Put a manifest into the directory at once and whole; returns the pod's name on the node."""
         if isinstance(document, str):
             name, text = file, document
         else:
@@ -164,7 +164,7 @@ class Node:
             return text
 
     def get(self, path: str) -> Any:
-        """Ask the read-only port."""
+        """Query the read-only port."""
         return json.loads(self.page(path))
 
     def pods(self) -> list[Document]:
@@ -177,7 +177,7 @@ class Node:
         return next((pod for pod in self.pods() if pod["metadata"]["name"] == name), None)
 
     def control(self, method: str, path: str) -> Any:
-        """Ask the control socket."""
+        """Query the control socket."""
         connection = _UnixConnection(str(self.root / "pykubelet.sock"))
         with contextlib.closing(connection):
             connection.request(method, path)
@@ -195,7 +195,7 @@ class Node:
     # Waiting
 
     def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-        """Give the first answer of `look` that is true; raises AssertionError with the whole story."""
+        """Return the first true result of `look`; raises AssertionError with the whole story."""
         deadline = time.monotonic() + seconds
         last: object = None
         while True:
@@ -232,7 +232,7 @@ class Node:
     def wait_pod(
         self, name: str, what: str, fits: Callable[[Document], object], seconds: float = PATIENCE
     ) -> Document:
-        """Wait until the pod is there and fits; gives it."""
+        """Wait until the pod is there and fits; returns it."""
 
         def look() -> Document | None:
             pod = self.pod(name)
@@ -247,7 +247,7 @@ class Node:
         return self.wait_pod(name, f"to be {phase}", lambda pod: pod["status"]["phase"] == phase, seconds)
 
     def wait_event(self, name: str, reason: str, seconds: float = PATIENCE) -> str:
-        """Wait for an event with this reason; gives its message."""
+        """Wait for an event with this reason; returns its message."""
         return self.wait(
             f"event {reason} of {name}",
             lambda: next((told for why, told, _ in self.events(name) if why == reason), None),
@@ -269,7 +269,7 @@ class Node:
     # Looking behind it
 
     def shell(self, name: str, script: str, container: str = "") -> str:
-        """Run a script in a pod's running container and give what it wrote."""
+        """Run a script in a pod's running container and return what it wrote."""
         chosen = [
             one
             for one in self.truth.running(name)
@@ -281,7 +281,7 @@ class Node:
         return text
 
     def left_of(self, uid: str = "") -> list[str]:
-        """What is left of a pod, or of all pods: in the runtime, as folders, cgroups, logs."""
+        """What is left of a pod, or of all pods: in the runtime, as directories, cgroups, logs."""
         boxes = [box for box in self.truth.sandboxes() if uid in ("", box.labels["io.kubernetes.pod.uid"])]
         containers = [
             one for one in self.truth.containers() if uid in ("", one.labels["io.kubernetes.pod.uid"])
@@ -301,7 +301,7 @@ class Node:
     def pod_cgroups(self) -> list[Path]:
         """The cgroups of all pods, in every hierarchy."""
         top = f"/sys/fs/cgroup/*{self.instance.cgroup_root}/kubepods"
-        # Not by `Path.glob`, for which it is an error if a folder goes away meanwhile.
+        # Not by `Path.glob`, for which it is an error if a directory goes away concurrently.
         return [Path(path) for path in (*glob.glob(f"{top}/pod*"), *glob.glob(f"{top}/*/pod*"))]  # noqa: PTH207
 
     def _story(self) -> str:
@@ -382,7 +382,7 @@ def up_node(data_dir: Path) -> Node:
 
 @contextlib.contextmanager
 def running(node: Node) -> Iterator[Node]:
-    """Have the node's agent run for the time of a block; it may be killed and started inside."""
+    """Run the node's agent for the time of a block; it may be killed and started inside."""
     try:
         node.start()
         yield node

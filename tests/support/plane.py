@@ -53,7 +53,7 @@ _CLUSTER_WIDE = (
 
 
 def unique(prefix: str) -> str:
-    """Give a name that nothing else has."""
+    """Return a name that nothing else has."""
     return f"{prefix}-{os.urandom(4).hex()}"
 
 
@@ -102,7 +102,7 @@ class Plane:
         kubeconfig: Path | None = None,
         timeout: float = 60,
     ) -> str:
-        """Run kubectl, as the admin unless told otherwise; gives its output, and errors with `check` off."""
+        """Run kubectl, as the admin by default; returns its output, and errors with `check` off."""
         command = [str(self.cluster.programs.kubectl), f"--kubeconfig={kubeconfig or self.admin}", *args]
         done = subprocess.run(
             command, input=input, capture_output=True, text=True, timeout=timeout, check=False
@@ -113,19 +113,19 @@ class Plane:
         return done.stdout
 
     def request(self, method: str, path: str, body: object = None, **more: Any) -> Any:
-        """Ask the API server itself; raises ApiRefusal when it says no."""
+        """Query the API server itself; raises ApiRefusal when it says no."""
         if method != "GET":
             # Nobody asks again for what a busy API server takes long to do.
             more.setdefault("timeout", 30)
         return self.cluster.api.request(method, path, body, **more)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Document:
-        """Give an object; `kind` is what its manifest says, in any case."""
+        """Return an object; `kind` is what its manifest says, in any case."""
         answer: Document = self.request("GET", f"{self.place(kind, namespace)}/{name}")
         return answer
 
     def find(self, kind: str, name: str, namespace: str = "default") -> Document | None:
-        """Give an object, or None when it does not exist or nobody can say."""
+        """Return an object, or None when it does not exist or nobody can say."""
         try:
             return self.get(kind, name, namespace)
         except ApiStatusError as err:
@@ -136,7 +136,7 @@ class Plane:
         return None
 
     def known(self, kind: str, name: str, namespace: str = "default") -> Document | None:
-        """Give an object, or None when the API server says that there is none; raises when it cannot say."""
+        """Return an object, or None if the API server reports that it does not exist; raises otherwise."""
         try:
             return self.get(kind, name, namespace)
         except ApiStatusError as err:
@@ -145,12 +145,12 @@ class Plane:
             return None
 
     def items(self, kind: str, namespace: str = "", query: str = "") -> list[Document]:
-        """Give the objects of a kind, of one namespace or of all; `query` is a URL's, such as a selector."""
+        """Return the objects of a kind, of one namespace or all; `query` is a URL's, such as a selector."""
         answer = self.request("GET", f"{self.place(kind, namespace)}?{query}")
         return list(answer["items"])
 
     def apply(self, document: Document) -> Document:
-        """Have an object be as the document says (server-side apply)."""
+        """Apply a document (server-side apply)."""
         meta = document["metadata"]
         place = self.place(document["kind"], meta.get("namespace", "default"), document["apiVersion"])
         query = "fieldManager=tests&force=true"
@@ -160,7 +160,7 @@ class Plane:
         return answer
 
     def create(self, document: Document) -> Document:
-        """Create an object; gives it as the API server has it."""
+        """Create an object; returns it as the API server has it."""
         namespace = document["metadata"].get("namespace", "default")
         answer: Document = self.request(
             "POST", self.place(document["kind"], namespace, document["apiVersion"]), document
@@ -176,7 +176,7 @@ class Plane:
         return answer
 
     def delete(self, kind: str, name: str, namespace: str = "default", *, grace: int | None = None) -> None:
-        """Ask for an object's deletion; one that is gone already is fine."""
+        """Request an object's deletion; one that is gone already is fine."""
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         try:
             self.request("DELETE", f"{self.place(kind, namespace)}/{name}", options)
@@ -201,7 +201,7 @@ class Plane:
     # Waiting
 
     def wait(self, what: str, look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-        """Give the first answer of `look` that is true."""
+        """Return the first true result of `look`."""
         deadline = time.monotonic() + seconds
         last: object = None
         while True:
@@ -223,7 +223,7 @@ class Plane:
         fits: Callable[[Document], object] = lambda _: True,
         seconds: float = PATIENCE,
     ) -> Document:
-        """Wait until an object exists and fits; gives it."""
+        """Wait until an object exists and fits; returns it."""
 
         def look() -> Document | None:
             found = self.find(kind, name, namespace)
@@ -260,9 +260,9 @@ class Plane:
 
     @contextlib.contextmanager
     def without_server(self) -> Iterator[None]:
-        """Have no API server for the time of a block.
+        """Stop the API server for the time of a block.
 
-        The controllers are started anew, too: those that were left to wait would go on waiting for a while.
+        The controllers are started again, too: those that were left to wait would go on waiting for a while.
         """
         self.kill_server()
         try:
@@ -272,14 +272,14 @@ class Plane:
             self.restart_controllers()
 
     def restart_controllers(self) -> None:
-        """Start the controllers and the scheduler anew, after an outage that they were left to wait in."""
+        """Start the controllers and the scheduler again, after an outage that they were left to wait in."""
         for component in (Component.CONTROLLER_MANAGER, Component.SCHEDULER):
             self.cluster.stop_component(component, grace=0)
             self.cluster.start_component(component)
 
     @contextlib.contextmanager
     def signing(self, duration: str) -> Iterator[None]:
-        """Have nodes' certificates signed for this long only (such as 2m) for the time of a block."""
+        """Sign nodes' certificates for this long only (such as 2m) for the time of a block."""
         before = self.cluster.settings.signing_duration
         self.cluster.restart_component(Component.CONTROLLER_MANAGER, signing_duration=duration)
         try:
@@ -294,7 +294,7 @@ class Plane:
             told = last_log_error(self.cluster.layout.log(component))
             assert component in running, f"{component} ended by itself: {told}"
 
-    # What was asked of it
+    # Recorded requests
 
     def audit_mark(self) -> int:
         """Where the audit log ends now; give it to `audit` to see only what comes after."""

@@ -1,4 +1,4 @@
-"""A plugin as its tests see it: started, told to misbehave, asked what it was asked, ended."""
+"""A plugin as its tests see it: started, configured to misbehave, queried for its requests, ended."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class PluginProcess:
         new.replace(self.folder / "behaviour.json")
 
     def said(self, name: str = "") -> list[dict[str, Any]]:
-        """What it was asked, by this call or at all: `call`, `request` and whatever else it wrote down."""
+        """Requests it has received, by this call or all: `call`, `request` and what else it recorded."""
         path = self.folder / "calls.jsonl"
         # What follows the last line break is still being written.
         lines = path.read_text().split("\n")[:-1] if path.exists() else []

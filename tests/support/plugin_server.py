@@ -1,4 +1,4 @@
-"""The serving side of a plugin that misbehaves as `behaviour.json` says, which is read at each call:
+"""The serving side of a plugin that misbehaves as `behaviour.json` specifies, which is read at each call:
 
     {"hang": ["Call"], "late": {"Call": 0.5}, "die": ["Call"], "fail": {"Call": ["INTERNAL", "no"]}}
 
@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 
 class Scripted:
-    """Answers each call by its method of the same name, or does as it was told to misbehave."""
+    """Serves each call by its method of the same name, or misbehaves as configured."""
 
     def __init__(self, folder: Path, **mark: str) -> None:
         """Take where its files are; `mark` is noted with each call."""

@@ -1,7 +1,6 @@
 """Pods, containers and a prober to ask them, for the tests of this room."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -123,13 +122,6 @@ async def scene(exec_slots: int | None = None) -> AsyncIterator[Scene]:
     async with TaskScope() as scope:
         scope.start(made.prober.run(), name="prober")
         yield made
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 45.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        await asyncio.sleep(0.005)
 
 
 def start(here: Scene, asked: Pod, id: str = "c1", age: float = 0) -> None:

@@ -29,7 +29,7 @@ class RunningRuntime:
 
 
 def why_no_machine() -> str:
-    """Say why real containers cannot run here; empty when they can."""
+    """Return the reason why real containers cannot run here; empty when they can."""
     if os.geteuid() != 0:
         return "root is needed to run containers"
     try:

@@ -93,7 +93,7 @@ class Truth:
         return _pid(self._call("PodSandboxStatus", request, pb.PodSandboxStatusResponse), sandbox_id)
 
     def exec(self, container_id: str, *command: str) -> tuple[int, str]:
-        """Run a command in a container; gives its exit code and all that it wrote."""
+        """Run a command in a container; returns its exit code and all that it wrote."""
         request = pb.ExecSyncRequest(container_id=container_id, cmd=command, timeout=30)
         answer = self._call("ExecSync", request, pb.ExecSyncResponse, timeout=45)
         return answer.exit_code, (answer.stdout + answer.stderr).decode(errors="replace")

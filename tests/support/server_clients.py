@@ -16,7 +16,7 @@ VIEWER_TOKEN = "viewer-token"
 
 @dataclass
 class People:
-    """Answers reviews: whose token it is, and who may do what to nodes."""
+    """Serves reviews: whose token it is, and who may do what to nodes."""
 
     tokens: dict[str, str] = field(
         default_factory=lambda: {ADMIN_TOKEN: "token-admin", VIEWER_TOKEN: "token-viewer"}
@@ -61,7 +61,7 @@ def client_context(authority: Authority, pair: Pair | None = None) -> ssl.SSLCon
 
 
 def subresources(asked: Iterable[dict[str, Any]]) -> list[str]:
-    """What permissions were asked for, in order."""
+    """What permissions were requested, in order."""
     return [
         review["spec"]["resourceAttributes"]["subresource"]
         for review in asked

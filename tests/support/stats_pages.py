@@ -33,7 +33,7 @@ _WRITTEN_VOLUMES = ("disk", "memory", "claim")
 
 @dataclass(frozen=True, slots=True)
 class StatsPages:
-    """All answers of one kubelet, fetched at one time."""
+    """All responses of one kubelet, fetched at one time."""
 
     summaries: dict[str, Samples]
     expositions: dict[str, Exposition]
@@ -53,7 +53,7 @@ def stats_node(plane: Plane, runtime: RunningRuntime, *, reference: bool = REFER
 
 
 def fetch_stats(node: ClusterNode, pods: StatsPods, directory: Path | None = None) -> StatsPages:
-    """Fetch all answers; with a directory, keep their texts there.
+    """Fetch all responses; with a directory, keep their texts there.
 
     Ids of the static pod are replaced by words: each kubelet gives it another uid and restarts it.
     """

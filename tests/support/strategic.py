@@ -8,7 +8,7 @@ ORDER = "$setElementOrder/"
 
 
 def apply_patch(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Give the document with the patch applied; both stay as they are."""
+    """Return the document with the patch applied; both stay as they are."""
     result = copy.deepcopy(document)
     for key, value in patch.items():
         if key.startswith("$"):

@@ -121,7 +121,7 @@ class Door:
     async def connection(
         self, path: str, upgrade: str = "SPDY/3.1", method: str = "POST", extra: str = ""
     ) -> AsyncIterator[tuple[str, asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Ask for an upgrade; gives the head of the answer and the connection."""
+        """Request an upgrade; returns the head of the answer and the connection."""
         reader, writer = await asyncio.open_connection(
             "localhost", self.port, ssl=client_context(self.authority), limit=2**20
         )

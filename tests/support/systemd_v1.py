@@ -11,7 +11,7 @@ from tests.support.cgroups import CAPACITY, process_in, value
 from tests.support.pod_resources import pod_of
 
 COUNTED = ("name=systemd", "cpu", "memory", "pids", "blkio")
-"""The hierarchies in which systemd makes folders for its slices."""
+"""The hierarchies in which systemd makes directories for its slices."""
 
 
 class Manager(Protocol):
@@ -21,7 +21,7 @@ class Manager(Protocol):
         """Set what it believes, as at a `systemctl daemon-reload`."""
 
     def names(self, root: str) -> list[str]:
-        """Give the slices that it has below one."""
+        """Return the slices that it has below one."""
         ...
 
 
@@ -31,7 +31,7 @@ def pods_in(root: str) -> PodCgroups:
 
 
 async def a_life(root: str, manager: Manager) -> None:
-    """Have pods of all classes come and go, below a slice of this name."""
+    """Start and end pods of all classes, below a slice of this name."""
     cgroups = pods_in(root)
     await cgroups.setup()
     best_effort, burstable = pod_of({}), pod_of({"requests": {"cpu": "300m"}})
@@ -43,7 +43,7 @@ async def a_life(root: str, manager: Manager) -> None:
     escaped = [pod.uid.replace("-", "_") for pod in pods]
     assert parents == [f"{tier}-pod{uid}.slice" for tier, uid in zip(tiers, escaped, strict=True)]
     places = [systemd_path(parse_systemd_path(unit)) for unit in parents]
-    # systemd takes folders away again in a hierarchy about which it was told nothing.
+    # systemd takes directories away again in a hierarchy about which it was told nothing.
     for controller in detect_cgroups().mounts.keys() - {"devices"}:
         assert all(detect_cgroups().path(controller, place).is_dir() for place in places), controller
     shares = ["2", "307", "1024"]

@@ -41,7 +41,7 @@ if read_only:
 
 
 class StandIns:
-    """A folder of programs at the head of PATH."""
+    """A directory of programs at the head of PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -98,7 +98,7 @@ def wanted(pod: Pod, **more: Any) -> VolumeToMount:
 
 
 def loops_left(folder: Path) -> list[str]:
-    """The files below a folder that loop devices stay on.
+    """The files below a directory that loop devices stay on.
 
     One that somebody else looks at just now is let go a moment later, as is one whose file system a
     container has got a copy of that is being started just now.

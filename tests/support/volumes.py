@@ -112,7 +112,7 @@ class Server:
         self.asked = 0
 
     def claim(self, name: str, volume: str = "", **fields: Any) -> PersistentVolumeClaim:
-        """Have a claim, bound if a volume is given."""
+        """Create a claim, bound if a volume is given."""
         document = {
             "metadata": {"name": name, "namespace": "default", "uid": f"uid-of-{name}"},
             "spec": {"volumeName": volume},
@@ -123,7 +123,7 @@ class Server:
         return made
 
     def volume(self, name: str, claim: str = "", **spec: Any) -> PersistentVolume:
-        """Have a volume, bound to a claim if one is given."""
+        """Create a volume, bound to a claim if one is given."""
         annotations = spec.pop("annotations", {})
         bound = {"claimRef": {"namespace": "default", "name": claim, "uid": f"uid-of-{claim}"}}
         document = {

@@ -63,7 +63,7 @@ class Heard:
 
 
 Step = Any
-"""A page (RawPage), an error to raise, a list of things to stream, or a function that gives one of them."""
+"""A page (RawPage), an error to raise, a list of things to stream, or a function that returns one of them."""
 
 
 class ScriptedSource:

@@ -28,3 +28,15 @@ def test_architecture_pages_named_modules_exist() -> None:
         for name in re.findall(rf"`((?:{packages})(?:/\w+)+)[`:]", page.read_text()):
             path = ROOT / "src/pykubelet" / name
             assert path.is_dir() or path.with_suffix(".py").exists(), f"{page.name} names {name}"
+
+
+def test_architecture_page_path_of_a_pod_has_at_most_twelve_files() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    section = page.partition("## The path of one pod\n")[2].partition("\n## ")[0]
+    names = re.findall(r"^ {4,}(\w+(?:/\w+)+)(?:/\*)? {2,}\S", section, re.M)
+    assert names[0] == "podconfig/file_source"
+    assert names[-1] == "status/manager"
+    for name in names:
+        path = ROOT / "src/pykubelet" / name
+        assert path.is_dir() or path.with_suffix(".py").exists(), name
+    assert len([name for name in names if name != "podsync/stages"]) <= 12

@@ -64,7 +64,7 @@ def make_initramfs(kernel: Kernel, overlay: Mapping[str, str], *, own_system: bo
 
 
 def archive(files: Mapping[str, bytes], folders: Iterable[str], executable: Iterable[str] = ()) -> bytes:
-    """Write files and folders (and those they lie in) in cpio's "newc" form; all are root's."""
+    """Write files and directories (and those they lie in) in cpio's "newc" form; all are root's."""
     above = {str(parent) for path in files for parent in Path(path).parents if str(parent) != "."}
     parts = [
         *(_entry(path, stat.S_IFDIR | 0o755, b"") for path in sorted(above | set(folders))),

@@ -48,7 +48,7 @@ class Kernel:
 
 
 def find_kernel(cache: Path = CACHE) -> Kernel:
-    """Give the kernel, fetching it if this machine never did; raises RuntimeError with the remedy."""
+    """Return the kernel, fetching it if this machine never did; raises RuntimeError with the remedy."""
     package = _package()
     folder = cache / f"{package}-{zlib.crc32(' '.join(MODULES).encode()):08x}"
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def find_kernel(cache: Path = CACHE) -> Kernel:
 
 
 def load_order(dependencies: str, wanted: tuple[str, ...]) -> list[str]:
-    """Read `modules.dep` and give the paths of modules, each behind those it needs.
+    """Read `modules.dep` and return the paths of modules, each behind those it needs.
 
     Raises KeyError for one that does not exist.
     """
@@ -97,7 +97,7 @@ def unpack_image(image: bytes) -> bytes:
 
 
 def _package() -> str:
-    """Give the package behind Debian's name for the newest kernel of this release."""
+    """Return the package behind Debian's name for the newest kernel of this release."""
     if shutil.which("apt-cache") is None:
         raise RuntimeError("the kernel comes from Debian's archive, and this machine has no apt")
     said = _run("apt-cache", "depends", PACKAGE)

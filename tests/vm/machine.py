@@ -112,7 +112,7 @@ _MASKED = (
 
 
 def why_not(checkout: Path = CHECKOUT) -> str:
-    """Say why the virtual machine cannot run here; empty when it can."""
+    """Return the reason why the virtual machine cannot run here; empty when it can."""
     if hidden := [folder for folder in OWN_FOLDERS if checkout.resolve().is_relative_to(folder)]:
         return f"the guest has a {hidden[0]} of its own and would not see {checkout}: move it elsewhere"
     if os.uname().machine != "x86_64":

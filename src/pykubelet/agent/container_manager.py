@@ -49,7 +49,7 @@ from pykubelet.pluginmanager.registration import PluginHandler
 from pykubelet.podsync.resource_allocator import DeviceHealth, DeviceProvider, ResourceAllocator
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.pod_records import ActivePods
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
 if TYPE_CHECKING:

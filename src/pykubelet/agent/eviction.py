@@ -40,8 +40,7 @@ from pykubelet.logs import get_logger
 from pykubelet.node.conditions import NodePressure
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.stats.machine import read_rlimit
 from pykubelet.stats.samples import FilesystemUsage
 from pykubelet.stats.summary import pod_stats

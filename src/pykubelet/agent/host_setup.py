@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.api import cpuset
 from pykubelet.cm.capacity import read_capacity, read_page_sizes, storage_capacity
-from pykubelet.cm.cgroups.driver import CgroupError, CgroupMetrics
+from pykubelet.cm.cgroups.driver import CgroupMetrics, CgroupWriteError
 from pykubelet.cm.cgroups.node_cgroups import Record, keep_daemons, no_record
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.resize import AllocationState, open_allocation_state
@@ -118,7 +118,7 @@ async def prepare_cgroups(
     pod_cgroups = PodCgroups(config, gates, found, capacity, read_page_sizes(), metrics, record, owns_cpus)
     try:
         await pod_cgroups.setup()
-    except CgroupError as err:
+    except CgroupWriteError as err:
         raise StartupError(str(err)) from err
     if not found.unified:
         record("Warning", "CgroupV1", "cgroup v1 detected. It is deprecated: please migrate to cgroup v2")
@@ -147,7 +147,7 @@ async def take_cgroup_driver(
         log.info("Container runtime does not report its cgroup driver, using the configured one")
         return
     except CriError as err:
-        raise StartupError(f"cannot ask the container runtime for its cgroup driver: {err}") from err
+        raise StartupError(f"cannot query the container runtime for its cgroup driver: {err}") from err
     if not answer.HasField("linux"):
         # An unset field reads as the first of the drivers.
         return

@@ -23,7 +23,7 @@ from pykubelet.agent.volumes import VolumeNode
 from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import pod_capacity
-from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import log_options
@@ -217,7 +217,7 @@ async def _check_node(parts: LiveComponents, config: KubeletConfiguration) -> No
     try:
         parts.cgroups.check_reservations(config)
         await finish_in_thread(partial(find_id_space, config))
-    except (CgroupError, StartupError) as err:
+    except (CgroupWriteError, StartupError) as err:
         raise ReloadError(str(err)) from err
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
-from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.node_cgroups import Record
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cri.connect import RuntimeConnection
@@ -38,7 +38,7 @@ def build_oom_watcher(
         for pod in engine.workers.pods():
             try:
                 yield pod.uid, pod_cgroups.path(pod)
-            except CgroupError:
+            except CgroupWriteError:
                 continue  # it has no cgroup
 
     async def container_name(container_id: str) -> str:

@@ -43,10 +43,10 @@ from pykubelet.objects.base import PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.objects.services import no_services
 from pykubelet.podconfig.local_objects import LocalObjects
+from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podconfig.static_sources import StaticSources
 from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
-from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
 from pykubelet.podsync.resource_allocator import DeviceProvider, PodClaims, ResourceAllocator
@@ -62,20 +62,20 @@ from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
 from pykubelet.podsync.stages.volumes import VolumeStage
 from pykubelet.podsync.stages.wait_for import WaitForStage
-from pykubelet.podsync.syncer import NodePodSyncer
+from pykubelet.podsync.syncer import ActionExecutor, NodePodSyncer
 from pykubelet.podsync.traced_syncer import TracedPodSyncer
 from pykubelet.podworkers.api_server_sync import ApiServerSync, ClusterAccess
 from pykubelet.podworkers.container_gc import ContainerDeletor, ContainerGC, PodStateProvider
-from pykubelet.podworkers.engine import PodEngine, PodFates
+from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.housekeeping import Housekeeping
-from pykubelet.podworkers.loop import SyncLoop
+from pykubelet.podworkers.loop import PodEventHandlers, SyncLoop
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_admission import AdmissionMetrics, AdmissionNode, PodAdmission, PodStarter
+from pykubelet.podworkers.pod_fates import PodFates
 from pykubelet.podworkers.pod_metrics import EngineMetrics
-from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
+from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.runtime_state import RuntimeState
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodChurn, PodWorkers
+from pykubelet.podworkers.workers import PodChurn, PodWorkers, PodWorkerState
 from pykubelet.probes.custom import installed_probes
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep, ResizeCollaborators
@@ -180,7 +180,7 @@ def build_pod_engine(
     pleg.add_listener(loop.runtime)
     prober = build_prober(cri, history, registry, runtime.host_ips)
     prober.results.subscribe(lambda update: loop.probe(update.pod_uid))
-    updates = SourceUpdates(records.mux, loop)
+    updates = SourceUpdates(records.mux, loop.pods, loop.after)
     workloads = build_workloads(settings, updates, statuses) if cluster is None else None
     sources = StaticSources(
         config,
@@ -389,6 +389,14 @@ def build_pod_engine(
         pleg=pleg,
         workers=workers,
         syncer=syncer,
+        admission=admission,
+        housekeeping=housekeeping,
+        api_server=api_server,
+    )
+    handlers = PodEventHandlers(
+        records=records,
+        workers=workers,
+        syncer=syncer,
         fates=fates,
         admission=admission,
         housekeeping=housekeeping,
@@ -404,7 +412,7 @@ def build_pod_engine(
         scope.start(deletor.run(), name="container-deletor")
         scope.start(resources.allocation_state.write_behind(), name="allocation-state")
         scope.start(static_readiness.run(), name="static-readiness")
-        scope.start(loop.run(engine), name="sync-loop")
+        scope.start(loop.run(handlers), name="sync-loop")
         sources.start(scope)
         if api_server is not None:
             records.mux.expect("api")

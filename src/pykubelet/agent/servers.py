@@ -39,7 +39,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.server.api import (
     ApiServerDependencies,
     AuthDependencies,

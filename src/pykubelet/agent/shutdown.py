@@ -29,7 +29,7 @@ from pykubelet.node.shutdown_state import FinalStatuses, NodeShutdownState, Shut
 from pykubelet.node.status_loop import Record
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.status.compute import TERMINAL
 from pykubelet.util.tasks import TaskScope
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.api.pod import Pod
-from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
 from pykubelet.cri import runtime_pb2 as pb
@@ -185,7 +185,7 @@ class NodeTargets:
             changed = True
             try:
                 parent = self._cgroup_of(pod)
-            except CgroupError as err:
+            except CgroupWriteError as err:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
             self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._images))

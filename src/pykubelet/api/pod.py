@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import field
+from msgspec import field, structs
 
 from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
 from pykubelet.api.pod_status import PodStatus
@@ -139,13 +139,33 @@ class Lifecycle(ObjectStruct):
     stop_signal: str | None = None
 
 
-class Probe(ObjectStruct):
-    """A probe; zero means the default: period 10 s, timeout 1 s, failure threshold 3, success threshold 1."""
+ProbeAction = ExecAction | HTTPGetAction | TCPSocketAction | GRPCAction
+
+
+class ProbeHandler(ObjectStruct):
+    """Action of a probe; exactly one field is set."""
 
     exec: ExecAction | None = None
     http_get: HTTPGetAction | None = None
     tcp_socket: TCPSocketAction | None = None
     grpc: GRPCAction | None = None
+
+
+PROBE_HANDLERS = {field.name: field.encode_name for field in structs.fields(ProbeHandler)}
+"""Attributes of a probe's handlers, with their names in manifests."""
+
+
+def probe_handler(probe: ProbeHandler) -> tuple[str, ProbeAction] | None:
+    """Return the attribute and the action of a probe's handler; None without one."""
+    for name in PROBE_HANDLERS:
+        if (action := getattr(probe, name)) is not None:
+            return name, action
+    return None
+
+
+class Probe(ProbeHandler):
+    """A probe; zero means the default: period 10 s, timeout 1 s, failure threshold 3, success threshold 1."""
+
     initial_delay_seconds: int = 0
     timeout_seconds: int = 0
     period_seconds: int = 0

@@ -19,7 +19,11 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import HUGE_PAGES_PREFIX
 from pykubelet.config.types import KubeletConfiguration
-from pykubelet.config.validation.validate_resources import parse_threshold
+from pykubelet.config.validation.validate_resources import (
+    MEMORY_AVAILABLE,
+    NODEFS_AVAILABLE,
+    parse_threshold,
+)
 from pykubelet.linux.kernel import read_sysctl
 
 UNBOUNDED = 1 << 62
@@ -83,7 +87,7 @@ def _read(directory: Path) -> list[tuple[int, int]]:
 
 
 _ZERO = Quantity.from_units(0)
-_EVICTION_SIGNALS = {"memory.available": "memory", "nodefs.available": "ephemeral-storage"}
+_EVICTION_SIGNALS = {MEMORY_AVAILABLE: "memory", NODEFS_AVAILABLE: "ephemeral-storage"}
 
 
 def read_capacity(proc: Path = Path("/proc")) -> Resources:

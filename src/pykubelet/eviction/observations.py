@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pykubelet.api.stats import FsStats, PodStats, RlimitStats
-from pykubelet.eviction import signals
+from pykubelet.config.validation import validate_resources as signals
 from pykubelet.eviction.signals import Disks
 from pykubelet.stats.samples import UNLIMITED, FilesystemUsage, Record
 

@@ -19,6 +19,17 @@ from typing import Literal
 
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validation.validate_resources import (
+    ALLOCATABLE_MEMORY_AVAILABLE,
+    ALLOCATABLE_MEMORY_AVAILABLE_WITH_CACHE,
+    CONTAINERFS_AVAILABLE,
+    CONTAINERFS_INODES_FREE,
+    IMAGEFS_AVAILABLE,
+    IMAGEFS_INODES_FREE,
+    MEMORY_AVAILABLE,
+    MEMORY_AVAILABLE_WITH_CACHE,
+    NODEFS_AVAILABLE,
+    NODEFS_INODES_FREE,
+    PID_AVAILABLE,
     ThresholdValue,
     parse_grace_period,
     parse_minimum_reclaim,
@@ -27,18 +38,6 @@ from pykubelet.config.validation.validate_resources import (
 from pykubelet.logs import get_logger
 
 log = get_logger(__name__)
-MEMORY_AVAILABLE = "memory.available"
-ALLOCATABLE_MEMORY_AVAILABLE = "allocatableMemory.available"
-MEMORY_AVAILABLE_WITH_CACHE = "memory.availableWithCache"
-ALLOCATABLE_MEMORY_AVAILABLE_WITH_CACHE = "allocatableMemory.availableWithCache"
-NODEFS_AVAILABLE = "nodefs.available"
-NODEFS_INODES_FREE = "nodefs.inodesFree"
-IMAGEFS_AVAILABLE = "imagefs.available"
-IMAGEFS_INODES_FREE = "imagefs.inodesFree"
-CONTAINERFS_AVAILABLE = "containerfs.available"
-CONTAINERFS_INODES_FREE = "containerfs.inodesFree"
-PID_AVAILABLE = "pid.available"
-
 MEMORY, EPHEMERAL_STORAGE, INODES, PIDS = "memory", "ephemeral-storage", "inodes", "pids"
 NodeConditionType = Literal["MemoryPressure", "DiskPressure", "PIDPressure"]
 SIGNAL_RESOURCES: Mapping[str, str] = {

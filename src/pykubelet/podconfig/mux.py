@@ -19,6 +19,8 @@ a cost independent of its number of pods.
 
 `PodStore` indexes the desired pods. Only the sync loop writes to it, one change of the mux at a time. Mirror
 pods are not desired pods: they are indexed separately and found through the static pod of the same name.
+
+`SourceUpdates` is the entrance for the sources: it queues the differences for the main loop.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Literal
 import msgspec
 
 from pykubelet.api.pod import Container, Pod
+from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import (
     MIRROR_ANNOTATION,
@@ -378,3 +381,45 @@ class _Index:
             del namesakes[known.uid]
             if not namesakes:
                 del self._by_name[known.full_name]
+
+
+class SourceUpdates:
+    """Receiver of the pods of all sources: merges them, and queues the changes for the main loop."""
+
+    def __init__(
+        self,
+        mux: PodMux,
+        queue: Callable[[Sequence[PodChange]], None],
+        after: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Initialize; `queue` queues changes, `after` a call that runs when they have been dispatched."""
+        self._mux = mux
+        self._queue_changes = queue
+        self._after = after
+        self._listeners: list[Callable[[str], None]] = []
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the uid of each changed pod before the change is dispatched."""
+        self._listeners.append(listener)
+
+    def replace(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
+        """Replace the complete set of a source's pods; the source has logged its `problems`."""
+        self._queue(self._mux.set(source, pods))
+
+    def update(self, source: str, delta: StoreDelta[Pod], everything: Callable[[], list[Pod]]) -> None:
+        """Apply the changes of a source's pods; `everything` returns its complete set."""
+        self._queue(self._mux.update(source, delta.changed, delta.removed, everything))
+
+    def offer(self, source: str, pods: Sequence[Pod]) -> None:
+        """Add checkpointed pods of a source that has not reported yet."""
+        self._queue(self._mux.offer(source, pods))
+
+    def when_dispatched(self, call: Callable[[], None]) -> None:
+        """Call `call` when all changes so far have been dispatched."""
+        self._after(call)
+
+    def _queue(self, changes: Sequence[PodChange]) -> None:
+        for change in changes:
+            for listener in self._listeners:
+                listener(change.pod.uid)
+        self._queue_changes(changes)

@@ -17,6 +17,7 @@ from pykubelet.api.ip import parse_ip
 from pykubelet.api.meta import Resources
 from pykubelet.api.names import dns_label_problem, dns_subdomain_problem, namespace_of, qualified_name_problem
 from pykubelet.api.pod import (
+    PROBE_HANDLERS,
     Container,
     ContainerPort,
     EnvFromSource,
@@ -185,12 +186,7 @@ def check_hooks(path: str, container: Container, spec: PodSpec) -> Problems:
 
 def _check_probe(path: str, probe: Probe, *, counts_up: bool) -> Problems:
     handler = LifecycleHandler(exec=probe.exec, http_get=probe.http_get, tcp_socket=probe.tcp_socket)
-    handlers = {
-        "exec": probe.exec,
-        "httpGet": probe.http_get,
-        "tcpSocket": probe.tcp_socket,
-        "grpc": probe.grpc,
-    }
+    handlers = {field: getattr(probe, name) for name, field in PROBE_HANDLERS.items()}
     yield from exactly_one(path, "a handler", handlers)
     yield from _check_handler(path, handler)
     if probe.grpc is not None:

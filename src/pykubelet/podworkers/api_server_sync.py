@@ -19,10 +19,10 @@ from pykubelet.config.errors import Problem
 from pykubelet.objects.base import PodObjects
 from pykubelet.podconfig.api_source import ApiSource, CheckpointSource
 from pykubelet.podconfig.checkpoints import Checkpoints
+from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podworkers.pod_records import PodRecords, SourceUpdates
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodChurn, PodWorkers
+from pykubelet.podworkers.pod_records import PodRecords
+from pykubelet.podworkers.workers import PodChurn, PodWorkers, PodWorkerState
 from pykubelet.status.manager import StatusManager, StatusMetrics
 from pykubelet.status.mirror_pods import DesiredMirrors, MirrorPods, is_current
 from pykubelet.util.tasks import TaskScope

@@ -23,8 +23,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podsync.contract import PodLifecycleEvent
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_records import PodRecords
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.status.compute import PREEMPTING, TERMINAL
 from pykubelet.tracing.span import Tracer, own_span
 from pykubelet.transport.errors import CriError

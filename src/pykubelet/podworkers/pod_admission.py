@@ -54,8 +54,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.podworkers.housekeeping import Housekeeping
 from pykubelet.podworkers.pod_records import PodRecords
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import (
     PREEMPTED,

@@ -24,8 +24,7 @@ from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.podworkers.metrics import PlegMetrics, StartedMetrics, WorkerMetrics
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.startup_latency import PodStartupLatencyTracker
-from pykubelet.podworkers.worker import PodWorker, PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorker, PodWorkers, PodWorkerState
 from pykubelet.probes.network_probes import lifecycle_get
 from pykubelet.status.compute import TERMINAL, StatusStore
 from pykubelet.status.manager import StatusMetrics

@@ -1,7 +1,6 @@
 """Records of the node's pods: desired, dispatched and reported.
 
     PodRecords      desired pods by source, dispatched pods, statuses, histories
-    SourceUpdates   merges the pods of a source into the records, and queues the changes for the loop
     ActivePods      pods that run or may still run; resources of other pods are reclaimed
 
 A pod is active from the moment a source has it until none of its containers runs; a rejected pod, or one that
@@ -12,20 +11,17 @@ use must not be allocated to a second container.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.apiserver.reflector import StoreDelta
 from pykubelet.kuberuntime.observed import ObservedPod
-from pykubelet.podconfig.mux import PodChange, PodMux, PodStore
+from pykubelet.podconfig.mux import PodMux, PodStore
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podworkers.loop import SyncLoop
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.status.compute import TERMINAL, StatusStore
 
 
@@ -78,41 +74,6 @@ def _report_duplicate(history: PodHistory, pod: Pod, source: str) -> None:
         f'due to duplicate pod name "{meta.name}", ignoring',
         keep=False,
     )
-
-
-class SourceUpdates:
-    """Receiver of the pods of all sources; the loop dispatches the changes."""
-
-    def __init__(self, mux: PodMux, loop: SyncLoop) -> None:
-        self._mux = mux
-        self._loop = loop
-        self._listeners: list[Callable[[str], None]] = []
-
-    def add_listener(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the uid of each changed pod before the change is dispatched."""
-        self._listeners.append(listener)
-
-    def replace(self, source: str, pods: Sequence[Pod], problems: Sequence[object]) -> None:
-        """Replace the complete set of a source's pods; the source has logged its `problems`."""
-        self._queue(self._mux.set(source, pods))
-
-    def update(self, source: str, delta: StoreDelta[Pod], everything: Callable[[], list[Pod]]) -> None:
-        """Apply the changes of a source's pods; `everything` returns its complete set."""
-        self._queue(self._mux.update(source, delta.changed, delta.removed, everything))
-
-    def offer(self, source: str, pods: Sequence[Pod]) -> None:
-        """Add checkpointed pods of a source that has not reported yet."""
-        self._queue(self._mux.offer(source, pods))
-
-    def when_dispatched(self, call: Callable[[], None]) -> None:
-        """Call `call` when all changes so far have been dispatched."""
-        self._loop.after(call)
-
-    def _queue(self, changes: Sequence[PodChange]) -> None:
-        for change in changes:
-            for listener in self._listeners:
-                listener(change.pod.uid)
-        self._loop.pods(changes)
 
 
 class ActivePods:

@@ -19,7 +19,15 @@ from functools import partial
 from typing import Any
 
 from pykubelet.api.downward_api import ExpansionTooLongError, expand_all
-from pykubelet.api.pod import EnvVar, ExecAction, Probe
+from pykubelet.api.pod import (
+    EnvVar,
+    ExecAction,
+    GRPCAction,
+    HTTPGetAction,
+    Probe,
+    TCPSocketAction,
+    probe_handler,
+)
 from pykubelet.logs import get_logger
 from pykubelet.probes.custom import CustomProbes
 from pykubelet.probes.exchanges import Exchange, Exchanges
@@ -138,18 +146,21 @@ class Checker:
 
     async def _run_handler(self, probe: Probe, target: Target) -> ProbeResult:
         timeout = probe_parameters(probe).timeout
-        if probe.exec is not None and target.custom is not None:
-            command = expand(probe.exec.command, target.container.env)
-            return await self._custom.check(target, command, timeout)
-        if probe.exec is not None:
-            return await exec_check(probe.exec, target, timeout, self._exec_sync, self._slots)
-        if probe.http_get is not None:
-            return await http_check(probe.http_get, target, timeout, self.tls)
-        if probe.tcp_socket is not None:
-            return await tcp_check(probe.tcp_socket, target, timeout)
-        if probe.grpc is not None:
-            return await grpc_check(probe.grpc, target, timeout, user_agent("probe"))
-        raise BadTarget(f"missing probe handler for {target.container.name}")
+        _, action = probe_handler(probe) or ("", None)
+        match action:
+            case ExecAction() if target.custom is not None:
+                command = expand(action.command, target.container.env)
+                return await self._custom.check(target, command, timeout)
+            case ExecAction():
+                return await exec_check(action, target, timeout, self._exec_sync, self._slots)
+            case HTTPGetAction():
+                return await http_check(action, target, timeout, self.tls)
+            case TCPSocketAction():
+                return await tcp_check(action, target, timeout)
+            case GRPCAction():
+                return await grpc_check(action, target, timeout, user_agent("probe"))
+            case None:
+                raise BadTarget(f"missing probe handler for {target.container.name}")
 
 
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]

@@ -54,6 +54,7 @@ from pykubelet.standalone.teardown import (
     shim_id,
     shim_sockets,
 )
+from pykubelet.util.backoff import exponential_delay
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -156,11 +157,9 @@ HEALTHY_AFTER = 60.0
 _LOG_CHECK = 60.0
 
 
-def restart_delay(previous: float, lived: float) -> float:
-    """Return the back-off delay in seconds, given the previous one and the uptime of containerd since."""
-    if previous == 0 or lived >= HEALTHY_AFTER:
-        return FIRST_DELAY
-    return min(previous * 2, LONGEST_DELAY)
+def exits_in_a_row(before: int, lived: float) -> int:
+    """Return the number of successive exits of containerd, given its uptime in seconds before this one."""
+    return 1 if lived >= HEALTHY_AFTER else before + 1
 
 
 class PrivateRuntime:
@@ -267,11 +266,12 @@ class PrivateRuntime:
 
     async def _supervise(self, daemon: Daemon) -> None:
         loop = asyncio.get_running_loop()
-        delay = 0.0
+        exits = 0
         while True:
             since = loop.time()
             status = await daemon.wait()
-            delay = restart_delay(delay, loop.time() - since)
+            exits = exits_in_a_row(exits, loop.time() - since)
+            delay = exponential_delay(FIRST_DELAY, LONGEST_DELAY, exits)
             log.error(None, "Private containerd exited, restarting", status=status, delaySeconds=delay)
             await asyncio.sleep(delay)
             try:

@@ -49,6 +49,7 @@ from pykubelet.stats.samples import (
     Target,
     Usage,
 )
+from pykubelet.util.backoff import exponential_delay
 from pykubelet.util.tasks import TaskScope, finish_in_thread, seconds_to_tick
 
 log = get_logger(__name__)
@@ -423,7 +424,7 @@ class Collector:
         entry.follows = False
         self._drop(entry)
         entry.failures += 1
-        self._schedule(entry, min(self._interval, TICK_SECONDS * 2 ** min(entry.failures - 1, 10)))
+        self._schedule(entry, exponential_delay(TICK_SECONDS, self._interval, entry.failures))
 
     def _read_usage(self, entry: _Entry, *, fresh: bool = False) -> None:
         if entry.sampler is None:

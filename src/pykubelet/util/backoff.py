@@ -3,7 +3,8 @@
 `KeyedBackoff` keeps a delay per key, for crashing containers and failing image pulls: 10 s, doubling up to a
 limit, and reset after twice the limit (or `expiry`) without a failure. `Backoff` is one sequence of delays
 for retries of API requests, with jitter so that many nodes do not retry in step; `ExponentialDelay` is the
-plain sequence, for loops that retry on this host.
+plain sequence, for loops that retry on this host; `exponential_delay` computes one delay of it, for callers
+that count their failures.
 
 An API server can be away for an hour, or come and go: `ErrorLogLimiter` logs each type of failure once, and
 again every ten minutes while it persists.
@@ -82,6 +83,15 @@ def delay_with_retry_after(delay: float, retry_after: float | None) -> float:
     A proxy in maintenance may send an hour, and be back after a minute.
     """
     return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER_SECONDS))
+
+
+_MAX_DOUBLINGS = 60
+"""Doublings after which a delay does not grow: a float has no value for 2.0 ** 1024."""
+
+
+def exponential_delay(first: float, limit: float, failures: int) -> float:
+    """Return the delay after so many consecutive failures: `first` seconds, doubling up to `limit`."""
+    return min(limit, first * 2.0 ** min(max(failures - 1, 0), _MAX_DOUBLINGS))
 
 
 class ExponentialDelay:

@@ -28,25 +28,18 @@ from pykubelet.apiserver.errors import KubeError
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.volumes.csi.drivers import PodWaiters
-from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.errors import NotAttached, VolumePluginError
 from pykubelet.volumes.ownership import RecordObjectEvent, record_no_event
 from pykubelet.volumes.plugin import VolumePlugin, VolumeToMount
 from pykubelet.volumes.volume_state import VolumeState
 
 log = get_logger(__name__)
-_ACTION = "MountVolume.WaitForAttach failed"
-
-
-class NotAttached(VolumeNotReady):
-    """Raised while a volume is not attached to this node; the pod is woken when it is."""
-
-    action = _ACTION
 
 
 class NodeUnknown(VolumePluginError):
     """Raised when the Node object, which lists the attached volumes, cannot be read."""
 
-    action = _ACTION
+    action = NotAttached.action
 
 
 class AttachVerifier:

@@ -31,6 +31,12 @@ class VolumeNotReady(VolumePluginError):
     """Raised while a prerequisite is missing; its raiser has the pod's worker woken when it is met."""
 
 
+class NotAttached(VolumeNotReady):
+    """Raised while a volume is not attached to this node; the pod is woken when it is."""
+
+    action = "MountVolume.WaitForAttach failed"
+
+
 class VolumeLimitExceeded(VolumePluginError):
     """Raised when the driver's volume limit on this node is reached; if it persists, the pod is rejected."""
 

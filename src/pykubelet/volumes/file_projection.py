@@ -27,7 +27,7 @@ import posixpath
 import secrets
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from pykubelet.api.pod import Container, Pod
 from pykubelet.api.volume import KeyToPath
 from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, remove_entry
 from pykubelet.logs import get_logger
+from pykubelet.objects.base import ObjectNotFound
 from pykubelet.util.tasks import finish_in_thread
 from pykubelet.volumes.errors import VolumePluginError
 from pykubelet.volumes.ownership import group_mode, set_group
@@ -67,6 +68,27 @@ Files = Mapping[str, File]
 """Files by their paths in the volume."""
 Tree = dict[str, "File | Tree"]
 """Files by directory."""
+
+
+async def object_files(
+    read: Awaitable[Mapping[str, bytes]],
+    items: Sequence[KeyToPath],
+    mode: int,
+    *,
+    optional: bool,
+    missing: str,
+) -> dict[str, File]:
+    """Return the files of the API object whose data `read` returns; none if it is missing and `optional`.
+
+    Raises ObjectError, and VolumePluginError with `missing` for a missing key.
+    """
+    data: Mapping[str, bytes] = {}
+    try:
+        data = await read
+    except ObjectNotFound:
+        if not optional:
+            raise
+    return files_for_keys(data, items, mode, optional=optional, missing=missing)
 
 
 def files_for_keys(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from pykubelet.objects.base import ObjectError
+from pykubelet.util.backoff import exponential_delay
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
 
@@ -34,7 +35,8 @@ class OperationPending(VolumePluginError):
 @dataclass(slots=True)
 class _Failure:
     error: Exception
-    delay: float
+    count: int
+    """Consecutive failures, with this one."""
     until: float
 
 
@@ -156,12 +158,9 @@ class PendingOperations:
             raise
         except FAILURES as err:
             previous = self._failures.get(_pod(key), {}).get(name)
-            delay = (
-                min(previous.delay * 2, MAX_BACKOFF_SECONDS)
-                if previous is not None
-                else INITIAL_BACKOFF_SECONDS
-            )
-            failure = _Failure(err, delay, asyncio.get_running_loop().time() + delay)
+            count = previous.count + 1 if previous is not None else 1
+            delay = exponential_delay(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, count)
+            failure = _Failure(err, count, asyncio.get_running_loop().time() + delay)
             self._failures.setdefault(_pod(key), {})[name] = failure
             raise
         self._clear_failure(key, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cli.pods.exec import NotRunning, running_id
-from pykubelet.cli.pods.port_forward import PortError, parse_port
+from pykubelet.cli.pods.port_forward import ForwardError, parse_port
 from pykubelet.standalone.instance import Instance
 from pykubelet.transport.remote_command import Result, StreamError, connect, read_result
 from tests.support.cli_node import Terminal, answering, command, environment, pykubelet
@@ -345,5 +345,5 @@ def test_parse_port_local_and_remote(text: str, ports: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", ":", "80:", "a:80", "1:2:3", "65536", "-1", "٣"])
 def test_parse_port_invalid_raises(text: str) -> None:
-    with pytest.raises(PortError, match="expected PORT"):
+    with pytest.raises(ForwardError, match="expected PORT"):
         parse_port(text)

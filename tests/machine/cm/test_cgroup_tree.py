@@ -16,7 +16,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups import driver as cgroup_files
 from pykubelet.cm.cgroups import node_cgroups
-from pykubelet.cm.cgroups.driver import CgroupError, CgroupFiles
+from pykubelet.cm.cgroups.driver import CgroupFiles, CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import REWRITE_SECONDS, PodCgroups
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.config.feature_gates import FeatureGates
@@ -124,7 +124,7 @@ class TestV1:
         parent = await cgroups.ensure(pod)
         monkeypatch.setattr(cgroup_files, "kill_members", powerless)
         with process_in(parent) as process:
-            with pytest.raises(CgroupError, match=rf"does not go away; processes in it: {process.pid}"):
+            with pytest.raises(CgroupWriteError, match=rf"does not go away; processes in it: {process.pid}"):
                 await CgroupFiles(detect_cgroups()).remove(tuple(parent.strip("/").split("/")), 0.1)
 
     async def test_pod_cgroups_ensure_after_crash_sets_missing_limits(self, root: str) -> None:
@@ -229,7 +229,7 @@ class TestV1:
         assert value("cpu", parent, "cpu.cfs_quota_us") == "100000"
         # A new pod's limits must hold.
         impossible = pods_in(root, cpu_cfs_quota_period=1_000)
-        with pytest.raises(CgroupError, match="cannot set"):
+        with pytest.raises(CgroupWriteError, match="cannot set"):
             await impossible.ensure(pod_of({"limits": {"cpu": "1", "memory": "64Mi"}}))
 
     async def test_pod_cgroups_setup_enforces_node_allocatable_and_reserved(self, root: str) -> None:
@@ -258,7 +258,7 @@ class TestV1:
             kube_reserved_cgroup=f"{root}/none",
             enforce_node_allocatable=["pods", "kube-reserved-compressible"],
         )
-        with pytest.raises(CgroupError, match="kube-reserved-compressible but there is no cgroup"):
+        with pytest.raises(CgroupWriteError, match="kube-reserved-compressible but there is no cgroup"):
             await cgroups.setup()
 
     @pytest.mark.parametrize("kind", ["kube", "system"])
@@ -268,7 +268,7 @@ class TestV1:
         CgroupFiles(detect_cgroups()).make((root.strip("/"), "daemons"), CgroupValues())
         settings: dict[str, Any] = {f"{kind}_reserved_cgroup": f"{root}/daemons"}
         cgroups = pods_in(root, enforce_node_allocatable=["pods", f"{kind}-reserved"], **settings)
-        with pytest.raises(CgroupError, match=f"has {kind}-reserved but nothing is .* {kind}Reserved"):
+        with pytest.raises(CgroupWriteError, match=f"has {kind}-reserved but nothing is .* {kind}Reserved"):
             await cgroups.setup()
 
     async def test_pod_cgroups_setup_usage_above_limit_is_retried(
@@ -301,7 +301,7 @@ class TestV1:
 
     async def test_cgroup_files_make_invalid_limit_raises_cgroup_error(self, root: str) -> None:
         name = (root.strip("/"),)
-        with pytest.raises(CgroupError, match=r"cannot set .*cpu.cfs_period_us to 1: Invalid argument"):
+        with pytest.raises(CgroupWriteError, match=r"cannot set .*cpu.cfs_period_us to 1: Invalid argument"):
             CgroupFiles(detect_cgroups()).make(name, CgroupValues(quota=1, period=1))
 
     async def test_pod_cgroups_ensure_many_pods_costs_little_cpu_time(self, root: str) -> None:
@@ -343,19 +343,19 @@ class TestRefusals:
         self, config: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(systemd, "is_running", lambda: False)
-        with pytest.raises(CgroupError, match=message):
+        with pytest.raises(CgroupWriteError, match=message):
             await pods_in("/pyk-test-never-made", **config).setup()
         assert cgroup_tree.find_trees("pyk-test-never-made") == []
 
     async def test_pod_cgroups_setup_missing_controllers_raises_cgroup_error(self, tmp_path: Path) -> None:
         none = Cgroups(CgroupMode.V2, tmp_path, {"cpu": tmp_path, "pids": tmp_path}, {})
-        with pytest.raises(CgroupError, match="controllers cpuset, memory are missing"):
+        with pytest.raises(CgroupWriteError, match="controllers cpuset, memory are missing"):
             await PodCgroups(KubeletConfiguration(), FeatureGates(), none, CAPACITY).setup()
 
     async def test_pod_cgroups_hostile_uid_raises_cgroup_error(self) -> None:
         pod = pod_of({})
         pod.metadata.uid = "../../.."
-        with pytest.raises(CgroupError, match="uid"):
+        with pytest.raises(CgroupWriteError, match="uid"):
             await pods_in("/pyk-test-never-made").ensure(pod)
-        with pytest.raises(CgroupError, match="uid"):
+        with pytest.raises(CgroupWriteError, match="uid"):
             await pods_in("/pyk-test-never-made").remove("")

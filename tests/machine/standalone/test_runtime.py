@@ -15,7 +15,7 @@ from pykubelet.standalone.daemon import Daemon, find_daemons, last_log_problems,
 from pykubelet.standalone.data_dir import claim, load_state, save_state
 from pykubelet.standalone.instance import AlreadyRunning, EmbeddedError, Instance, RuntimeFailed
 from pykubelet.standalone.requirements import PROGRAMS, inspect_host
-from pykubelet.standalone.runtime import PrivateRuntime, restart_delay
+from pykubelet.standalone.runtime import PrivateRuntime, exits_in_a_row
 from pykubelet.standalone.teardown import down, leftovers
 from pykubelet.transport.errors import CriError
 from tests.support.cri_pods import connected, container_pid, is_running, shell, start_pod
@@ -382,10 +382,8 @@ def test_last_log_problems_returns_warnings_since_position(tmp_path: Path, text:
 
 
 @pytest.mark.parametrize(
-    ("previous", "lived", "expected"),
-    [(0, 0, 0.1), (0.1, 1, 0.2), (0.2, 59.9, 0.4), (6.4, 1, 10), (10, 1, 10), (10, 60, 0.1)],
+    ("before", "lived", "expected"),
+    [(0, 0, 1), (1, 1, 2), (2, 59.9, 3), (10, 60, 1)],
 )
-def test_restart_delay_doubles_and_resets_after_long_run(
-    previous: float, lived: float, expected: float
-) -> None:
-    assert restart_delay(previous, lived) == expected
+def test_exits_in_a_row_counted_until_long_run(before: int, lived: float, expected: int) -> None:
+    assert exits_in_a_row(before, lived) == expected

@@ -1,4 +1,4 @@
-"""A clock that can be set: put this folder on an agent's PYTHONPATH.
+"""A clock that can be set: put this directory on an agent's PYTHONPATH.
 
 The agent's wall clock then differs from the machine's by the seconds in the file that
 `PYKUBELET_TEST_CLOCK` names, read whenever someone asks for the time.

@@ -1,7 +1,7 @@
 """Runs the test driver: `python -m tests.support.csi_driver --folder DIR --registry DIR`; see `--help`.
 
-It serves CSI's Node service and registers with the agent. What it was asked is in `calls.jsonl`, how it
-shall misbehave in `behaviour.json`, which is read at each call:
+It serves CSI's Node service and registers with the agent. The requests it received are in `calls.jsonl`, its
+misbehaviour is in `behaviour.json`, which is read at each call:
 
     {"hang": ["NodePublishVolume"], "late": {"NodeStageVolume": 0.5}, "die": ["NodeUnpublishVolume"],
      "fail": {"NodePublishVolume": ["INVALID_ARGUMENT", "no such thing"]}, "abnormal": "the disk is on fire"}
@@ -28,11 +28,11 @@ STAGE, STATS, EXPAND = "STAGE_UNSTAGE_VOLUME", "GET_VOLUME_STATS", "EXPAND_VOLUM
 
 
 class Failure(Exception):
-    """An answer that is an error: the code's name and a text."""
+    """A response that is an error: the code's name and a text."""
 
 
 class Driver(Scripted):
-    """Answers calls, or does as it was told to misbehave."""
+    """Serves calls, or misbehaves as configured."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args.folder)

@@ -12,7 +12,7 @@ SIZE = 16 << 20
 
 
 class Backend:
-    """Volumes below a folder: `<handle>` is a directory, `<handle>.img` a file with a disk's content."""
+    """Volumes below a directory: `<handle>` is a directory, `<handle>.img` a file with a disk's content."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class Backend:
         return path
 
     def device(self, handle: str, size: int = SIZE, *, format_as: str = "") -> str:
-        """Have the loop device of a volume; a new one gets a file system if told so."""
+        """Ensure the loop device of a volume; a new one gets a file system if told so."""
         image = self.folder / f"{handle}.img"
         fresh = not image.exists()
         if fresh:
@@ -93,7 +93,7 @@ def is_mounted(target: Path) -> bool:
 
 
 def run(*command: str) -> str:
-    """Run a program; gives its output, raises with its last words."""
+    """Run a program; returns its output, raises with its last words."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")

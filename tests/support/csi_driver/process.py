@@ -1,4 +1,4 @@
-"""The test driver as its tests see it: started, told to misbehave, asked what it was asked, ended."""
+"""The test driver as its tests see it: started, configured to misbehave, queried for its requests, ended."""
 
 import subprocess
 import time
@@ -31,21 +31,21 @@ class DriverProcess(PluginProcess):
         return self.folder / "volumes"
 
     def calls(self, name: str = "") -> list[dict[str, Any]]:
-        """Give what it was asked, or the requests of one method."""
+        """Return the requests it has received, or those of one method."""
         return [call["request"] for call in self.said(name)] if name else self.said()
 
     def names(self) -> list[str]:
-        """Give the names of all calls about volumes, in order."""
+        """Return the names of all calls about volumes, in order."""
         plain = ("GetInfo", "NotifyRegistrationStatus", "NodeGetInfo", "NodeGetCapabilities")
         return [call["call"] for call in self.calls() if call["call"] not in plain]
 
     def loops(self) -> list[str]:
-        """Give the loop devices that are still attached to its volumes."""
+        """Return the loop devices that are still attached to its volumes."""
         listed = run("losetup", "--noheadings", "--output", "NAME,BACK-FILE")
         return [line for line in listed.splitlines() if str(self.folder) in line]
 
     def loops_left(self) -> list[str]:
-        """Give the loop devices that stay attached.
+        """Return the loop devices that stay attached.
 
         One that somebody else looks at just now is let go a moment later, as is one whose file system a
         container has got a copy of that is being started just now.
@@ -70,7 +70,7 @@ def driver_process(folder: Path, registry: Path, *options: str) -> Iterator[Driv
 
 
 def wait_for(what: str, look: Callable[[], Any], seconds: float = 30) -> Any:
-    """Give the first answer that is true."""
+    """Return the first true result."""
     deadline = time.monotonic() + seconds
     while not (answer := look()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

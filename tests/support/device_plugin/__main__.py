@@ -1,6 +1,6 @@
 """Runs the test plugin: `python -m tests.support.device_plugin --folder DIR --kubelet DIR`; see `--help`.
 
-It registers with the agent, and again when the agent's socket is another. What it was asked is in
+It registers with the agent, and again when the agent's socket is another. The requests it received are in
 `calls.jsonl`; what it has and how it misbehaves in `behaviour.json`, which it looks at all the time:
 
     {"devices": {"d1": "Healthy", "d2": "Unhealthy"}, "nodes": {"d1": [0]}, "hang": ["Allocate"],
@@ -27,13 +27,13 @@ LOOK_SECONDS = 0.02
 
 
 class Plugin(Scripted):
-    """Answers calls, or does as it was told to misbehave."""
+    """Serves calls, or misbehaves as configured."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args.folder)
         self.args = args
 
-    # Registration, through the folder of all plugins
+    # Registration, through the directory of all plugins
 
     def GetInfo(self, _: Message) -> Message:
         return registration_pb2.PluginInfo(
@@ -143,7 +143,7 @@ class Plugin(Scripted):
             except FileNotFoundError:
                 agent = 0
             if agent and agent != registered:
-                # A new agent has cleared the folder, as every plugin knows.
+                # A new agent has cleared the directory, as every plugin knows.
                 await server.stop(0)
                 server, registered = await self.serve(), agent
                 await self.register()

@@ -1,4 +1,4 @@
-"""The test plugin as its tests see it: started, told to misbehave, asked what it was asked, ended."""
+"""The test plugin as its tests see it: started, configured to misbehave, queried for its requests, ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +18,13 @@ class DevicePluginProcess(PluginProcess):
         self.kubelet = kubelet
 
     def kill(self) -> None:
-        """End it as a crash would; like a plugin that starts anew, remove what is left of it."""
+        """End it as a crash would; like a plugin that starts again, remove what is left of it."""
         super().kill()
         for left in self.kubelet.glob("dongle*.sock"):
             left.unlink(missing_ok=True)
 
     def calls(self, name: str) -> list[dict[str, Any]]:
-        """What it was asked by this call."""
+        """Requests that it has received by this call."""
         return [said["request"] for said in self.said(name)]
 
     def registrations(self) -> list[str]:

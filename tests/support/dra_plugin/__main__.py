@@ -1,7 +1,7 @@
 """Runs the test driver: `python -m tests.support.dra_plugin --folder DIR --registry DIR`; see `--help`.
 
-It registers with the agent, prepares what it is asked for and remembers it in `prepared.json`. What it was
-asked is in `calls.jsonl`; how it misbehaves in `behaviour.json`, which is read at each call:
+It registers with the agent, prepares the requested claims and stores them in `prepared.json`. The requests
+it received are in `calls.jsonl`; how it misbehaves in `behaviour.json`, which is read at each call:
 
     {"hang": ["NodePrepareResources"], "late": {"NodePrepareResources": 0.5}, "die": ["NodePrepareResources"],
      "fail": {"NodePrepareResources": ["INTERNAL", "no"]}, "refuse": {"claim-name": "no such thing"},
@@ -29,7 +29,7 @@ LOOK_SECONDS = 0.02
 
 
 class Driver(Scripted):
-    """Answers calls, or does as it was told to misbehave."""
+    """Serves calls, or misbehaves as configured."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args.folder, by=args.instance)

@@ -1,4 +1,4 @@
-"""The test driver as its tests see it: started, told to misbehave, asked what it was asked, ended."""
+"""The test driver as its tests see it: started, configured to misbehave, queried for its requests, ended."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class DriverProcess(PluginProcess):
         super().__init__("tests.support.dra_plugin", folder, f"--registry={registry}", *options)
 
     def calls(self, name: str = "") -> list[dict[str, Any]]:
-        """What it was asked, by this call or at all: `call`, `by` and `request`."""
+        """Requests it has received, by this call or all: `call`, `by` and `request`."""
         return self.said(name)
 
     def claims(self, call: str) -> list[list[str]]:

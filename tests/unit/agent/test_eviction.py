@@ -14,7 +14,7 @@ from pykubelet.eviction.admission import PressureConditions
 from pykubelet.eviction.observations import DiskUsage
 from pykubelet.node.conditions import NodePressure
 from pykubelet.podconfig.pod_history import Event, PodHistory
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.cri.runtime_stats import ImageFilesystems, LayerUsage
 from pykubelet.stats.samples import CgroupGone, Details, Limits, Target, Usage

@@ -62,7 +62,7 @@ async def test_take_cgroup_driver_runtime_config_overrides_configuration(
 
 @pytest.mark.looptime
 async def test_take_cgroup_driver_runtime_unavailable_or_unknown_raises_startup_error() -> None:
-    with pytest.raises(StartupError, match=r"cannot ask the container runtime .*code = Unavailable"):
+    with pytest.raises(StartupError, match=r"cannot query the container runtime .*code = Unavailable"):
         await taken("cgroupfs", AWAY, AWAY, AWAY)
     assert asyncio.get_running_loop().time() >= 4
     with pytest.raises(StartupError, match=r"unknown cgroup driver \(7\)"):

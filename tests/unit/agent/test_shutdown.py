@@ -271,7 +271,7 @@ async def test_shutdown_cancelled_static_pods_start_again(node: ShutdownNode) ->
         static.metadata.annotations = {"kubernetes.io/config.source": "file"}
         for one in static.spec.containers:
             one.image = "busybox"
-        rig.engine.pod_changed(PodChange("ADD", static, "file"))
+        rig.engine.loop.pods([PodChange("ADD", static, "file")])
         await node.until(lambda: "agent" in node.runtime.names())
         await rig.shut_down()
         assert node.runtime.names() == []
@@ -292,7 +292,7 @@ async def test_shutdown_cancelled_before_static_pod_is_observed_it_starts_again(
         static.metadata.annotations = {"kubernetes.io/config.source": "file"}
         for one in static.spec.containers:
             one.image = "busybox"
-        rig.engine.pod_changed(PodChange("ADD", static, "file"))
+        rig.engine.loop.pods([PodChange("ADD", static, "file")])
         await node.until(lambda: "agent" in node.runtime.names())
         await node.until(lambda: rig.engine.statuses.get("static").phase == "Running")  # type: ignore[union-attr]
         before = node.runtime.names()

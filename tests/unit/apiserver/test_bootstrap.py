@@ -27,8 +27,8 @@ from tests.support.api_client import Opener
 from tests.support.api_server import Server, answer, refuse, server_context, serving
 from tests.support.certs import Authority, Pair
 from tests.support.ports import held_port
+from tests.support.waiting import until
 from tests.unit.apiserver.signing import PATH, Document, Signing
-from tests.unit.apiserver.waiting import until
 
 NODE = {"metadata": {"name": "one"}}
 

@@ -25,7 +25,7 @@ from pykubelet.apiserver.rest_config import ExecPlugin, Impersonation, RestConfi
 from tests.support.api_client import Opener
 from tests.support.api_server import Server, answer, refuse
 from tests.support.certs import Authority, Pair
-from tests.unit.apiserver.waiting import until
+from tests.support.waiting import until
 
 V1 = "client.authentication.k8s.io/v1"
 NODE = {"metadata": {"name": "one"}}

@@ -36,8 +36,8 @@ from pykubelet.apiserver.errors import Forbidden
 from pykubelet.apiserver.tls import check_identity
 from tests.support.api_server import Server, refuse, reset
 from tests.support.certs import Authority
+from tests.support.waiting import until
 from tests.unit.apiserver.signing import Signing
-from tests.unit.apiserver.waiting import until
 
 NODE = Subject("system:node:one", ("system:nodes",))
 KEY = """-----BEGIN EC PRIVATE KEY-----

@@ -2,7 +2,7 @@ import asyncio
 import json
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ from tests.support.api_server import (
 )
 from tests.support.certs import Authority, Pair
 from tests.support.ports import held_port
+from tests.support.waiting import until
 from tests.support.watch_events import Heard, ScriptedSource, event, page, pod, status
 
 AWAY = Unreachable("https://x", "refused")
@@ -344,12 +345,6 @@ async def test_reflector_handler_raises_propagates_exception() -> None:
 
 
 # Against a real server.
-
-
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

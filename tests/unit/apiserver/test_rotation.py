@@ -34,10 +34,10 @@ from pykubelet.util.tasks import TaskScope
 from tests.support.api_client import Opener
 from tests.support.api_server import Server, answer, stream
 from tests.support.certs import Authority, Pair
+from tests.support.waiting import until
 from tests.support.watch_events import pod
 from tests.unit.apiserver.signing import PATH, Document, Signing
 from tests.unit.apiserver.test_bootstrap import Node
-from tests.unit.apiserver.waiting import until
 
 NODE = {"metadata": {"name": "one"}}
 WANTED = Subject("system:node:one", ("system:nodes",))

@@ -28,6 +28,7 @@ from pykubelet.apiserver.client import ApiClient
 from pykubelet.util.tasks import TaskScope
 from tests.support.api_server import Server, answer, server_context, serving
 from tests.support.certs import Authority, Pair
+from tests.support.waiting import until
 from tests.unit.apiserver.signing import Signing
 
 
@@ -64,12 +65,6 @@ def test_serving_subject_contains_dns_names_and_ips_of_node(
     found = serving_subject("one", [address(*one) for one in addresses], dns_only=dns_only)
     wanted = Subject("system:node:one", ("system:nodes",), *expected) if expected else None
     assert found == wanted
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -256,7 +251,7 @@ async def test_self_signed_certificate_renews_own_but_not_foreign_certificate(
     told: list[None] = []
     certificate.add_listener(lambda: told.append(None))
 
-    def served() -> Awaitable[None]:
+    def served() -> Awaitable[float]:
         return until(lambda: bool(told))
 
     async with TaskScope() as scope:

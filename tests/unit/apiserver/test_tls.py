@@ -24,7 +24,7 @@ from pykubelet.util.rate_limiter import TokenBucket
 from tests.support.api_client import Opener
 from tests.support.api_server import Server, answer, hang, refuse, server_context, serving, stream
 from tests.support.certs import NAMES, Authority, Pair, encrypt
-from tests.unit.apiserver.waiting import until
+from tests.support.waiting import until
 
 NODE = {"metadata": {"name": "one"}}
 

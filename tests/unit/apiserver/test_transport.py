@@ -20,7 +20,7 @@ from pykubelet.apiserver.transport import Transport, _new_socket
 from pykubelet.util.rate_limiter import TokenBucket
 from tests.support.api_client import Opener
 from tests.support.api_server import Server, answer, hang, refuse, reset, serving, stream
-from tests.unit.apiserver.waiting import until
+from tests.support.waiting import until
 
 POD = {"metadata": {"name": "web", "namespace": "default", "uid": "u1", "resourceVersion": "7"}}
 

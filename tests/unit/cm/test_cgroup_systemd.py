@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pykubelet.api import cpuset
 from pykubelet.cm.cgroups.driver import (
     CgroupDriver,
-    CgroupError,
+    CgroupWriteError,
     SystemdSlices,
     cpu_bits,
     round_up_to_percent,
@@ -199,11 +199,13 @@ class TestDriver:
         groups = driver_at(tmp_path, recorder)
         await groups.make(("kubepods",), CgroupValues())
         recorder.broken = True
-        with pytest.raises(CgroupError, match=r"^cannot make a slice: systemd, about a.slice: it hangs$"):
+        with pytest.raises(
+            CgroupWriteError, match=r"^cannot make a slice: systemd, about a.slice: it hangs$"
+        ):
             await groups.make(("a",), CgroupValues())
-        with pytest.raises(CgroupError, match=r"^cannot set a slice"):
+        with pytest.raises(CgroupWriteError, match=r"^cannot set a slice"):
             await groups.write(("kubepods",), CgroupValues(pids=5))
-        with pytest.raises(CgroupError, match=r"^cannot stop a slice"):
+        with pytest.raises(CgroupWriteError, match=r"^cannot stop a slice"):
             await groups.remove(("kubepods",))
         assert not (tmp_path / "kubepods.slice").exists()
 
@@ -212,9 +214,9 @@ class TestDriver:
     ) -> None:
         groups = driver_at(tmp_path, recorder)
         for doing in (groups.make, groups.write):
-            with pytest.raises(CgroupError, match="cannot be a part of a systemd slice"):
+            with pytest.raises(CgroupWriteError, match="cannot be a part of a systemd slice"):
                 await doing(("kubepods", "pod_x"), CgroupValues(shares=2))
-        with pytest.raises(CgroupError, match="cannot be a part of a systemd slice"):
+        with pytest.raises(CgroupWriteError, match="cannot be a part of a systemd slice"):
             await groups.remove(("kubepods", "pod_x"))
         assert recorder.asked == []
 
@@ -227,7 +229,7 @@ class TestDriver:
     ) -> None:
         monkeypatch.setattr(systemd, "is_running", lambda: False)
         machine = Cgroups(CgroupMode.V2, tmp_path, {}, {})
-        with pytest.raises(CgroupError, match="systemd does not run this machine: set it to cgroupfs"):
+        with pytest.raises(CgroupWriteError, match="systemd does not run this machine: set it to cgroupfs"):
             CgroupDriver(machine, "systemd").check()
         CgroupDriver(machine).check()
         monkeypatch.setattr(systemd, "is_running", lambda: True)
@@ -247,7 +249,7 @@ def test_cgroup_files_memory_limit_below_usage_raises_ebusy(tmp_path: Path) -> N
     (folder / "memory.stat").write_text("anon 300\nfile 600\nshmem 100\nslab_reclaimable 50\n")
     (folder / "memory.max").write_text("max")
     files = CgroupDriver(Cgroups(CgroupMode.V2, tmp_path, {"memory": tmp_path}, {})).files
-    with pytest.raises(CgroupError, match="450 bytes are in use") as refused:
+    with pytest.raises(CgroupWriteError, match="450 bytes are in use") as refused:
         files.write(("pods",), CgroupValues(memory=449))
     assert refused.value.errno == errno.EBUSY
     assert (folder / "memory.max").read_text() == "max"

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pykubelet.cm.cgroups import driver as cgroup_files
 from pykubelet.cm.cgroups import pod_cgroups
-from pykubelet.cm.cgroups.driver import CgroupError, CgroupFiles, CgroupMetrics
+from pykubelet.cm.cgroups.driver import CgroupFiles, CgroupMetrics, CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import LIST_SECONDS, PodCgroups
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.config.feature_gates import FeatureGates
@@ -164,7 +164,7 @@ class TestV2:
 
         monkeypatch.setattr(cgroup_files, "_put", busy)
         with pytest.raises(
-            CgroupError, match=r"cannot make cgroup /pyk.*controllers memory are not handed down"
+            CgroupWriteError, match=r"cannot make cgroup /pyk.*controllers memory are not handed down"
         ):
             await self.pods(v2).setup()
 

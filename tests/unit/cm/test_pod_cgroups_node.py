@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import allocatable, overcommitment, reserved_amounts
 from pykubelet.cm.cgroups import node_cgroups, pod_cgroups
-from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.node_cgroups import NodeAllocatableEnforcer
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.config.feature_gates import FeatureGates
@@ -111,7 +111,7 @@ async def test_node_allocatable_enforcer_limit_busy_retried_every_60_seconds() -
     async def write(*_: object) -> None:
         tried.append(loop.time())
         if len(tried) < 3:
-            raise CgroupError(errno.EBUSY, "more is in use")
+            raise CgroupWriteError(errno.EBUSY, "more is in use")
 
     groups: Any = SimpleNamespace(write=write)
     limits = NodeAllocatableEnforcer(

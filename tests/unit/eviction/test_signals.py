@@ -3,6 +3,11 @@
 import pytest
 
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.config.validation.validate_resources import (
+    CONTAINERFS_AVAILABLE,
+    CONTAINERFS_INODES_FREE,
+    SIGNALS,
+)
 from pykubelet.eviction import signals
 from pykubelet.eviction.signals import (
     Disks,
@@ -91,7 +96,7 @@ def test_with_containerfs_any_disks_copies_shared_file_system(disks: Disks, twin
     found = with_containerfs(configured, disks)
     copies = {one.signal: one for one in found if one.signal.startswith("containerfs.")}
     originals = {one.signal: one for one in configured}
-    assert copies.keys() == {signals.CONTAINERFS_AVAILABLE, signals.CONTAINERFS_INODES_FREE}
+    assert copies.keys() == {CONTAINERFS_AVAILABLE, CONTAINERFS_INODES_FREE}
     for signal, copy in copies.items():
         original = originals[signal.replace("containerfs", twin)]
         assert (copy.value, copy.grace_period) == (original.value, original.grace_period)
@@ -117,3 +122,8 @@ def test_configuration_warnings_contradictions_have_one_line_each() -> None:
 def test_signal_tables_every_signal_has_resource_and_condition() -> None:
     for signal in signals.SIGNAL_RESOURCES:
         assert Threshold(signal, value("1")).condition in ("MemoryPressure", "DiskPressure", "PIDPressure")
+
+
+def test_signal_resources_are_those_of_all_valid_signals() -> None:
+    assert set(signals.SIGNAL_RESOURCES) == set(SIGNALS)
+    assert set(signals.SIGNAL_RESOURCES.values()) == set(signals.CONDITIONS)

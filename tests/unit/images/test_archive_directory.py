@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +13,7 @@ from pykubelet.images import archive_directory
 from pykubelet.images.archive import ArchiveContents
 from pykubelet.images.archive_directory import RECORD_NAME, ArchiveDirectory
 from pykubelet.images.pins import PinError
+from tests.support.waiting import until
 
 
 class Importer:
@@ -49,12 +50,6 @@ async def importing(tmp_path: Path, importer: Any) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])

@@ -63,7 +63,7 @@ def test_configure_vmodule_applies_to_module_loaded_later(capsys: Streams) -> No
 
 def test_logger_bind_adds_keys_to_every_line(capsys: Streams) -> None:
     configure(LogOptions())
-    log = get_logger("pykubelet.podworkers.worker").bind(pod="default/web", podUID="1")
+    log = get_logger("pykubelet.podworkers.workers").bind(pod="default/web", podUID="1")
     log.info("a")
     log.error("why", "b", container="main")
     said = capsys.readouterr()

@@ -31,6 +31,7 @@ from pykubelet.node.shutdown_state import (
 from pykubelet.util.tasks import TaskScope
 from tests.support.logind import LogindPeer, bus_daemon, logind_on_bus
 from tests.support.pods import NOW, make_pod
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(
     shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian package dbus-daemon)"
@@ -142,12 +143,6 @@ async def managed(
         if start:
             scope.start(manager.run(), name="manager")
         yield Rig(pods, state, manager, final, root, events, registry, cancelled)
-
-
-async def until(condition: Callable[[], Any], seconds: float = 45.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_manager_shutdown_terminates_groups_then_releases_lock(tmp_path: Path) -> None:

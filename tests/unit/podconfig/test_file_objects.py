@@ -14,8 +14,9 @@ from pykubelet.config.errors import Problem
 from pykubelet.objects.base import ObjectNotFound
 from pykubelet.podconfig.file_source import FileSource
 from pykubelet.podconfig.local_objects import LocalObject, LocalObjects, title
+from tests.support.waiting import until
 from tests.unit.podconfig.making import NODE, Heard, manifest, static
-from tests.unit.podconfig.test_file_source import RARELY, put, until
+from tests.unit.podconfig.test_file_source import RARELY, put
 
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s}\ndata: {key: %s}\n"
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: %s}\nstringData: {key: hidden}\n"

@@ -3,7 +3,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pykubelet.podconfig import file_source
 from pykubelet.podconfig import file_source as path_watch
 from pykubelet.podconfig.file_source import DirectorySnapshot, FileSource, directories_to_watch
 from pykubelet.podconfig.file_source import scan as folder_look
+from tests.support.waiting import until
 from tests.unit.podconfig.making import NODE, Heard, manifest
 
 RARELY = Duration.from_seconds(60)
@@ -33,15 +34,6 @@ async def watching(path: Path, period: Duration = RARELY) -> AsyncIterator[Heard
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def until(condition: Callable[[], bool], seconds: float = 60) -> float:
-    """Wait for something; says how long it took."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < seconds, "it did not happen"
-        await asyncio.sleep(0.002)
-    return time.monotonic() - begin
 
 
 @pytest.fixture

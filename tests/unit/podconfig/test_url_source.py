@@ -1,7 +1,6 @@
 import asyncio
 import gzip
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +10,7 @@ from aiohttp import web
 from pykubelet.api.duration import Duration
 from pykubelet.podconfig import url_source
 from pykubelet.podconfig.url_source import UrlSource
+from tests.support.waiting import until
 from tests.unit.podconfig.making import NODE, Heard, document, manifest
 
 OFTEN = Duration.from_seconds(0.1)
@@ -62,13 +62,6 @@ async def asking(url: str, headers: dict[str, list[str]] | None = None) -> Async
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def until(condition: Callable[[], object]) -> None:
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < 60, "it did not happen"
-        await asyncio.sleep(0.005)
 
 
 async def rounds(server: Server, count: int) -> None:

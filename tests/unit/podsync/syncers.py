@@ -12,7 +12,6 @@ from pykubelet.kuberuntime.observed import PodStates
 from pykubelet.objects.base import NoObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
 from pykubelet.podsync.resource_allocator import NO_CLAIMS
@@ -28,7 +27,7 @@ from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.stages.user_namespace import UserNamespaceStage
 from pykubelet.podsync.stages.volumes import VolumeStage
 from pykubelet.podsync.start_limiter import StartLimiter
-from pykubelet.podsync.syncer import Fate, NodePodSyncer
+from pykubelet.podsync.syncer import ActionExecutor, Fate, NodePodSyncer
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep
 from pykubelet.status.compute import StatusStore

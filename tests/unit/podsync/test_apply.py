@@ -20,8 +20,8 @@ from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState, SyncError
-from pykubelet.podsync.executor import ActionExecutor
 from pykubelet.podsync.stages.containers import crash_loop_back_off
+from pykubelet.podsync.syncer import ActionExecutor
 from pykubelet.util.backoff import KeyedBackoff
 from tests.support.pods import make_pod
 from tests.unit.podsync.syncers import make_executor

@@ -13,7 +13,7 @@ from pykubelet.kuberuntime.errors import StartError
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podsync.contract import PodSyncState
-from pykubelet.podsync.executor import ActionExecutor
+from pykubelet.podsync.syncer import ActionExecutor
 from pykubelet.util.backoff import KeyedBackoff
 from tests.unit.podsync.syncers import make_executor
 

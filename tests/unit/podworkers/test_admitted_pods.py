@@ -15,7 +15,7 @@ from pykubelet.podconfig.mux import PodChange
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
 from pykubelet.podworkers.pod_admission import AdmittedPods, LazyPods
-from pykubelet.podworkers.worker import PodWorkerState
+from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.resize.allocation_manager import AllocationManager
 from tests.support.admission import asking, node, requests_of
 from tests.unit.podworkers.desk import Here, here, settle

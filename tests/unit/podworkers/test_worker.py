@@ -9,8 +9,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podconfig.static_pods import SOURCE_ANNOTATION, is_static_pod
 from pykubelet.podsync.contract import KillPodOptions, Outcome, Remnants, SyncError
-from pykubelet.podworkers.worker import PodWorkerState
-from pykubelet.podworkers.workers import PodWorkers
+from pykubelet.podworkers.workers import PodWorkers, PodWorkerState
 from pykubelet.util.tasks import TaskScope
 
 pytestmark = pytest.mark.looptime
@@ -161,6 +160,19 @@ async def test_pod_workers_sync_fails_retried_with_exponential_back_off(
     workers.sync(pod("1"))
     await asyncio.sleep(1 + 2 + 4 + 8 + 10 + 0.5)
     assert life.diary == ["sync 1"] * 6
+    worker = workers.get("1")
+    assert worker is not None
+    assert worker.state is PodWorkerState.SYNCING
+
+
+async def test_pod_workers_sync_fails_for_hours_retried_at_longest_delay(
+    life: Life, workers: PodWorkers
+) -> None:
+    """Verify that a pod is still retried after so many failures that no float holds 2 to their power."""
+    life.failing["sync 1"] = SyncError("no such secret")
+    workers.sync(pod("1"))
+    await asyncio.sleep(5000 * 10)
+    assert 4900 < len(life.diary) <= 5003
     worker = workers.get("1")
     assert worker is not None
     assert worker.state is PodWorkerState.SYNCING

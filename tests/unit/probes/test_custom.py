@@ -17,7 +17,8 @@ from pykubelet.probes.prober import Prober
 from pykubelet.probes.runner import Checker, ExecSlots
 from pykubelet.probes.types import OUTPUT_LIMIT, Kind, ProbeResult, Target
 from pykubelet.util.tasks import TaskScope
-from tests.support.probes import eventually, no_exec, observed, pod, running
+from tests.support.probes import no_exec, observed, pod, running
+from tests.support.waiting import until
 
 ANNOTATIONS = {"liveness.probes.pykubelet.dev/app": "mine"}
 POD = Pod(
@@ -143,7 +144,7 @@ async def test_prober_annotated_pod_is_probed_by_function() -> None:
         scope.start(prober.run(), name="prober")
         prober.add_pod(probed)
         prober.observe(probed, observed(running("app", "c1", time.time_ns())))
-        await eventually(lambda: ("readiness", "success") in results)
+        await until(lambda: ("readiness", "success") in results)
     assert (requests[0].kind, requests[0].container_id, requests[0].ip) == ("readiness", "c1", "10.0.0.1")
 
 

@@ -15,7 +15,8 @@ from pykubelet.api.pod import HTTPGetAction, Probe
 from pykubelet.probes.exchanges import Exchange, Exchanges, Peer, numeric_peer
 from pykubelet.probes.runner import Checker, ExecSlots, PreparedProbe
 from pykubelet.probes.types import ProbeResult
-from tests.support.probes import eventually, no_exec, target
+from tests.support.probes import no_exec, target
+from tests.support.waiting import until
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 REQUEST = b"GET / HTTP/1.1\r\n\r\n"
@@ -221,7 +222,7 @@ async def test_probe_run_cancelled_during_redirect_ends_it() -> None:
         run = PreparedProbe(probe, target(), checker).start(asyncio.ensure_future, outcomes.append)
         await asyncio.wait_for(redirected.wait(), 45)
         run.cancel()
-        await eventually(closed.is_set)
+        await until(closed.is_set)
         checker.exchanges.close()
     assert outcomes == []
 

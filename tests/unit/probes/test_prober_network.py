@@ -14,7 +14,8 @@ from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.probes.prober import Prober
 from pykubelet.probes.results import ProbeUpdate
 from pykubelet.util.tasks import TaskScope
-from tests.support.probes import eventually, no_exec, observed, pod, running
+from tests.support.probes import no_exec, observed, pod, running
+from tests.support.waiting import until
 
 
 class Told:
@@ -76,23 +77,23 @@ async def test_prober_http_readiness_ready_then_warning_then_failure() -> None:
         seen = observed(running("app", "c1", time.time_ns()), ip="127.0.0.1")
         asking.add_pod(asked)
         asking.observe(asked, seen)
-        await eventually(lambda: asking.update_status(asked, seen)["app"] == (True, True))
+        await until(lambda: asking.update_status(asked, seen)["app"] == (True, True))
         answer.update(status=302, to="http://elsewhere.example/")
-        await eventually(lambda: len(told.events) > 0)
+        await until(lambda: len(told.events) > 0)
         assert told.events[0] == (
             "ProbeWarning",
             "Readiness probe warning: Probe terminated redirects, Response body: text",
         )
         assert len(told.updates) == 1
         answer.update(status=503)
-        await eventually(lambda: asking.update_status(asked, seen)["app"] == (True, False))
+        await until(lambda: asking.update_status(asked, seen)["app"] == (True, False))
         assert told.events[-1] == (
             "Unhealthy",
             "Readiness probe failed: HTTP probe failed with statuscode: 503",
         )
         labels = 'namespace="ns",pod="pod-u1",pod_uid="u1",probe_type="Liveness",result="successful"'
         alive = f'prober_probe_total{{container="app",{labels}}}'
-        await eventually(lambda: alive in generate_latest(told.registry).decode())
+        await until(lambda: alive in generate_latest(told.registry).decode())
         text = generate_latest(told.registry).decode()
     assert 'prober_probe_duration_seconds_bucket{container="app",le="0.005"' in text
 
@@ -107,7 +108,7 @@ async def test_prober_host_network_pod_is_probed_at_host_ip() -> None:
             asking.add_pod(asked)
             seen = ObservedPod(uid=uid, containers=(running("app", uid, time.time_ns()),))
             asking.observe(asked, seen)
-        await eventually(lambda: len(told.updates) > 0)
+        await until(lambda: len(told.updates) > 0)
         await asyncio.sleep(0.05)
         assert [(update.pod_uid, update.result) for update in told.updates] == [("host", "success")]
 
@@ -166,5 +167,5 @@ async def test_prober_pod_moved_to_other_address_is_probed_there() -> None:
         asking.observe(asked, observed(container, ip="127.0.0.2"))
         await asyncio.sleep(0)
         asking.observe(asked, observed(container, ip="127.0.0.1"))
-        await eventually(lambda: len(told.updates) > 0)
+        await until(lambda: len(told.updates) > 0)
     assert [update.result for update in told.updates] == ["success"]

@@ -2,8 +2,7 @@
 
 import asyncio
 import gc
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.support import api_node
 from tests.support.api_node import STAMP, Node, write_log
 from tests.support.certs import Authority, Pair
 from tests.support.server_clients import client_context
-from tests.unit.server.http2_client import PATIENCE_SECONDS, Client, http2_client
+from tests.unit.server.http2_client import Client, http2_client
 
 authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
 
@@ -131,14 +130,6 @@ async def site_of(authority: Authority, pairs: dict[str, Pair], *, most: int = 1
 async def site(authority: Authority, pairs: dict[str, Pair]) -> AsyncIterator[Site]:
     async with site_of(authority, pairs) as made:
         yield made
-
-
-async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until something is so that nobody tells."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become so"
-        await asyncio.sleep(0.01)
 
 
 def alive(kind: type) -> int:

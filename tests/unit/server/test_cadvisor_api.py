@@ -31,7 +31,8 @@ from pykubelet.util.tasks import TaskScope
 from tests.support.cgroup_trees import reader_host, v1_tree, v2_tree
 from tests.support.prometheus_text import parse
 from tests.support.stats_records import FILESYSTEM, MACHINE, NOW, node_records
-from tests.unit.server.test_stats_metrics import Samples, until
+from tests.support.waiting import until
+from tests.unit.server.test_stats_metrics import Samples
 
 CONTAINER = "/kubepods/pod1"
 

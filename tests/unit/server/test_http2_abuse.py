@@ -39,9 +39,10 @@ from pykubelet.server.http2.frames import (
 )
 from pykubelet.server.http2.headers import Malformed, UnsupportedRequest, answer_head, request_head
 from pykubelet.server.http2.stream import Stream
+from tests.support.waiting import until
 from tests.unit.server import http2_site
 from tests.unit.server.http2_client import Client
-from tests.unit.server.http2_site import Site, eventually
+from tests.unit.server.http2_site import Site
 
 authority, pairs, site = http2_site.authority, http2_site.pairs, http2_site.site
 
@@ -134,7 +135,7 @@ async def test_http2_flood_closes_connection_others_served(site: Site, name: str
         await pour(bad, FLOODS[name]())
         assert bad.goodbye in (ErrorCodes.ENHANCE_YOUR_CALM, None)
         assert (await good.ask("/echo")).status == 200
-        await eventually(lambda: site.slow.at_work == 0)
+        await until(lambda: site.slow.at_work == 0)
         # However many were begun: never more at once than allowed, and few in all.
         assert site.slow.begun <= BUDGET / 10
 
@@ -170,7 +171,7 @@ async def test_http2_endless_continuations_close_connection(site: Site, size: in
         talk.raw(HeadersFrame(101, hpack.Encoder().encode(REQUEST)))
         await pour(talk, endless(lambda _: [ContinuationFrame(101, b"\0" * size)]), 5000)
         assert talk.goodbye in (ErrorCodes.PROTOCOL_ERROR, ErrorCodes.ENHANCE_YOUR_CALM, None)
-    await eventually(lambda: not any(isinstance(found, Http2Connection) for found in gc.get_objects()))
+    await until(lambda: not any(isinstance(found, Http2Connection) for found in gc.get_objects()))
 
 
 @pytest.mark.parametrize(
@@ -401,4 +402,4 @@ async def test_http2_random_frames_over_tls_server_stays_usable(site: Site) -> N
                 talk.raw(Raw(source.randrange(12), source.choice((0, 1, 3, 5)), body, source.randrange(64)))
     async with site.talking() as talk:
         assert (await talk.ask("/echo")).status == 200
-    await eventually(lambda: not any(isinstance(found, Stream) for found in gc.get_objects()))
+    await until(lambda: not any(isinstance(found, Stream) for found in gc.get_objects()))

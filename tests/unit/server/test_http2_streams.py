@@ -18,9 +18,10 @@ from pykubelet.util.tasks import TaskScope
 from tests.support.api_node import STAMP, Start, write_log
 from tests.support.certs import Authority, Pair
 from tests.support.server_clients import client_context
+from tests.support.waiting import until
 from tests.unit.server import http2_site
 from tests.unit.server.http2_client import Client
-from tests.unit.server.http2_site import Site, alive, eventually, site_of, standing, talking, write_long_log
+from tests.unit.server.http2_site import Site, alive, site_of, standing, talking, write_long_log
 
 authority, pairs, start, site = http2_site.authority, http2_site.pairs, http2_site.start, http2_site.site
 
@@ -39,12 +40,12 @@ async def test_http2_log_follow_reset_or_disconnect_ends_handlers(start: Start) 
         assert inflight._value.get() == 3
         talk.wire.reset_stream(streams[0], ErrorCodes.CANCEL)
         talk.flush()
-        await eventually(lambda: inflight._value.get() == 2)
+        await until(lambda: inflight._value.get() == 2)
         # Requests go on beside it.
         assert (await talk.ask("/healthz")).status == 200
     # Whoever hangs up has no followers left.
-    await eventually(lambda: inflight._value.get() == 0)
-    await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
+    await until(lambda: inflight._value.get() == 0)
+    await until(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
 
 
 async def test_http2_slow_reader_bounded_memory_and_complete(start: Start) -> None:
@@ -83,7 +84,7 @@ async def test_http2_client_not_reading_pauses_reading(start: Start) -> None:
         client = Client(asyncio.StreamReader(), writer, window=2**31 - 1, takes=False)
         client.wire.increment_flow_control_window(2**30)
         client.begin("/containerLogs/default/web/main")
-        await eventually(lambda: any(connection._paused for connection in standing()))
+        await until(lambda: any(connection._paused for connection in standing()))
         [connection] = standing()
         transport = connection.transport
         assert transport is not None
@@ -113,11 +114,11 @@ async def test_http2_concurrent_responses_all_complete(start: Start) -> None:
 async def test_http2_stream_reset_cancels_handler(site: Site) -> None:
     async with site.talking() as talk:
         numbers = [talk.begin("/slow") for _ in range(20)]
-        await eventually(lambda: site.slow.at_work == 20)
+        await until(lambda: site.slow.at_work == 20)
         for number in numbers[:15]:
             talk.wire.reset_stream(number, ErrorCodes.CANCEL)
         talk.flush()
-        await eventually(lambda: (site.slow.at_work, site.slow.cancelled) == (5, 15))
+        await until(lambda: (site.slow.at_work, site.slow.cancelled) == (5, 15))
         site.slow.release.set()
         answers = [await talk.whole(number) for number in numbers[15:]]
         assert [answer.text for answer in answers] == ["done"] * 5
@@ -130,10 +131,10 @@ async def test_http2_connection_lost_cancels_handlers(site: Site) -> None:
             talk.begin("/slow")
         body = talk.begin("/echo", "POST", body=True)
         await talk.send(body, b"half of it")
-        await eventually(lambda: site.slow.at_work == 10)
+        await until(lambda: site.slow.at_work == 10)
         talk._writer.transport.abort()
-        await eventually(lambda: (site.slow.at_work, site.slow.cancelled) == (0, 10))
-    await eventually(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
+        await until(lambda: (site.slow.at_work, site.slow.cancelled) == (0, 10))
+    await until(lambda: alive(Stream) == 0 and alive(Http2Connection) == 0)
 
 
 async def test_http2_total_stream_limit_exceeded_refuses_stream(
@@ -145,13 +146,13 @@ async def test_http2_total_stream_limit_exceeded_refuses_stream(
         assert talk.wire.remote_settings.max_concurrent_streams == MOST_STREAMS
         assert talk.wire.remote_settings.max_header_list_size == 64 * 1024
         numbers = [talk.begin("/slow") for _ in range(4)] + [other.begin("/slow")]
-        await eventually(lambda: site.slow.at_work == 5)
+        await until(lambda: site.slow.at_work == 5)
         # Everybody's places are taken; the client may try again.
         assert (await other.ask("/echo")).reset == ErrorCodes.REFUSED_STREAM
         site.slow.release.set()
         for number in numbers[:4]:
             assert (await talk.whole(number)).text == "done"
-        await eventually(lambda: site.slow.at_work == 0)
+        await until(lambda: site.slow.at_work == 0)
         assert (await other.ask("/echo")).status == 200
 
 
@@ -186,7 +187,7 @@ async def test_http2_idle_connection_is_closed(site: Site, monkeypatch: pytest.M
     async with site.talking() as silent, site.talking() as busy, site.talking(window=0) as stuck:
         number = busy.begin("/slow")
         stuck.begin("/echo")
-        await eventually(lambda: site.slow.at_work == 1)
+        await until(lambda: site.slow.at_work == 1)
         for talk in (silent, stuck):
             await talk.until(lambda talk=talk: talk.closed)
             assert talk.goodbye == ErrorCodes.NO_ERROR
@@ -202,10 +203,10 @@ async def test_http2_idle_connections_evicted_for_new_ones(
     async with site_of(authority, pairs, most=5) as site, AsyncExitStack() as stack:
         busy = await stack.enter_async_context(site.talking())
         number = busy.begin("/slow")
-        await eventually(lambda: site.slow.at_work == 1)
+        await until(lambda: site.slow.at_work == 1)
         others = [await stack.enter_async_context(site.talking()) for _ in range(12)]
         assert (await others[-1].ask("/echo")).status == 200
-        await eventually(lambda: sum(talk.closed for talk in others) >= 7)
+        await until(lambda: sum(talk.closed for talk in others) >= 7)
         site.slow.release.set()
         assert (await busy.whole(number)).text == "done"
 
@@ -221,7 +222,7 @@ async def test_http2_shutdown_completes_running_responses(
             idle = await clients.enter_async_context(site.talking())
             assert (await idle.ask("/echo")).status == 200
             number = talk.begin("/slow")
-            await eventually(lambda: site.slow.at_work == 1)
+            await until(lambda: site.slow.at_work == 1)
         finally:
             stopping = scope.start(serving.aclose(), name="stopping")
         await idle.until(lambda: idle.closed)
@@ -240,7 +241,7 @@ async def test_http2_shutdown_timeout_cancels_handlers(authority: Authority, pai
                 talk = await clients.enter_async_context(site.talking())
                 for _ in range(3):
                     talk.begin("/slow")
-            await eventually(lambda: site.slow.at_work == 6)
+            await until(lambda: site.slow.at_work == 6)
             began = time.monotonic()
         assert time.monotonic() - began < 60
         assert (site.slow.at_work, site.slow.cancelled) == (0, 6)
@@ -249,7 +250,7 @@ async def test_http2_shutdown_timeout_cancels_handlers(authority: Authority, pai
 async def test_http2_client_goaway_running_responses_complete(site: Site) -> None:
     async with site.talking() as talk:
         number = talk.begin("/slow")
-        await eventually(lambda: site.slow.at_work == 1)
+        await until(lambda: site.slow.at_work == 1)
         talk.raw(GoAwayFrame(0, last_stream_id=0, error_code=0))
         site.slow.release.set()
         assert (await talk.whole(number)).text == "done"

@@ -7,7 +7,7 @@ import gc
 import gzip
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -32,6 +32,7 @@ from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, parse
 from tests.support.stats_records import FILESYSTEM, MACHINE, node_records
+from tests.support.waiting import until
 
 TIMEOUT_SECONDS = 30.0
 
@@ -127,12 +128,6 @@ async def site(source: Samples, limit: ScrapeLimit | None = None) -> AsyncIterat
             yield Site(source, limit, port, client)
     finally:
         await runner.cleanup()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_cadvisor_route_gzip_accepted_page_compressed() -> None:

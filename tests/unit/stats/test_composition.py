@@ -22,7 +22,7 @@ from pykubelet.api.meta import ObjectMeta
 from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir, Volume
-from pykubelet.cm.cgroups.driver import CgroupError
+from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
@@ -111,7 +111,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
     def cgroup_of(pod: Pod) -> str:
         asked.append(pod.uid)
         if pod.uid == "bad":
-            raise CgroupError(22, "invalid UID")
+            raise CgroupWriteError(22, "invalid UID")
         return f"/kubepods/pod{pod.uid}"
 
     def paths() -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 import grpc
@@ -20,6 +20,7 @@ from pykubelet.tracing.span import Tracer
 from pykubelet.util.backoff import Backoff
 from tests.support.ports import free_port
 from tests.support.trace_collector import Collector, attributes, collecting
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -66,13 +67,6 @@ async def running(exporter: SpanExporter) -> AsyncIterator[None]:
         task.cancel()
         await asyncio.wait([task])
         await exporter.flush(1)
-
-
-async def until(met: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "not in time"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

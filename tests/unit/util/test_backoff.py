@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.util.backoff import ExponentialDelay, KeyedBackoff
+from pykubelet.util.backoff import ExponentialDelay, KeyedBackoff, exponential_delay
 
 
 def test_keyed_backoff_repeated_attempts_delay_doubles_up_to_limit() -> None:
@@ -58,3 +58,9 @@ def test_exponential_delay_doubles_up_to_limit_until_reset() -> None:
     assert [delay.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     delay.reset()
     assert delay.next() == 0.1
+
+
+def test_exponential_delay_by_failures_doubles_up_to_limit() -> None:
+    assert [exponential_delay(0.5, 6.0, failures) for failures in range(1, 7)] == [0.5, 1, 2, 4, 6, 6]
+    assert exponential_delay(1.0, 10.0, 5000) == 10
+    assert exponential_delay(20.0, 10.0, 1) == 10

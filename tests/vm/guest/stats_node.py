@@ -140,7 +140,7 @@ class StatsNode(GuestNode):
         self.wait_none("statistics of all pods", lambda: self._unmeasured(since), SLOW)
 
     def fetch(self) -> StatsPages:
-        """Fetch all answers."""
+        """Fetch all responses."""
         # On this port both kubelets run all health checks, and count them.
         self.page("/healthz")
         texts = {name: self.page(path) for name, path in {**EXPOSITIONS, **SUMMARIES}.items()}

@@ -142,7 +142,7 @@ def _expect_table(node: GuestNode, table: list[Row]) -> None:
     containers = {one.id for one in node.truth.running()}
 
     node.kill()
-    # What changed meanwhile is put right, too.
+    # What changed concurrently is put right, too.
     victim = node.place("kubepods", "burstable")
     (victim / "cpu.weight").write_text("100")
     node.start()

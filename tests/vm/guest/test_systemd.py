@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pykubelet.cm.cgroups import node_cgroups
-from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupError
+from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.config.feature_gates import FeatureGates
@@ -166,7 +166,7 @@ class TestGroups:
             await after.setup()
             assert value(ROOT / path, "memory.max") == str(512 << 20)
             assert eater.pid in members(folder)
-            with pytest.raises(CgroupError) as refused:
+            with pytest.raises(CgroupWriteError) as refused:
                 await groups.write((root, "kubepods"), CgroupValues(memory=32 << 20))
             assert refused.value.errno == errno.EBUSY
             await after.remove(one.uid)

@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
+import msgspec
+
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import (
     Container,
     EnvVar,
+    ExecAction,
+    GRPCAction,
     HTTPGetAction,
     Pod,
     Probe,
+    ProbeAction,
     ResourceRequirements,
+    TCPSocketAction,
     is_sidecar,
+    probe_handler,
 )
 from pykubelet.api.pod_status import ContainerState, ContainerStatus
 from pykubelet.api.quantity import Quantity
@@ -96,23 +103,31 @@ def describe_text(
 
 def probe_text(probe: Probe) -> str:
     """Return the handler, the periods and the thresholds of a probe as text."""
-    if probe.exec is not None:
-        action = f"exec [{' '.join(probe.exec.command)}]"
-    elif probe.http_get is not None:
-        action = f"http-get {_url(probe.http_get)}"
-    elif probe.tcp_socket is not None:
-        action = f"tcp-socket {probe.tcp_socket.host}:{probe.tcp_socket.port}"
-    elif probe.grpc is not None:
-        action = f"grpc :{probe.grpc.port} {probe.grpc.service or ''}".rstrip()
-    else:
-        action = "nothing"
+    name, action = probe_handler(probe) or ("nothing", None)
+    handler = f"{name.replace('_', '-')} {_action_text(action)}".rstrip()
     seconds = {
         "delay": probe.initial_delay_seconds,
         "timeout": probe.timeout_seconds,
         "period": probe.period_seconds,
     }
     times = " ".join(f"{name}={value}s" for name, value in seconds.items())
-    return f"{action} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
+    return f"{handler} {times} #success={probe.success_threshold} #failure={probe.failure_threshold}"
+
+
+def _action_text(action: ProbeAction | None) -> str:
+    match action:
+        case ExecAction():
+            return f"[{' '.join(action.command)}]"
+        case HTTPGetAction():
+            return _url(action)
+        case TCPSocketAction():
+            return f"{action.host}:{action.port}"
+        case GRPCAction():
+            return f":{action.port} {action.service or ''}"
+        case None:
+            return ""
+        case _:  # a newer type of probe
+            return " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(action).items())
 
 
 def state_text(state: ContainerState, now: datetime) -> str:

@@ -33,8 +33,8 @@ _BLOCK = 64 * 1024
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-class PortError(Exception):
-    """Raised for a port that is not valid or cannot be listened on."""
+class ForwardError(Exception):
+    """Raised for a port of `port-forward` that is not valid or cannot be listened on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,15 @@ class PortForwardOptions:
 
 
 def parse_port(text: str) -> tuple[int, int]:
-    """Return the local port (zero for any) and the pod's port. Raises PortError."""
+    """Return the local port (zero for any) and the pod's port. Raises ForwardError."""
     local, colon, remote = text.rpartition(":")
     # Without a colon the ports are equal; an empty local port is any.
     texts = ((local or "0") if colon else remote, remote)
     numbers = [int(part) if part.isascii() and part.isdigit() and len(part) < 6 else -1 for part in texts]
     if not (0 <= numbers[0] < 2**16 and 0 < numbers[1] < 2**16):
-        raise PortError(f"cannot forward port {text!r}: expected PORT, LOCAL:PORT or :PORT, from 1 to 65535")
+        raise ForwardError(
+            f"cannot forward port {text!r}: expected PORT, LOCAL:PORT or :PORT, from 1 to 65535"
+        )
     return numbers[0], numbers[1]
 
 
@@ -68,7 +70,7 @@ def run_port_forward(selection: NodeSelection, options: PortForwardOptions) -> i
         asyncio.run(_forward_ports(node, _running_container(pod), ports, options.address))
         return 0
 
-    return run_command(PROGRAM, work, NotRunning, StreamError, CriError, PortError)
+    return run_command(PROGRAM, work, NotRunning, StreamError, CriError, ForwardError)
 
 
 def _running_container(pod: Pod) -> str:
@@ -98,7 +100,7 @@ async def _forward_ports(
             try:
                 server = await asyncio.start_server(forwarder.handler(remote), address, local)
             except OSError as err:
-                raise PortError(f"cannot listen on {address}:{local}: {err.strerror or err}") from err
+                raise ForwardError(f"cannot listen on {address}:{local}: {err.strerror or err}") from err
             await stack.enter_async_context(server)
             for name in (listener.getsockname() for listener in server.sockets):
                 print(f"Forwarding from {name[0]}:{name[1]} -> {remote}", flush=True)

@@ -58,7 +58,7 @@ _V1_UNBOUNDED = 2**62
 """Lower bound of the value that v1 reports without a limit; the exact value depends on the page size."""
 
 
-class CgroupError(OSError):
+class CgroupWriteError(OSError):
     """Raised when a cgroup cannot be created, set or removed; the text is one line with the cause."""
 
     def __str__(self) -> str:
@@ -87,15 +87,15 @@ class CgroupFiles:
         return all(os.access(point + below, os.F_OK) for point in self._needed)
 
     def make(self, name: CgroupName, values: CgroupValues) -> None:
-        """Create a cgroup and its ancestors, and set it. Raises CgroupError."""
+        """Create a cgroup and its ancestors, and set it. Raises CgroupWriteError."""
         try:
             self._make(name)
         except OSError as err:
-            raise CgroupError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
+            raise CgroupWriteError(err.errno, f"cannot make cgroup {self._path(name)}: {err}") from err
         self.write(name, values)
 
     def check(self, name: CgroupName, values: CgroupValues) -> None:
-        """Raise CgroupError (EBUSY) if more memory is in use than the new limit.
+        """Raise CgroupWriteError (EBUSY) if more memory is in use than the new limit.
 
         v1 rejects such a limit itself. v2 accepts it and kills processes until the limit is met, which must
         not happen when the limit of all pods is lowered.
@@ -109,12 +109,12 @@ class CgroupFiles:
             return
         directory = self._cgroups.path("memory", self._path(name))
         if (used := _unreclaimable_memory(directory)) > values.memory:
-            raise CgroupError(
+            raise CgroupWriteError(
                 errno.EBUSY, f"cannot set {directory}/memory.max to {values.memory}: {used} bytes are in use"
             )
 
     def write(self, name: CgroupName, values: CgroupValues) -> None:
-        """Set an existing cgroup. Raises CgroupError with the file that rejected its value.
+        """Set an existing cgroup. Raises CgroupWriteError with the file that rejected its value.
 
         Limits of controllers that the host does not have are skipped.
         """
@@ -181,7 +181,7 @@ class CgroupFiles:
     async def remove(self, name: CgroupName, seconds: float = REMOVE_SECONDS) -> None:
         """Remove a cgroup with everything below it, killing processes inside.
 
-        Raises CgroupError when it still exists after `seconds`.
+        Raises CgroupWriteError when it still exists after `seconds`.
         """
         directories = self._directories(name, (*self._points, *self._extra_mounts))
         busy = [directory for directory in directories if not _rmdir(directory)]
@@ -194,7 +194,7 @@ class CgroupFiles:
             if not await remove(directory, timeout=max(0.0, deadline - loop.time())):
                 pids = await asyncio.to_thread(members, directory)
                 inside = ", ".join(map(str, sorted(pids))) or "none"
-                raise CgroupError(
+                raise CgroupWriteError(
                     errno.EBUSY, f"cgroup {directory} does not go away; processes in it: {inside}"
                 )
 
@@ -216,7 +216,7 @@ class CgroupFiles:
         try:
             return driver_path(name, self._driver)
         except ValueError as err:
-            raise CgroupError(errno.EINVAL, str(err)) from err
+            raise CgroupWriteError(errno.EINVAL, str(err)) from err
 
     def _directories(self, name: CgroupName, points: Iterable[Path]) -> list[Path]:
         below = self._path(name).lstrip("/")
@@ -301,11 +301,11 @@ def _set(path: Path, write: Write) -> None:
         _put(path, write.text)
     except FileNotFoundError as err:
         if not path.parent.is_dir():
-            raise CgroupError(errno.ENOENT, f"cgroup {path.parent} is gone") from err
+            raise CgroupWriteError(errno.ENOENT, f"cgroup {path.parent} is gone") from err
         if not write.optional:
             log.warning("Kernel does not support cgroup limit", path=str(path), value=write.text)
     except OSError as err:
-        raise CgroupError(err.errno, f"cannot set {path} to {write.text}: {err.strerror}") from err
+        raise CgroupWriteError(err.errno, f"cannot set {path} to {write.text}: {err.strerror}") from err
 
 
 def _mkdir(directory: Path) -> None:
@@ -501,9 +501,9 @@ class CgroupDriver:
             self._slices = SystemdSlices(manager or Systemd(), unified=cgroups.unified)
 
     def check(self) -> None:
-        """Raise CgroupError with a remedy if the host lacks what the driver requires."""
+        """Raise CgroupWriteError with a remedy if the host lacks what the driver requires."""
         if self._slices is not None and not systemd.is_running():
-            raise CgroupError(
+            raise CgroupWriteError(
                 errno.ENOSYS,
                 "cgroupDriver is systemd, but systemd does not run this machine: set it to cgroupfs, "
                 "here and in the runtime (containerd: SystemdCgroup = false)",
@@ -518,7 +518,7 @@ class CgroupDriver:
         return values if self._slices is None else round_up_to_percent(values)
 
     async def make(self, name: CgroupName, values: CgroupValues) -> None:
-        """Create a cgroup and its ancestors, and set it. Raises CgroupError."""
+        """Create a cgroup and its ancestors, and set it. Raises CgroupWriteError."""
         with self._metrics.timed("create"):
             if self._slices is not None:
                 with _systemd_errors("make"):
@@ -527,12 +527,12 @@ class CgroupDriver:
             await self._set(name, values)
 
     async def write(self, name: CgroupName, values: CgroupValues) -> None:
-        """Set an existing cgroup. Raises CgroupError with the rejected value."""
+        """Set an existing cgroup. Raises CgroupWriteError with the rejected value."""
         with self._metrics.timed("update"):
             await self._set(name, values)
 
     async def remove(self, name: CgroupName) -> None:
-        """Remove a cgroup with everything below it, killing processes inside. Raises CgroupError."""
+        """Remove a cgroup with everything below it, killing processes inside. Raises CgroupWriteError."""
         if self._slices is None:
             await self.files.remove(name)
             return
@@ -558,7 +558,7 @@ def _systemd_errors(operation: str) -> Iterator[None]:
     try:
         yield
     except SystemdError as err:
-        raise CgroupError(err.errno, f"cannot {operation} a slice: {err}") from err
+        raise CgroupWriteError(err.errno, f"cannot {operation} a slice: {err}") from err
     except ValueError as err:
         # The name is invalid for a unit.
-        raise CgroupError(errno.EINVAL, f"cannot {operation} a slice: {err}") from err
+        raise CgroupWriteError(errno.EINVAL, f"cannot {operation} a slice: {err}") from err

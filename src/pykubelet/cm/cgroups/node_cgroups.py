@@ -25,7 +25,7 @@ from typing import Literal, NoReturn
 from pykubelet.api.meta import Resources
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import enforced
-from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupError, CgroupFiles
+from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupFiles, CgroupWriteError
 from pykubelet.cm.cgroups.values import CgroupName, CgroupValues, cgroupfs_path, node_values, parse_path
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.cgroupfs import Cgroups, parse_own_cgroups
@@ -74,7 +74,7 @@ class NodeAllocatableEnforcer:
         self._next = 0.0
 
     def check(self, config: KubeletConfiguration) -> None:
-        """Raise CgroupError if an enforced reservation is empty."""
+        """Raise CgroupWriteError if an enforced reservation is empty."""
         for suffix in ("", "-compressible"):
             for kind, amounts in (("system", config.system_reserved), ("kube", config.kube_reserved)):
                 enforcement = f"{kind}-reserved{suffix}"
@@ -89,10 +89,10 @@ class NodeAllocatableEnforcer:
         self._next = 0.0
 
     async def limit_pods(self, name: CgroupName) -> None:
-        """Set the limit of all pods together. Raises CgroupError, except if they already use more."""
+        """Set the limit of all pods together. Raises CgroupWriteError, except if they already use more."""
         try:
             await self._groups.write(name, self._pods)
-        except CgroupError as err:
+        except CgroupWriteError as err:
             if not self._unmet:
                 message = f"Failed to update Node Allocatable Limits {cgroupfs_path(name)}: {err}"
                 self._record("Warning", FAILED, message)
@@ -109,7 +109,7 @@ class NodeAllocatableEnforcer:
     async def retry(self, name: CgroupName) -> None:
         """Write limits that could not be set before or have changed, at most every RETRY_SECONDS.
 
-        Raises CgroupError.
+        Raises CgroupWriteError.
         """
         now = asyncio.get_running_loop().time()
         if not (self._unmet or self._pods_due or self._reservations_due) or now < self._next:
@@ -122,7 +122,10 @@ class NodeAllocatableEnforcer:
             self._reservations_due = False
 
     async def enforce_reservations(self) -> None:
-        """Limit the cgroups of the system and of Kubernetes' daemons as configured. Raises CgroupError."""
+        """Limit the cgroups of the system and of Kubernetes' daemons as configured.
+
+        Raises CgroupWriteError.
+        """
         config = self._config
         kinds = (
             ("system", config.system_reserved_cgroup, config.system_reserved),
@@ -135,7 +138,7 @@ class NodeAllocatableEnforcer:
                     continue
                 try:
                     await self._enforce(enforcement, path, amounts, only_cpu=bool(suffix))
-                except CgroupError as err:
+                except CgroupWriteError as err:
                     what = f"{kind.title()} Reserved{' Compressible' if suffix else ''}"
                     self._record(
                         "Warning", FAILED, f'Failed to enforce {what} Cgroup Limits on "{path}": {err}'
@@ -148,7 +151,7 @@ class NodeAllocatableEnforcer:
             raise _nothing_reserved(enforcement)
         name = self._groups.parse(path)
         if not self._groups.files.exists(name):
-            raise CgroupError(
+            raise CgroupWriteError(
                 errno.ENOENT,
                 f"enforceNodeAllocatable has {enforcement} but there is no cgroup {path}: make it "
                 "in every hierarchy before the agent starts",
@@ -160,9 +163,9 @@ class NodeAllocatableEnforcer:
         await self._groups.write(name, values)
 
 
-def _nothing_reserved(enforcement: str) -> CgroupError:
+def _nothing_reserved(enforcement: str) -> CgroupWriteError:
     field = "kubeReserved" if enforcement.startswith("kube") else "systemReserved"
-    return CgroupError(
+    return CgroupWriteError(
         errno.EINVAL, f"enforceNodeAllocatable has {enforcement} but nothing is reserved: set {field}"
     )
 

@@ -40,7 +40,7 @@ from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.capacity import UNBOUNDED, overcommitment, unreserved
-from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupError, CgroupMetrics
+from pykubelet.cm.cgroups.driver import CgroupDriver, CgroupMetrics, CgroupWriteError
 from pykubelet.cm.cgroups.node_cgroups import NodeAllocatableEnforcer, Record, no_record
 from pykubelet.cm.cgroups.values import (
     UNLIMITED,
@@ -365,7 +365,7 @@ class PodCgroups:
         self._listed: _Listing | None = None
 
     async def setup(self) -> None:
-        """Create the tree and set the limit of all pods together. Raises CgroupError with a remedy.
+        """Create the tree and set the limit of all pods together. Raises CgroupWriteError with a remedy.
 
         Pods that already use more than the limit (the node was not drained before it was lowered) are not an
         error: `update_qos` retries until eviction has freed memory.
@@ -379,9 +379,9 @@ class PodCgroups:
         await self._limits.enforce_reservations()
 
     def check_reservations(self, config: KubeletConfiguration) -> None:
-        """Raise CgroupError if more is reserved than the node has, or nothing that is enforced."""
+        """Raise CgroupWriteError if more is reserved than the node has, or nothing that is enforced."""
         if problem := overcommitment(self._capacity, config):
-            raise CgroupError(errno.EINVAL, problem)
+            raise CgroupWriteError(errno.EINVAL, problem)
         if self._enabled:
             self._limits.check(config)
 
@@ -395,7 +395,7 @@ class PodCgroups:
     async def ensure(self, pod: Pod) -> str:
         """Ensure that the pod's cgroup exists with its limits; return its name for the runtime, or "".
 
-        Raises CgroupError, which is an OSError.
+        Raises CgroupWriteError, which is an OSError.
         """
         if not self._enabled:
             return ""
@@ -412,7 +412,7 @@ class PodCgroups:
     def path(self, pod: Pod) -> str:
         """Return the path of the pod's cgroup below each hierarchy, or "" if pods have no cgroups.
 
-        Raises CgroupError for an invalid UID.
+        Raises CgroupWriteError for an invalid UID.
         """
         if not self._enabled:
             return ""
@@ -451,7 +451,7 @@ class PodCgroups:
         return PodCgroup(self._groups, name, self._values(pod), unified=self._cgroups.unified)
 
     async def remove(self, uid: str) -> None:
-        """Remove the pod's cgroup and kill processes inside. Raises CgroupError.
+        """Remove the pod's cgroup and kill processes inside. Raises CgroupWriteError.
 
         Works without a record of the pod: if its QoS class is unknown, all are tried.
         """
@@ -485,7 +485,7 @@ class PodCgroups:
         return listed.uids
 
     async def update_qos(self, pods: Iterable[Pod]) -> None:
-        """Update the QoS cgroups for all pods that are to run here. Raises CgroupError.
+        """Update the QoS cgroups for all pods that are to run here. Raises CgroupWriteError.
 
         To be called when the pod sources are synced, and often: between the calls `ensure` and `remove` keep
         the shares correct, and a call with the same pods writes nothing, except every REWRITE_SECONDS. While
@@ -541,7 +541,7 @@ class PodCgroups:
     async def _make(self, pod: Pod, name: CgroupName) -> None:
         try:
             await self._groups.make(name, self._values(pod))
-        except CgroupError as err:
+        except CgroupWriteError as err:
             if err.errno not in (errno.EBUSY, errno.EINVAL) or not self._files.children(name):
                 raise
             # Its containers have more than the pod's new limits: a resize shrinks them first.
@@ -555,12 +555,12 @@ class PodCgroups:
         try:
             return (*self._root, *TIERS[qos], pod_part(uid))
         except ValueError as err:
-            raise CgroupError(errno.EINVAL, str(err)) from err
+            raise CgroupWriteError(errno.EINVAL, str(err)) from err
 
     def _check(self) -> None:
         self._groups.check()
         if missing := self._cgroups.missing:
-            raise CgroupError(
+            raise CgroupWriteError(
                 errno.ENOSYS,
                 f"the cgroup controllers {', '.join(sorted(missing))} are missing: "
                 "enable them on the kernel's command line, or set cgroupsPerQOS: false",
@@ -596,7 +596,7 @@ class PodCgroups:
     async def _write_tier(self, name: CgroupName, values: CgroupValues) -> None:
         try:
             await self._groups.make(name, values)
-        except CgroupError as err:
+        except CgroupWriteError as err:
             if err.errno != errno.EBUSY or values.memory is None:
                 self._up_to_date = False
                 raise

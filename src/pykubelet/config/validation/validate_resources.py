@@ -130,20 +130,32 @@ def _reserves_cpu(config: KubeletConfiguration) -> bool:
         return True
 
 
-WITH_CACHE_SIGNALS = ("memory.availableWithCache", "allocatableMemory.availableWithCache")
+MEMORY_AVAILABLE = "memory.available"
+ALLOCATABLE_MEMORY_AVAILABLE = "allocatableMemory.available"
+MEMORY_AVAILABLE_WITH_CACHE = "memory.availableWithCache"
+ALLOCATABLE_MEMORY_AVAILABLE_WITH_CACHE = "allocatableMemory.availableWithCache"
+NODEFS_AVAILABLE = "nodefs.available"
+NODEFS_INODES_FREE = "nodefs.inodesFree"
+IMAGEFS_AVAILABLE = "imagefs.available"
+IMAGEFS_INODES_FREE = "imagefs.inodesFree"
+CONTAINERFS_AVAILABLE = "containerfs.available"
+CONTAINERFS_INODES_FREE = "containerfs.inodesFree"
+PID_AVAILABLE = "pid.available"
+WITH_CACHE_SIGNALS = (MEMORY_AVAILABLE_WITH_CACHE, ALLOCATABLE_MEMORY_AVAILABLE_WITH_CACHE)
 """Signals that the upstream kubelet lacks: page cache that the kernel can reclaim counts as available."""
 SIGNALS = (
-    "memory.available",
-    "nodefs.available",
-    "nodefs.inodesFree",
-    "imagefs.available",
-    "imagefs.inodesFree",
-    "containerfs.available",
-    "containerfs.inodesFree",
-    "pid.available",
-    "allocatableMemory.available",
+    MEMORY_AVAILABLE,
+    NODEFS_AVAILABLE,
+    NODEFS_INODES_FREE,
+    IMAGEFS_AVAILABLE,
+    IMAGEFS_INODES_FREE,
+    CONTAINERFS_AVAILABLE,
+    CONTAINERFS_INODES_FREE,
+    PID_AVAILABLE,
+    ALLOCATABLE_MEMORY_AVAILABLE,
     *WITH_CACHE_SIGNALS,
 )
+"""Names of all eviction signals; `eviction/signals.py` has the resource of each."""
 IGNORED_THRESHOLDS = ("0%", "100%")
 """Thresholds that disable a signal."""
 

@@ -19,6 +19,7 @@ from pykubelet.api.meta import ObjectStruct
 from pykubelet.api.pod_status import ContainerState, ContainerStatus, PodStatus
 from pykubelet.podconfig.workloads.kinds import JobSpec
 from pykubelet.podconfig.workloads.templates import stable_uid, template_hash
+from pykubelet.util.backoff import exponential_delay
 
 KEPT_PODS = 5
 """Finished pods that stay known with their logs, for each of the two outcomes."""
@@ -274,7 +275,7 @@ def _with_new_pods(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRec
 
 def retry_delay(failed: int) -> float:
     """Return the seconds between the last failure and the next pod."""
-    return min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(failed - 1, 10))
+    return exponential_delay(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS, failed)
 
 
 def _free_indexes(spec: JobSpec, record: JobRecord, count: int) -> list[int | None]:

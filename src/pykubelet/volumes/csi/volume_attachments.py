@@ -22,24 +22,17 @@ from pykubelet.objects.fetch import err_text
 from pykubelet.volumes.csi.drivers import PodWaiters
 from pykubelet.volumes.csi.names import ATTACHMENTS, attachment_name, unique_name
 from pykubelet.volumes.csi.volume import CsiVolume
-from pykubelet.volumes.errors import VolumeNotReady, VolumePluginError
+from pykubelet.volumes.errors import NotAttached, VolumePluginError
 
 log = get_logger(__name__)
 RESOURCE_EXHAUSTED = 8
 """gRPC code of a driver whose volume limit on the node is reached."""
-_ACTION = "MountVolume.WaitForAttach failed"
-
-
-class NotAttached(VolumeNotReady):
-    """Raised while a volume is not attached; the pod is woken when it is."""
-
-    action = _ACTION
 
 
 class AttachFailed(VolumePluginError):
     """Raised when a volume could not be attached, or its VolumeAttachment could not be read."""
 
-    action = _ACTION
+    action = NotAttached.action
 
 
 class AttachLimitExceeded(AttachFailed):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, ConfigMapVolume, KeyToPath
-from pykubelet.objects.base import ObjectNotFound, PodObjects
-from pykubelet.volumes.file_projection import File, FileVolumeWriter, files_for_keys
+from pykubelet.objects.base import PodObjects
+from pykubelet.volumes.file_projection import File, FileVolumeWriter, object_files
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
@@ -37,13 +37,10 @@ async def config_map_files(
     objects: PodObjects, pod: Pod, name: str, items: Sequence[KeyToPath], mode: int, *, optional: bool
 ) -> dict[str, File]:
     """Return the files of a ConfigMap. Raises ObjectError, and VolumePluginError for a missing key."""
-    data: dict[str, bytes] = {}
-    try:
+
+    async def read() -> Mapping[str, bytes]:
         found = await objects.config_map(pod, name)
-    except ObjectNotFound:
-        if not optional:
-            raise
-    else:
-        data = found.binary_data | {key: value.encode() for key, value in found.data.items()}
+        return found.binary_data | {key: value.encode() for key, value in found.data.items()}
+
     missing = "configmap references non-existent config key"
-    return files_for_keys(data, items, mode, optional=optional, missing=missing)
+    return await object_files(read(), items, mode, optional=optional, missing=missing)

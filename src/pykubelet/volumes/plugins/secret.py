@@ -13,9 +13,9 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.volume import DEFAULT_MODE, KeyToPath, SecretReference, SecretVolume
 from pykubelet.apiserver.client import SECRETS
 from pykubelet.apiserver.errors import KubeError
-from pykubelet.objects.base import ObjectError, ObjectNotFound, PodObjects
+from pykubelet.objects.base import ObjectError, PodObjects
 from pykubelet.volumes.errors import VolumePluginError
-from pykubelet.volumes.file_projection import File, FileVolumeWriter, files_for_keys
+from pykubelet.volumes.file_projection import File, FileVolumeWriter, object_files
 from pykubelet.volumes.plugin import BaseVolumePlugin, MountedVolume, VolumeHost, VolumeToMount
 
 
@@ -45,13 +45,12 @@ async def secret_files(
     objects: PodObjects, pod: Pod, name: str, items: Sequence[KeyToPath], mode: int, *, optional: bool
 ) -> dict[str, File]:
     """Return the files of a Secret. Raises ObjectError, and VolumePluginError for a missing key."""
-    data: Mapping[str, bytes] = {}
-    try:
-        data = (await objects.secret(pod, name)).data
-    except ObjectNotFound:
-        if not optional:
-            raise
-    return files_for_keys(data, items, mode, optional=optional, missing="references non-existent secret key")
+
+    async def read() -> Mapping[str, bytes]:
+        return (await objects.secret(pod, name)).data
+
+    missing = "references non-existent secret key"
+    return await object_files(read(), items, mode, optional=optional, missing=missing)
 
 
 async def named_secret(host: VolumeHost, volume: VolumeToMount, reference: SecretReference) -> Secret:
