@@ -666,6 +666,11 @@ class Kubelet:
             engine=node.engine,
             cluster=node.cluster,
             checks=checks,
+            runtime_checks={
+                "container runtime": lambda: "; ".join(node.host.runtime_state.errors()) or None,
+                "pod network": lambda: "; ".join(node.host.runtime_state.network_errors()) or None,
+                "PLEG": node.engine.pleg.health,
+            },
             statistics=node.statistics,
             eviction=node.eviction,
             log_readers=node.log_readers,

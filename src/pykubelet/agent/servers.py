@@ -86,6 +86,9 @@ class ServerDependencies:
     engine: PodEngine
     cluster: Cluster | None
     checks: Mapping[str, Check]
+    runtime_checks: Mapping[str, Check]
+    """Checks of the runtime, its network and its relists, for the page. As upstream, `/healthz` does not run
+    them, because a restart of the kubelet does not repair the runtime."""
     statistics: NodeStatistics
     eviction: EvictionManager
     log_readers: LogReaders

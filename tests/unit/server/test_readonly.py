@@ -84,6 +84,7 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
+        runtime_checks={},
         statistics=cast(
             Any,
             SimpleNamespace(

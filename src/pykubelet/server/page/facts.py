@@ -64,6 +64,8 @@ class NodeFacts:
     max_pods: int
     disks: Sequence[DiskFacts]
     interfaces: Sequence[NetworkInterface]
+    link_speed: int | None = None
+    """Bits per second of the fastest interface; None if it is not known."""
     pressure: PressureReport | None
     checks: Mapping[str, str | None]
     """Reason of each failing health check, None for those that pass."""
@@ -90,6 +92,8 @@ class LogTail:
     lines: Sequence[str]
     note: str = ""
     """Why there are no lines, or that earlier ones are left out."""
+    previous: bool = False
+    """Whether the container has run again since (`logs -p`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ class PodDetails:
     events: Sequence[Event]
     timeline: Sequence[TimelineEntry]
     logs: Sequence[LogTail]
+    failed_log: LogTail | None = None
+    """End of the log of the run that failed; None if no container is the reason."""
     volumes: Sequence[VolumeFacts] = ()
     pulls: Sequence[PullProgress] = ()
     oom_kills: Mapping[str, int] = field(default_factory=dict)
@@ -121,6 +127,8 @@ class ImagesFacts:
     """Images and other users of the disk."""
 
     images: Sequence[ImageRecord]
+    problem: str = ""
+    """Why the images could not be listed now; those shown are the last ones that were listed."""
     policy: ImageGCPolicy
     disk: DiskFacts | None
     loop_time: float
@@ -185,7 +193,7 @@ class PageSource(Protocol):
         """Return a pod; None if the node has no such pod."""
 
     async def images(self) -> ImagesFacts:
-        """Return images and disk usage. Raises CriError."""
+        """Return images and disk usage."""
 
     async def agent(self) -> AgentFacts:
         """Return the state of the kubelet."""

@@ -22,7 +22,7 @@ _DOTS = {
     "FailedCreatePodSandBox": "bad",
     "Killing": "warn",
     "Unhealthy": "bad",
-    "OOMKilling": "bad",
+    "ProcessOOMKilled": "bad",
     "Evicted": "bad",
     "Preempting": "bad",
     "FailedPostStartHook": "bad",

@@ -7,15 +7,27 @@ from datetime import UTC, datetime
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cm.qos import pod_limits
+from pykubelet.cm.qos import pod_limits, pod_requests
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.podconfig.wait_for import WAITING
 from pykubelet.server.page.drawings import time_axis
 from pykubelet.server.page.facts import LogTail, PageSettings, PodDetails
 from pykubelet.server.page.history import SLOT_SECONDS, SLOTS, History
-from pykubelet.server.page.html import EMPTY, Child, Html, badge, card, fields, size, table, tag
+from pykubelet.server.page.html import (
+    EMPTY,
+    Child,
+    Html,
+    Section,
+    badge,
+    card,
+    count,
+    fields,
+    size,
+    table,
+    tag,
+)
 from pykubelet.server.page.life import lanes, start_end, start_of
-from pykubelet.server.page.parts import chain, chart, pod_command, pull_row
+from pykubelet.server.page.parts import chain, chart, log_command, pod_command, pull_row
 from pykubelet.status.columns import (
     format_age,
     format_duration,
@@ -40,11 +52,13 @@ def series_of(pod: Pod) -> list[str]:
     return ["cpu", "memory", "received", "sent", *per_container]
 
 
-def pod_sections(settings: PageSettings, details: PodDetails, history: History, now: float) -> list[Html]:
+def pod_sections(settings: PageSettings, details: PodDetails, history: History, now: float) -> list[Section]:
     """Return the cards of a pod."""
     pod = details.facts.pod
-    limits = pod_limits(pod)
+    limits, requests = pod_limits(pod), pod_requests(pod)
     cpu, memory = limits.get("cpu"), limits.get("memory")
+    cpu_request, memory_request = requests.get("cpu"), requests.get("memory")
+    is_limited = any("cpu" in container.resources.limits for container in pod.spec.containers)
     names = [container.name for container in pod.spec.containers]
     charts = tag(
         "section",
@@ -59,6 +73,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 pod.uid,
                 now,
                 limit=cpu.nanos / 1e9 if cpu else None,
+                request=cpu_request.nanos / 1e9 if cpu_request else None,
             ),
             chart(
                 _series("memory", names),
@@ -68,6 +83,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 pod.uid,
                 now,
                 limit=float(int(memory)) if memory else None,
+                request=float(int(memory_request)) if memory_request else None,
             ),
             chart(
                 " ".join(f"throttled@{name}" for name in names),
@@ -76,28 +92,33 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 history,
                 pod.uid,
                 now,
+                none="" if is_limited else "No CPU limit",
             ),
             chart("received sent", "Network", "rate", history, pod.uid, now),
             class_="charts",
         ),
         class_="card wide",
     )
+    failing, failed_log = details.facts.diagnosis.needs_attention, details.failed_log
+    command = log_command(settings, pod, failed_log) if failed_log is not None else ""
+    logs = [_log(settings, pod, log) for log in details.logs]
     return [
         _title(details, now),
         card(
-            "Why not running" if details.facts.diagnosis.needs_attention else "Start",
-            chain(details.facts.diagnosis),
+            "Why not running" if failing else "Start",
+            chain(details.facts.diagnosis, failed_log, command),
             *map(pull_row, details.pulls),
             id="chain",
             kind="wide",
             command=pod_command(settings, "describe", pod),
         ),
         _axis(settings, details, now),
+        *(logs if failing else ()),
         charts,
         *(_container(pod, container, kind, details) for kind, container in _containers(pod)),
         _facts(settings, details),
         _events(settings, pod, details.events, now),
-        *(_log(settings, pod, log) for log in details.logs),
+        *(() if failing else logs),
         _timeline(details.timeline),
     ]
 
@@ -115,9 +136,9 @@ def _title(details: PodDetails, now: float) -> Html:
     kills = sum(details.oom_kills.values())
     texts = [
         pod.metadata.namespace,
-        f"{ready} of {total} containers ready",
-        f"{restarts} restarts" if restarts != 1 else "1 restart",
-        f"{kills} OOM kills" if kills else "",
+        f"{ready} of {count(total, 'container')} ready",
+        count(restarts, "restart"),
+        count(kills, "OOM kill") if kills else "",
         f"{format_age(created, datetime.fromtimestamp(now, UTC))} old" if created else "",
         pod.status.pod_ip,
         pod.status.qos_class,
@@ -193,7 +214,9 @@ def _container(pod: Pod, container: Container, kind: str, details: PodDetails) -
         "Limits": ", ".join(f"{name} {amount}" for name, amount in limits.items()),
         "Ports": ", ".join(f"{port.container_port}/{port.protocol or 'TCP'}" for port in container.ports),
         "Probes": ", ".join(_probes(container)),
-        "Environment": f"{len(container.env)} variables, values are not shown" if container.env else "",
+        "Environment": f"{count(len(container.env), 'variable')}, values are not shown"
+        if container.env
+        else "",
     }
     return card(container.name, fields(pairs), id=f"container-{container.name}", kind="container")
 
@@ -258,7 +281,7 @@ def _events(settings: PageSettings, pod: Pod, events: Sequence[Event], now: floa
 
 def _log(settings: PageSettings, pod: Pod, log: LogTail) -> Html:
     lines = [tag("span", line) for line in log.lines]
-    command = pod_command(settings, "logs", pod, f"-c {log.container}", "-f")
+    command = log_command(settings, pod, log, "-f")
     return card(
         f"Log of {log.container}",
         tag("p", log.note, class_="empty") if log.note else None,
@@ -332,7 +355,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Html:
     )
     body = tag(
         "details",
-        tag("summary", f"{len(timeline)} decisions"),
+        tag("summary", count(len(timeline), "decision")),
         table(headings, rows, label="Timeline of the pod"),
     )
     return tag("section", tag("header", tag("h2", "Timeline")), body, class_="card wide")
