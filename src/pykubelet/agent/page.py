@@ -81,7 +81,7 @@ REPORT_SECONDS = 3.0
 IMAGES_AGE_SECONDS = 10.0
 """Age of the list of images from which on the images view has it made again."""
 IMAGES_SECONDS = 3.0
-"""Seconds that the images view waits for a new list of images."""
+"""Seconds that a view waits for a response of the runtime about images."""
 _PATHS_PER_TURN = 16
 _IDENTIFIER = re.compile(r"-(?:[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9]+)$")
 """End of the name of a task that differs between tasks of the same kind."""
@@ -192,6 +192,7 @@ class NodePage:
         self._totals: dict[str, tuple[float, float]] = {}
         """Number and seconds of all calls at the last measurement, by series."""
         self._image_path = ""
+        self._image_path_time = -math.inf
         self.history = History()
         self.settings = PageSettings(
             node_name=parts.settings.node_name,
@@ -399,9 +400,13 @@ class NodePage:
 
     async def _disks(self) -> list[DiskFacts]:
         statistics = self._parts.statistics
-        if not self._image_path:
-            found = await statistics.runtime.image_filesystems()
-            self._image_path = found.images.mount_point if found.images is not None else ""
+        now = asyncio.get_running_loop().time()
+        if not self._image_path and now - self._image_path_time >= SUMMARY_SECONDS:
+            self._image_path_time = now
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IMAGES_SECONDS):
+                    found = await statistics.runtime.image_filesystems()
+                    self._image_path = found.images.mount_point if found.images is not None else ""
         disks, seen = [], set()
         for name, path in (("nodefs", str(self._root)), ("imagefs", self._image_path)):
             usage = await statistics.host_filesystems.of_directory(Path(path)) if path else None

@@ -38,6 +38,7 @@ from pykubelet.status.columns import (
 )
 from pykubelet.status.diagnosis import summary_status
 
+SHORTEST_SECONDS = 300.0
 _MOST_LABELS = 20
 _MOST_EVENTS = 50
 _ORDINARY_WAITS = frozenset({"Waiting", "ContainerCreating", "PodInitializing", WAITING})
@@ -96,6 +97,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
             ),
             chart("received sent", "Network", "rate", history, pod.uid, now),
             class_="charts",
+            data_from=int(_window(start_of(pod, details.events, details.timeline, now), now)),
         ),
         class_="card wide",
     )
@@ -153,19 +155,25 @@ def _title(details: PodDetails, now: float) -> Html:
     )
 
 
+def _window(start: float, now: float) -> float:
+    """Return where the time axis and the charts begin: five minutes ago at least, half an hour at most."""
+    return min(max(now - SLOTS * SLOT_SECONDS, start - 30), now - SHORTEST_SECONDS)
+
+
 def _axis(settings: PageSettings, details: PodDetails, now: float) -> Html:
     pod, events, timeline = details.facts.pod, details.events, details.timeline
     start = start_of(pod, events, timeline, now)
     found = lanes(pod, events, timeline, start, now)
     end = min(max(start_end(pod, start, now), start + 1), now)
-    window = max(now - SLOTS * SLOT_SECONDS, start - 30)
+    window = _window(start, now)
     legend = tag(
         "p",
         *(
             tag("span", text, class_=f"key {kind}")
             for kind, text in (
                 ("queued", "queued"),
-                ("setup", "volumes, sandbox"),
+                ("volumes", "volumes"),
+                ("setup", "sandbox"),
                 ("pull", "image pull"),
                 ("unready", "runs, not ready"),
                 ("ready", "ready"),

@@ -53,8 +53,12 @@ function makeChart(figure, data) {
     return;
   }
   // Times before the first measurement are left out, but five minutes are shown at least.
+  // The charts of a pod begin with its time axis.
   const first = data.times.findIndex((_, index) => names.some((name) => data.series[name][index] != null));
-  const from = Math.max(Math.min(first, data.times.length - SHORTEST), 0);
+  const start = Number(figure.parentElement.dataset.from);
+  const from = start
+    ? Math.max(data.times.findIndex((time) => time >= start), 0)
+    : Math.max(Math.min(first, data.times.length - SHORTEST), 0);
   const format = units[figure.dataset.unit] || String;
   const isBytes = ["bytes", "rate"].includes(figure.dataset.unit);
   const bounds = [["--bad", Number(figure.dataset.limit) || 0], ["--soft", Number(figure.dataset.request) || 0]];
