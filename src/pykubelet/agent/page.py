@@ -258,6 +258,7 @@ class NodePage:
             timeline=timeline,
             logs=logs,
             failed_log=failed_log,
+            probes=engine.syncer.probe_history(pod.uid),
             volumes=list(self._volumes(pod)),
             pulls=[pull for pull in self._pulls() if pull.image in images],
             oom_kills={

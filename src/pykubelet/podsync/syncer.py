@@ -35,6 +35,7 @@ from pykubelet.podsync.reporter import StatusReporter
 from pykubelet.podsync.restart_all import RestartAll
 from pykubelet.podsync.stages.base import StageList
 from pykubelet.probes.prober import Prober
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.resize.allocation_manager import AllocationManager
 from pykubelet.status.compute import TERMINAL
 from pykubelet.status.containers import has_restart_condition
@@ -155,6 +156,10 @@ class NodePodSyncer:
         """Return the last observed state of a pod."""
         state = self._states.get(uid)
         return state.observed if state else None
+
+    def probe_history(self, uid: str) -> list[ProbeHistory]:
+        """Return the last results of a pod's probes."""
+        return self._prober.history(uid)
 
     def take(self, change: PodLifecycleEvent) -> bool:
         """Handle a runtime event; return whether the pod's worker should be woken.

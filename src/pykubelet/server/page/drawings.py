@@ -102,6 +102,23 @@ def sparkline(
     )
 
 
+def dots(passed: Sequence[bool], label: str) -> Html:
+    """Return one mark per result, oldest first; those of failures are also taller."""
+    marks = [
+        tag(
+            "rect",
+            x=10 * index,
+            y=4 if each else 0,
+            width=7,
+            height=8 if each else 16,
+            rx=2,
+            class_="fill passed" if each else "fill bad",
+        )
+        for index, each in enumerate(passed)
+    ]
+    return tag("svg", *marks, class_="dots", width=10 * len(passed), height=16, role="img", aria_label=label)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A period on a lane of the time axis; times in seconds since the epoch."""

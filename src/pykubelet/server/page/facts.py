@@ -15,6 +15,7 @@ from pykubelet.eviction.report import PressureReport
 from pykubelet.images.image_gc import ImageGCPolicy, ImageRecord
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.server.page.history import History
 from pykubelet.stats.samples import NetworkInterface, Usage
 from pykubelet.status.diagnosis import Diagnosis
@@ -116,6 +117,7 @@ class PodDetails:
     logs: Sequence[LogTail]
     failed_log: LogTail | None = None
     """End of the log of the run that failed; None if no container is the reason."""
+    probes: Sequence[ProbeHistory] = ()
     volumes: Sequence[VolumeFacts] = ()
     pulls: Sequence[PullProgress] = ()
     oom_kills: Mapping[str, int] = field(default_factory=dict)

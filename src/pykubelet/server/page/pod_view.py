@@ -10,7 +10,8 @@ from pykubelet.api.pod_status import ContainerStatus
 from pykubelet.cm.qos import pod_limits, pod_requests
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.podconfig.wait_for import WAITING
-from pykubelet.server.page.drawings import time_axis
+from pykubelet.probes.types import ProbeHistory
+from pykubelet.server.page.drawings import dots, time_axis
 from pykubelet.server.page.facts import LogTail, PageSettings, PodDetails
 from pykubelet.server.page.history import SLOT_SECONDS, SLOTS, History
 from pykubelet.server.page.html import (
@@ -22,6 +23,7 @@ from pykubelet.server.page.html import (
     card,
     count,
     fields,
+    seconds,
     size,
     table,
     tag,
@@ -119,6 +121,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
         charts,
         *(_container(pod, container, kind, details) for kind, container in _containers(pod)),
         _facts(settings, details),
+        _probe_history(settings, pod, details.probes, now),
         _events(settings, pod, details.events, now),
         *(() if failing else logs),
         _timeline(details.timeline),
@@ -260,6 +263,34 @@ def _probes(container: Container) -> list[str]:
         ("readiness", container.readiness_probe),
     )
     return [f"{name} every {probe.period_seconds} s" for name, probe in named if probe is not None]
+
+
+def _probe_history(settings: PageSettings, pod: Pod, probes: Sequence[ProbeHistory], now: float) -> Html:
+    """Return the last results of the probes; without probes it is hidden."""
+    if not probes:
+        return tag("section", id="probes", data_live=True, hidden=True)
+    rows = []
+    for probe in probes:
+        runs = len(probe.passed)
+        told = f"{sum(probe.passed)} of the last {count(runs, 'run')} passed" if runs else "not run yet"
+        rows.append(
+            tag(
+                "tr",
+                tag("th", probe.kind, tag("small", probe.container), scope="row"),
+                tag("td", dots(probe.passed, told) if runs else "", tag("small", told)),
+                tag("td", f"{format_duration(max(now - probe.last_run, 0))} ago" if runs else ""),
+                tag("td", seconds(probe.seconds) if runs else "", class_="number"),
+                tag("td", tag("p", probe.failure, class_="clamp") if probe.failure else ""),
+            )
+        )
+    headings = ("Probe", "Results", "Last run", tag("span", "Took", class_="number"), "Last failure")
+    return card(
+        "Probes",
+        table(headings, rows, label="Last results of the probes"),
+        id="probes",
+        kind="wide",
+        command=pod_command(settings, "describe", pod),
+    )
 
 
 def _events(settings: PageSettings, pod: Pod, events: Sequence[Event], now: float) -> Html:

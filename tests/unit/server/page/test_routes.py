@@ -18,6 +18,7 @@ from pykubelet.cli.pykubelet import app
 from pykubelet.images.image_gc import ImageGCPolicy, ImageKey, ImageRecord
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.server.listeners import http_server
 from pykubelet.server.page.events import MAX_CLIENTS
 from pykubelet.server.page.facts import (
@@ -129,6 +130,16 @@ class Source:
             timeline=[TimelineEntry(1.0, "admission", HOSTILE)],
             logs=[LogTail(container="main", lines=[HOSTILE, "x" * 10_000])],
             failed_log=self.failed_log,
+            probes=[
+                ProbeHistory(
+                    container="main",
+                    kind="liveness",
+                    passed=(True, False),
+                    last_run=1.0,
+                    seconds=0.1,
+                    failure=HOSTILE,
+                )
+            ],
             pulls=self.pulls,
         )
 
@@ -318,6 +329,13 @@ async def test_view_that_fails_is_500_with_security_headers() -> None:
         assert HEADERS.items() <= dict(response.headers).items()
 
 
+async def test_pod_view_has_last_results_of_probes() -> None:
+    probes = (await page_of(Source(), POD_PATH)).partition('id="probes"')[2].partition("</section>")[0]
+    assert "1 of the last 2 runs passed" in probes
+    assert probes.count('class="fill bad"') == 1
+    assert "&lt;script&gt;" in probes
+
+
 async def test_pulls_in_progress_that_end_are_rendered_hidden() -> None:
     source = Source()
     assert "Pulls in progress" in await page_of(source, "/images")
@@ -359,7 +377,7 @@ async def test_commands_of_all_views_are_commands_of_pykubelet() -> None:
     source = Source()
     source.listed.append(pod_of("web", "u2"))
     source.failed_log = LogTail(container="main", lines=["x"], previous=True)
-    shown = set()
+    shown: set[str] = set()
     for path in ("/", "/pods", "/pods?q=none", "/images", "/agent", "/pod/default/web-node1"):
         found = re.findall(r'<code class="command"[^>]*>([^<]*)</code>', await page_of(source, path))
         assert found, path
