@@ -47,6 +47,7 @@ from pykubelet.server.page.facts import (
     AgentFacts,
     Calls,
     DiskFacts,
+    HostFinding,
     ImagesFacts,
     LogTail,
     NodeFacts,
@@ -82,6 +83,8 @@ IMAGES_AGE_SECONDS = 10.0
 """Age of the list of images from which on the images view has it made again."""
 IMAGES_SECONDS = 3.0
 """Seconds that a view waits for a response of the runtime about images."""
+HOST_SECONDS = 60.0
+"""Seconds for which the findings about the host are reused."""
 _PATHS_PER_TURN = 16
 _IDENTIFIER = re.compile(r"-(?:[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9]+)$")
 """End of the name of a task that differs between tasks of the same kind."""
@@ -202,7 +205,8 @@ class NodePage:
         )
         self._config = parts.reloader.config
         self._capacity = node_capacity(self._config, self._root)
-        self._images_time = -math.inf
+        self._images_time = self._host_time = -math.inf
+        self._host_problems: list[HostFinding] = []
         self._images_problem = ""
 
     def start(self, tasks: TaskScope) -> None:
@@ -238,6 +242,7 @@ class NodePage:
             pressure=await self._report(),
             checks={name: check() for name, check in checks.items()},
             certificates=await self._certificates(),
+            host_problems=await self._doctor_findings(),
         )
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
@@ -425,6 +430,15 @@ class NodePage:
                 async with asyncio.timeout(REPORT_SECONDS):
                     self._pressure = await self._parts.eviction.report()
         return self._pressure
+
+    async def _doctor_findings(self) -> list[HostFinding]:
+        """Return the findings about the host, at most `HOST_SECONDS` old."""
+        now = asyncio.get_running_loop().time()
+        if now - self._host_time >= HOST_SECONDS:
+            self._host_time = now
+            found = await finish_in_thread(self._parts.host_problems)
+            self._host_problems = [HostFinding(each.area, each.what, each.remedy) for each in found]
+        return self._host_problems
 
     async def _certificates(self) -> dict[str, float]:
         found: dict[str, float] = {}

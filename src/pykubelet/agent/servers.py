@@ -6,11 +6,12 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -73,6 +74,22 @@ from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 log = get_logger(__name__)
 
 
+class HostProblem(Protocol):
+    """A finding of `doctor` about the host."""
+
+    @property
+    def area(self) -> str:
+        """Part of the host."""
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
     """Dependencies of the servers."""
@@ -98,6 +115,8 @@ class ServerDependencies:
     image_gc: ImageGC
     default_page_port: int = 0
     """Port of the page without `--page-port`; that it is taken is only logged."""
+    host_problems: Callable[[], Sequence[HostProblem]] = list
+    """Returns what is wrong with the host, for the page; blocks."""
 
 
 async def serve_pods_api(

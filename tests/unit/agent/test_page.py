@@ -1,6 +1,7 @@
 """The facts of the page, from the parts of a kubelet."""
 
 import asyncio
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,11 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.page import NodePage
+from pykubelet.cli.node.doctor import DoctorContext, Status, examine
+from pykubelet.cli.process import host_problems
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.images.image_gc import ImageGCError, ImageGCPolicy
+from pykubelet.server.page.facts import HostFinding
 from pykubelet.server.page.node_view import node_problems
 
 
@@ -43,6 +47,7 @@ def parts_of(root: Path, config: KubeletConfiguration) -> Any:
         registry=CollectorRegistry(),
         checks={"ping": lambda: None},
         runtime_checks={},
+        host_problems=list,
         eviction=SimpleNamespace(report=nothing),
         images=SimpleNamespace(pulls=list),
         image_gc=Images(),
@@ -81,6 +86,30 @@ async def test_node_while_runtime_is_down_names_it(tmp_path: Path) -> None:
     assert node_problems(await page.node()) == []
     problem.append("connection refused")
     assert node_problems(await page.node()) == ["container runtime: connection refused"]
+
+
+async def test_node_has_findings_of_doctor_about_the_host_cached(tmp_path: Path) -> None:
+    parts, calls = parts_of(tmp_path, KubeletConfiguration()), []
+
+    def examine() -> list[HostFinding]:
+        calls.append(threading.current_thread())
+        return [HostFinding("swap", "on", "swapoff -a")]
+
+    parts.host_problems = examine
+    page = NodePage(parts, None, lambda: 0)
+    for _ in range(3):
+        assert (await page.node()).host_problems == [HostFinding("swap", "on", "swapoff -a")]
+    assert len(calls) == 1
+    assert calls[0] is not threading.main_thread()
+
+
+def test_host_problems_are_those_of_doctor() -> None:
+    expected = {
+        finding.area for finding in examine(DoctorContext(Path("/"))) if finding.status is not Status.OK
+    }
+    found = host_problems()
+    assert {problem.area for problem in found} <= expected
+    assert all(problem.remedy for problem in found)
 
 
 async def test_images_are_listed_when_older_than_ten_seconds_and_failure_is_reported(tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ class DiskFacts:
     inodes_free: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """What `doctor` finds wrong with the host."""
+
+    area: str
+    what: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """State of the node."""
@@ -72,6 +81,7 @@ class NodeFacts:
     """Reason of each failing health check, None for those that pass."""
     certificates: Mapping[str, float]
     """Seconds until each certificate expires."""
+    host_problems: Sequence[HostFinding] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,8 @@ def node_sections(
             ),
             class_="card wide",
         ),
-        (_health(settings, node),),
-        (_stalls(node), _network(node)),
+        (_health(settings, node), _stalls(node), _network(node)),
+        (_host(settings, node),),
         _evictions(settings, node.pressure),
     ]
 
@@ -324,7 +324,6 @@ def _network(node: NodeFacts) -> Html:
         "Network interfaces",
         table(headings, rows, label="Network interfaces of the node", kind="dense"),
         id="network",
-        kind="" if _has_pressure(node) else "wide",
     )
 
 
@@ -340,7 +339,25 @@ def _health(settings: PageSettings, node: NodeFacts) -> Html:
         checks[f"{name} certificate"] = Html(
             badge(shown, level) + (tag("small", f"{until:%Y-%m-%d}") if until else EMPTY)
         )
-    return card("Health", fields(checks), id="health", command=settings.command("doctor"))
+    return card("Health", fields(checks), id="health", command=settings.command("certs"))
+
+
+def _host(settings: PageSettings, node: NodeFacts) -> Html:
+    """Return the findings of `doctor`; they keep some pods from running, or none today."""
+    rows = [
+        tag(
+            "tr",
+            tag("th", each.area, scope="row"),
+            tag("td", each.what, tag("p", each.remedy, class_="remedy")),
+        )
+        for each in node.host_problems
+    ]
+    body = (
+        table(("Area", "Finding, and what to do"), rows, label="Findings about the host", kind="dense")
+        if rows
+        else tag("p", "Nothing to look at.", class_="empty")
+    )
+    return card("Host", body, id="host", command=settings.command("doctor"))
 
 
 def _wall() -> float:

@@ -25,6 +25,7 @@ from pykubelet.server.page.facts import (
     AgentFacts,
     Calls,
     DiskFacts,
+    HostFinding,
     ImagesFacts,
     LogTail,
     NodeFacts,
@@ -118,6 +119,7 @@ class Source:
             pressure=None,
             checks={"ping": None, "log": HOSTILE},
             certificates={"serving": 3600.0},
+            host_problems=[HostFinding("swap", HOSTILE, "swapoff -a")],
         )
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
