@@ -84,10 +84,15 @@ def _calls(title: str, id: str, calls: Sequence[Calls]) -> Html:
 
 
 def _tasks(agent: AgentFacts) -> Html:
-    total = sum(agent.tasks.values())
-    rows = [
-        tag("tr", tag("th", name, scope="row"), tag("td", str(count), class_="number"))
-        for name, count in sorted(agent.tasks.items(), key=lambda item: (-item[1], item[0]))[:_MOST_TASKS]
+    tasks = sorted(agent.tasks.items(), key=lambda item: (-item[1], item[0]))
+    items = [
+        tag("li", tag("span", name), tag("span", str(number), class_="number"))
+        for name, number in tasks[:_MOST_TASKS]
     ]
-    body = table(("Task", tag("span", "Number", class_="number")), rows, label="Tasks of the kubelet")
-    return card(f"{total} tasks", body, id="tasks")
+    more = sum(number for _, number in tasks[_MOST_TASKS:])
+    return card(
+        count(sum(agent.tasks.values()), "task"),
+        tag("ul", *items, class_="tasks", aria_label="Tasks of the kubelet"),
+        tag("p", f"and {more} more", class_="more") if more else None,
+        id="tasks",
+    )

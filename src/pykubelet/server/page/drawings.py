@@ -61,10 +61,7 @@ def sparkline(
     limit: float | None = None,
     request: float | None = None,
 ) -> Html:
-    """Return a line of values over time, with the limit and the request.
-
-    A limit or a request that is far above the values is left out, because the values would be a flat line.
-    """
+    """Return a line of values over time; limit and request are drawn, and the scale includes them."""
     known = [value for value in values or () if not math.isnan(value)]
     if len(known) < 2 or values is None:
         return EMPTY
@@ -72,7 +69,7 @@ def sparkline(
     bounds = [
         (kind, bound)
         for kind, bound in (("limit", limit), ("request", request))
-        if bound is not None and 0 < bound <= 4 * top
+        if bound is not None and bound > 0
     ]
     scale = max(top, *(bound for _, bound in bounds), 0.0) * 1.05 or 1.0
     first = next(index for index, value in enumerate(values) if not math.isnan(value))

@@ -176,7 +176,9 @@ def _resources(settings: PageSettings, node: NodeFacts, rates: Mapping[str, floa
     ]
     legend = tag(
         "p",
-        tag("span", "reserved for the system", class_="key mark"),
+        tag("span", "reserved for the system", class_="key mark")
+        if node.reserved_cores or node.reserved_memory
+        else None,
         tag("span", "pods are evicted", class_="key threshold"),
         class_="legend",
     )

@@ -120,7 +120,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
         *(logs if failing else ()),
         charts,
         *(_container(pod, container, kind, details) for kind, container in _containers(pod)),
-        _facts(settings, details),
+        _facts(settings, details, kind="wide" if len(_containers(pod)) % 2 == 0 else ""),
         _probe_history(settings, pod, details.probes, now),
         _events(settings, pod, details.events, now),
         *(() if failing else logs),
@@ -333,7 +333,7 @@ def _log(settings: PageSettings, pod: Pod, log: LogTail) -> Html:
     )
 
 
-def _facts(settings: PageSettings, details: PodDetails) -> Html:
+def _facts(settings: PageSettings, details: PodDetails, kind: str) -> Html:
     pod = details.facts.pod
     meta, spec = pod.metadata, pod.spec
     annotations = {
@@ -359,6 +359,7 @@ def _facts(settings: PageSettings, details: PodDetails) -> Html:
         "Specification",
         fields(pairs),
         id="facts",
+        kind=kind,
         command=pod_command(settings, "describe", pod),
     )
 

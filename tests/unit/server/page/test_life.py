@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from pykubelet.podconfig.pod_history import TimelineEntry
+from pykubelet.server.page.drawings import sparkline
 from pykubelet.server.page.life import _DOTS, lanes
 from tests.support.pod_view import pod_of
 
@@ -60,3 +61,12 @@ def test_lane_of_crash_looping_container_has_all_runs_and_separate_volumes_and_s
         ("volumes", 0, 3),
         ("setup", 3, 5),
     ]
+
+
+def test_sparkline_draws_request_and_limit_on_its_scale() -> None:
+    drawing = sparkline([1.0, 2.0], "CPU", limit=100.0, request=50.0)
+    assert drawing.count("<line") == 2
+    for kind, y in (("limit", "2.05"), ("request", "12.52")):
+        line = next(part for part in drawing.split("<line") if f'class="{kind}"' in part)
+        assert f'y1="{y}"' in line
+    assert sparkline([1.0, 2.0], "CPU").count("<line") == 0

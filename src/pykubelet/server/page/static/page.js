@@ -17,7 +17,7 @@ const lowest = { share: 0.02, cores: 0.004, bytes: 4, rate: 4, seconds: 0.0004 }
 // The charts show the time zone of the node, as the rest of the page.
 const zone = Number(document.body.dataset.zone) || 0;
 const units = {
-  cores: (v) => (v < 1 ? `${Math.round(v * 1000)}m` : v.toFixed(2)),
+  cores: (v) => (v < 1 ? `${Number((v * 1000).toFixed(v < 0.01 ? 1 : 0))}m` : v.toFixed(2)),
   bytes: (v) => {
     const names = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
@@ -97,7 +97,7 @@ function makeChart(figure, data) {
   chart = new uPlot({
     width: plot.clientWidth, height: plot.clientHeight || 136,
     cursor: { y: false, points: { size: 6 } }, legend: { show: false },
-    padding: [8, 4, 0, 0],
+    padding: [8, 18, 0, 0],
     scales: { y: { range: (_, low, high) => {
       const near = bounds.map(([, bound]) => (bound <= 2.5 * high ? bound : 0));
       return [0, Math.max(high, lowest[figure.dataset.unit] || 1e-9, ...near) * 1.08];
