@@ -103,7 +103,7 @@ function makeChart(figure, data) {
       return [0, Math.max(high, lowest[figure.dataset.unit] || 1e-9, ...near) * 1.08];
     } } },
     axes: [
-      { ...axis, size: 22, space: 60, values: (_, splits) => splits.map((s) => new Date((s + zone) * 1000).toISOString().slice(11, 16)) },
+      { ...axis, size: 22, space: 46, values: (_, splits) => splits.map((s) => new Date((s + zone) * 1000).toISOString().slice(11, 16)) },
       { ...axis, size: 62, space: 32, values: (_, splits) => splits.map(format), ...(isBytes ? { incrs: POWERS } : {}) },
     ],
     series: [{}, ...names.map((name, index) => ({
