@@ -142,6 +142,29 @@ async def test_changes_while_text_is_selected_are_shown_after_the_selection(
     await tab.wait_for_selector(f"#attention >> text={name}", state="detached", timeout=60_000)
 
 
+async def test_chart_of_many_containers_shows_pod_and_three_largest_and_number_of_others(
+    page_url: tuple[Node, str], browser: Browser
+) -> None:
+    node, _ = page_url
+    many = pod("many")
+    many["spec"]["containers"] += [container_of(f"side-{number}", "sleep 3600") for number in range(4)]
+    name = node.write(many)
+    node.wait_ready(name)
+    legend = ""
+    # The page is opened until all containers have a measurement.
+    for _ in range(20):
+        tab = await browser.open(f"/pod/default/{name}")
+        await tab.wait_for_selector(".chart figcaption .legend")
+        legend = await tab.inner_text(".chart:has-text('Memory') .legend")
+        await tab.close()
+        if "and 2 more" in legend:
+            break
+        await asyncio.sleep(1)
+    assert "and 2 more" in legend
+    assert legend.count("KiB") + legend.count("MiB") == 4
+    node.remove(name)
+
+
 async def test_images_view_shows_image_of_running_pod_in_use(browser: Browser) -> None:
     tab = await browser.open("/images")
     row = await tab.inner_text("#images tr:has-text('busybox')")
