@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -50,7 +50,7 @@ from pykubelet.agent.live_config import ConfigReloader, ReloadMetrics, ReloadTri
 from pykubelet.agent.live_consumers import LiveComponents, build_consumers, rotation_policy
 from pykubelet.agent.oom_kills import build_oom_watcher
 from pykubelet.agent.pod_engine import NodeResources, NodeRuntime, build_pod_engine
-from pykubelet.agent.servers import ServerDependencies, serve_pods_api, serving
+from pykubelet.agent.servers import HostProblem, ServerDependencies, serve_pods_api, serving
 from pykubelet.agent.shutdown import NodeShutdown, build_shutdown
 from pykubelet.agent.stats import NodeStatistics, build_statistics
 from pykubelet.agent.tracing import tracing
@@ -189,11 +189,13 @@ class Kubelet:
         tunes_kernel: bool = True,
         reload_trigger: ReloadTrigger | None = None,
         default_page_port: int = 0,
+        host_problems: Callable[[], Sequence[HostProblem]] = list,
     ) -> None:
         """Initialize with the settings; `tunes_kernel`: whether the kubelet sets up the host.
 
         `reload_trigger` requests a reload of the configuration. `default_page_port` is the port of the page
         without `--page-port`, 0 for none; if it is taken, the kubelet starts without the page.
+        `host_problems` returns what is wrong with the host, for the page; it may block.
         """
         self._loaded = loaded
         # The start sets the cgroup driver that the runtime reports; a reload compares the files.
@@ -209,6 +211,7 @@ class Kubelet:
         self._on_started = on_started
         self._tunes_kernel = tunes_kernel
         self._default_page_port = default_page_port
+        self._host_problems = host_problems
         self._stop = asyncio.Event()
         self._joining: asyncio.Timeout | None = None
         self._events = EventLog()
@@ -666,6 +669,11 @@ class Kubelet:
             engine=node.engine,
             cluster=node.cluster,
             checks=checks,
+            runtime_checks={
+                "container runtime": lambda: "; ".join(node.host.runtime_state.errors()) or None,
+                "pod network": lambda: "; ".join(node.host.runtime_state.network_errors()) or None,
+                "PLEG": node.engine.pleg.health,
+            },
             statistics=node.statistics,
             eviction=node.eviction,
             log_readers=node.log_readers,
@@ -674,6 +682,7 @@ class Kubelet:
             images=node.images,
             image_gc=node.image_gc,
             default_page_port=self._default_page_port,
+            host_problems=self._host_problems,
         )
         return serving(parts)
 

@@ -15,7 +15,8 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_address
@@ -31,8 +32,10 @@ from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
 from pykubelet.apiserver.certificates.x509 import certificates, lifetime
 from pykubelet.cm.capacity import node_capacity
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction.report import PressureReport
-from pykubelet.kuberuntime.observed import ObservedPod
+from pykubelet.images.image_gc import ImageGCError
+from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.paths import container_log_path, pod_log_dir
 from pykubelet.logs import get_logger
 from pykubelet.server.api import ApiServerDependencies, https_server
@@ -45,6 +48,7 @@ from pykubelet.server.page.facts import (
     AgentFacts,
     Calls,
     DiskFacts,
+    HostFinding,
     ImagesFacts,
     LogTail,
     NodeFacts,
@@ -53,7 +57,7 @@ from pykubelet.server.page.facts import (
     PodFacts,
     VolumeFacts,
 )
-from pykubelet.server.page.history import AGENT, NODE, SLOT_SECONDS, History, Key
+from pykubelet.server.page.history import AGENT, NODE, SLOT_SECONDS, History, Key, own_interfaces
 from pykubelet.server.page.log_tail import read_log_tail
 from pykubelet.server.page.routes import Page, error_responses
 from pykubelet.server.page.security import same_origin_only
@@ -61,7 +65,7 @@ from pykubelet.server.readonly import own_hosts_only
 from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSettings
 from pykubelet.stats.network import parse_net_dev
 from pykubelet.stats.samples import FilesystemUsage, Record
-from pykubelet.status.diagnosis import diagnose
+from pykubelet.status.diagnosis import diagnose, failed_run
 from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 
 if TYPE_CHECKING:
@@ -76,6 +80,12 @@ DETAILS_SECONDS = 1.0
 """Seconds that an update waits for details of cgroups."""
 REPORT_SECONDS = 3.0
 """Seconds that a view waits for the report of eviction signals."""
+IMAGES_AGE_SECONDS = 10.0
+"""Age of the list of images from which on the images view has it made again."""
+IMAGES_SECONDS = 3.0
+"""Seconds that a view waits for a response of the runtime about images."""
+HOST_SECONDS = 60.0
+"""Seconds for which the findings about the host are reused."""
 _PATHS_PER_TURN = 16
 _IDENTIFIER = re.compile(r"-(?:[0-9a-f]{8}-?[0-9a-f-]{8,}|[0-9]+)$")
 """End of the name of a task that differs between tasks of the same kind."""
@@ -167,7 +177,7 @@ async def _secure_server(
             metrics=api.metrics,
             tracer=api.tracer,
             name="page",
-            middlewares=(same_origin_only(),),
+            outermost=(same_origin_only(),),
         ):
             yield
 
@@ -193,6 +203,7 @@ class NodePage:
         self._totals: dict[str, tuple[float, float]] = {}
         """Number and seconds of all calls at the last measurement, by series."""
         self._image_path = ""
+        self._image_path_time = -math.inf
         self.history = History()
         self.settings = PageSettings(
             node_name=parts.settings.node_name,
@@ -200,8 +211,11 @@ class NodePage:
             started=parts.started.timestamp(),
             data_dir=_data_dir(self._root),
         )
-        self._capacity = node_capacity(parts.settings.config, self._root)
-        self._reserved = _reserved(parts)
+        self._config = parts.reloader.config
+        self._capacity = node_capacity(self._config, self._root)
+        self._images_time = self._host_time = -math.inf
+        self._host_problems: list[HostFinding] = []
+        self._images_problem = ""
 
     def start(self, tasks: TaskScope) -> None:
         """Start the history."""
@@ -216,20 +230,27 @@ class NodePage:
 
     async def node(self) -> NodeFacts:
         """Return the state of the node."""
-        root, config = self._record("/"), self._parts.settings.config
+        root, config = self._record("/"), self._parts.reloader.config
+        if config is not self._config:
+            self._config, self._capacity = config, node_capacity(config, self._root)
+        reserved_cores, reserved_memory = _reserved(config)
+        interfaces = (root.network or ()) if root is not None else ()
+        checks = {**self._parts.checks, **self._parts.runtime_checks}
         return NodeFacts(
             cores=float(self._capacity["cpu"].nanos) / 1e9,
             memory=int(self._capacity["memory"]),
             cpu=_cores(root),
             usage=root.usage if root is not None else None,
-            reserved_cores=self._reserved[0],
-            reserved_memory=self._reserved[1],
+            reserved_cores=reserved_cores,
+            reserved_memory=reserved_memory,
             max_pods=int(self._capacity["pods"]) if "pods" in self._capacity else config.max_pods,
             disks=await self._disks(),
-            interfaces=(root.network or ()) if root is not None else (),
+            interfaces=interfaces,
+            link_speed=_link_speed(each.name for each in own_interfaces(interfaces)),
             pressure=await self._report(),
-            checks={name: check() for name, check in self._parts.checks.items()},
+            checks={name: check() for name, check in checks.items()},
             certificates=await self._certificates(),
+            host_problems=await self._doctor_findings(),
         )
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
@@ -240,13 +261,17 @@ class NodePage:
         if pod is None:
             return None
         events, timeline = engine.journal(pod.uid)
-        observed = engine.syncer.observed(pod.uid)
+        observed, facts = engine.syncer.observed(pod.uid), self._pod_facts(pod)
         images = {container.image for container in (*pod.spec.containers, *pod.spec.init_containers)}
+        read = partial(_log_tails, self._log_paths(pod, observed), self._failed_log(facts, observed))
+        logs, failed_log = await finish_in_thread(read)
         return PodDetails(
-            facts=self._pod_facts(pod),
+            facts=facts,
             events=events,
             timeline=timeline,
-            logs=await finish_in_thread(partial(_log_tails, self._log_paths(pod, observed))),
+            logs=logs,
+            failed_log=failed_log,
+            probes=engine.syncer.probe_history(pod.uid),
             volumes=list(self._volumes(pod)),
             pulls=[pull for pull in self._pulls() if pull.image in images],
             oom_kills={
@@ -259,6 +284,7 @@ class NodePage:
     async def images(self) -> ImagesFacts:
         """Return images and disk usage."""
         statistics, gc = self._parts.statistics, self._parts.image_gc
+        await self._detect_images()
         logs: list[VolumeFacts] = []
         volumes: list[VolumeFacts] = []
         layers: list[VolumeFacts] = []
@@ -277,6 +303,7 @@ class NodePage:
         disks = await self._disks()
         return ImagesFacts(
             images=list(gc.records),
+            problem=self._images_problem,
             policy=gc.policy,
             disk=next((disk for disk in disks if disk.name == "imagefs"), disks[0] if disks else None),
             loop_time=asyncio.get_running_loop().time(),
@@ -285,6 +312,22 @@ class NodePage:
             volumes=volumes,
             layers=layers,
         )
+
+    async def _detect_images(self) -> None:
+        """List the images and their use again, if that was too long ago; the view shows a failure."""
+        now = asyncio.get_running_loop().time()
+        if now - self._images_time < IMAGES_AGE_SECONDS:
+            return
+        self._images_time = now
+        try:
+            async with asyncio.timeout(IMAGES_SECONDS):
+                await self._parts.image_gc.detect()
+        except TimeoutError:
+            self._images_problem = f"no response within {IMAGES_SECONDS:.0f} s"
+        except ImageGCError as err:
+            self._images_problem = str(err)
+        else:
+            self._images_problem = ""
 
     async def agent(self) -> AgentFacts:
         """Return the state of the kubelet."""
@@ -342,17 +385,28 @@ class NodePage:
 
     def _log_paths(self, pod: Pod, observed: ObservedPod | None) -> list[tuple[str, Path | None]]:
         found: list[tuple[str, Path | None]] = []
+        for container in (*pod.spec.init_containers, *pod.spec.containers, *pod.spec.ephemeral_containers):
+            latest = observed.latest(container.name) if observed is not None else None
+            found.append((container.name, self._log_path(pod, latest) if latest is not None else None))
+        return found
+
+    def _failed_log(self, facts: PodFacts, observed: ObservedPod | None) -> tuple[str, Path, bool] | None:
+        """Return the container that fails, the log of the run that failed, and whether a newer run exists."""
+        run = failed_run(facts.pod, facts.diagnosis)
+        if run is None or observed is None:
+            return None
+        name, previous = run
+        runs = (each for each in observed.containers if each.name == name)
+        found = next((each for each in runs if each.phase == "exited" or not previous), None)
+        return (name, self._log_path(facts.pod, found), previous) if found is not None else None
+
+    def _log_path(self, pod: Pod, container: ObservedContainer) -> Path:
         directory = pod_log_dir(
             self._parts.settings.config.pod_logs_dir, pod.metadata.namespace, pod.metadata.name, pod.uid
         )
-        for container in (*pod.spec.init_containers, *pod.spec.containers, *pod.spec.ephemeral_containers):
-            latest = observed.latest(container.name) if observed is not None else None
-            if latest is None:
-                found.append((container.name, None))
-            else:
-                path = latest.log_path or f"{directory}/{container_log_path(latest.name, latest.attempt)}"
-                found.append((container.name, Path(path)))
-        return found
+        return Path(
+            container.log_path or f"{directory}/{container_log_path(container.name, container.attempt)}"
+        )
 
     def _volumes(self, pod: Pod) -> Iterator[VolumeFacts]:
         for volume in self._parts.statistics.volume_usage(pod.uid):
@@ -360,9 +414,13 @@ class NodePage:
 
     async def _disks(self) -> list[DiskFacts]:
         statistics = self._parts.statistics
-        if not self._image_path:
-            found = await statistics.runtime.image_filesystems()
-            self._image_path = found.images.mount_point if found.images is not None else ""
+        now = asyncio.get_running_loop().time()
+        if not self._image_path and now - self._image_path_time >= SUMMARY_SECONDS:
+            self._image_path_time = now
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IMAGES_SECONDS):
+                    found = await statistics.runtime.image_filesystems()
+                    self._image_path = found.images.mount_point if found.images is not None else ""
         disks, seen = [], set()
         for name, path in (("nodefs", str(self._root)), ("imagefs", self._image_path)):
             usage = await statistics.host_filesystems.of_directory(Path(path)) if path else None
@@ -380,6 +438,15 @@ class NodePage:
                 async with asyncio.timeout(REPORT_SECONDS):
                     self._pressure = await self._parts.eviction.report(measure_volumes=False)
         return self._pressure
+
+    async def _doctor_findings(self) -> list[HostFinding]:
+        """Return the findings about the host, at most `HOST_SECONDS` old."""
+        now = asyncio.get_running_loop().time()
+        if now - self._host_time >= HOST_SECONDS:
+            self._host_time = now
+            found = await finish_in_thread(self._parts.host_problems)
+            self._host_problems = [HostFinding(each.area, each.what, each.remedy) for each in found]
+        return self._host_problems
 
     async def _certificates(self) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -459,14 +526,20 @@ class NodePage:
             self.history.add(Key(AGENT, "", series), now, (seconds - before[1]) / (count - before[0]))
 
 
-def _log_tails(paths: Sequence[tuple[str, Path | None]]) -> list[LogTail]:
+def _log_tails(
+    paths: Sequence[tuple[str, Path | None]], failed: tuple[str, Path, bool] | None
+) -> tuple[list[LogTail], LogTail | None]:
+    """Return the ends of the logs, and that of the run that failed. Blocks."""
     tails = []
     for container, path in paths:
         if path is None:
             tails.append(LogTail(container=container, lines=(), note="The container has not run yet."))
         else:
             tails.append(read_log_tail(container, path))
-    return tails
+    if failed is None:
+        return tails, None
+    container, path, previous = failed
+    return tails, replace(read_log_tail(container, path), previous=previous)
 
 
 def _cores(record: Record | None) -> float | None:
@@ -484,9 +557,8 @@ def _disk(name: str, path: str, usage: FilesystemUsage) -> DiskFacts:
     )
 
 
-def _reserved(parts: ServerDependencies) -> tuple[float, int]:
+def _reserved(config: KubeletConfiguration) -> tuple[float, int]:
     """Return the processors and the memory that are reserved for the system."""
-    config = parts.settings.config
     totals = {"cpu": 0, "memory": 0}
     for reservation in (config.kube_reserved, config.system_reserved):
         for name in totals:
@@ -500,6 +572,17 @@ def _data_dir(root: Path) -> str:
     parent = root.parent
     is_up = root.name == "kubelet" and (parent / ".pykubelet").exists()
     return str(parent) if is_up and parent != Path("/var/lib/pykubelet") else ""
+
+
+def _link_speed(interfaces: Iterable[str]) -> int | None:
+    """Return the bits per second of the fastest interface; None if none reports its speed."""
+    speeds = []
+    for name in interfaces:
+        # A virtual interface, or one that is down, reports -1 or an error.
+        with contextlib.suppress(OSError, ValueError):
+            speeds.append(int(Path(f"/sys/class/net/{name}/speed").read_text()))
+    fastest = max(speeds, default=0)
+    return fastest * 1_000_000 if fastest > 0 else None
 
 
 def _rss() -> int:

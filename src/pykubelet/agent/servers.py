@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -78,6 +79,22 @@ from pykubelet.util.tasks import RenderTurns, TaskScope, finish_in_thread
 log = get_logger(__name__)
 
 
+class HostProblem(Protocol):
+    """A finding of `doctor` about the host."""
+
+    @property
+    def area(self) -> str:
+        """Part of the host."""
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
     """Dependencies of the servers."""
@@ -91,6 +108,9 @@ class ServerDependencies:
     engine: PodEngine
     cluster: Cluster | None
     checks: Mapping[str, Check]
+    runtime_checks: Mapping[str, Check]
+    """Checks of the runtime, its network and its relists, for the page. As upstream, `/healthz` does not run
+    them, because a restart of the kubelet does not repair the runtime."""
     statistics: NodeStatistics
     eviction: EvictionManager
     log_readers: LogReaders
@@ -100,6 +120,8 @@ class ServerDependencies:
     image_gc: ImageGC
     default_page_port: int = 0
     """Port of the page without `--page-port`; that it is taken is only logged."""
+    host_problems: Callable[[], Sequence[HostProblem]] = list
+    """Returns what is wrong with the host, for the page; blocks."""
 
 
 async def serve_pods_api(

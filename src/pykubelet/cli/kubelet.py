@@ -34,9 +34,11 @@ def run(argv: Sequence[str]) -> int:
 
     from pykubelet.agent.kubelet import Kubelet
     from pykubelet.agent.live_config import ReloadTrigger
-    from pykubelet.cli.process import launch
+    from pykubelet.cli.process import host_problems, launch
 
     trigger = ReloadTrigger()
-    return launch(
-        "kubelet", loaded, lambda: Kubelet(loaded, reload_trigger=trigger).run(), on_hangup=trigger.request
-    )
+
+    async def run_kubelet() -> None:
+        await Kubelet(loaded, reload_trigger=trigger, host_problems=host_problems).run()
+
+    return launch("kubelet", loaded, run_kubelet, on_hangup=trigger.request)

@@ -14,7 +14,8 @@ import asyncio
 import os
 import signal
 import termios
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -32,9 +33,20 @@ from pykubelet.standalone.instance import EmbeddedError
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import WorkerPool
 
+if TYPE_CHECKING:
+    from pykubelet.agent.servers import HostProblem
+
 log = get_logger(__name__)
 EXPECTED = (AuthConfigError, ConfigError, CriError, EmbeddedError, HostError, PortError, StartupError)
 """Failures caused by the host or the input, reported without a traceback."""
+
+
+def host_problems() -> Sequence[HostProblem]:
+    """Return the findings of `doctor` about this host, for the page. Blocks."""
+    # Imported here: only a page that is watched needs it.
+    from pykubelet.cli.node.doctor import running_host_problems
+
+    return running_host_problems()
 
 
 def launch(

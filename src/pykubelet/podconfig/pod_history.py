@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from pykubelet.api.pod import Pod
@@ -109,10 +110,19 @@ class PodHistory:
         for listener in self._listeners:
             listener(pod, event)
 
-    def note(self, uid: str, component: str, text: str) -> None:
-        """Record a decision; an immediate repetition is ignored."""
+    def note(self, uid: str, component: str, text: str, *, at: float | None = None) -> None:
+        """Record a decision; an immediate repetition is ignored.
+
+        `at` is the time of something that happened before now, in seconds since the epoch; entries stay in
+        the order of their times.
+        """
         notes = self._records.setdefault(uid, _Record()).notes
-        if not notes or (notes[-1].component, notes[-1].text) != (component, text):
+        if at is not None:
+            if len(notes) == NOTES_PER_POD:
+                notes.popleft()
+            later = sum(1 for _ in takewhile(lambda entry: entry.time > at, reversed(notes)))
+            notes.insert(len(notes) - later, TimelineEntry(at, component, text))
+        elif not notes or (notes[-1].component, notes[-1].text) != (component, text):
             notes.append(TimelineEntry(self._clock(), component, text))
 
     def events(self, uid: str) -> list[Event]:

@@ -45,6 +45,7 @@ from pykubelet.podsync.stages.containers import RETRY_SECONDS, ContainerStage
 from pykubelet.podsync.stages.sandbox import SandboxStage
 from pykubelet.podsync.start_limiter import StartLimiter
 from pykubelet.probes.prober import Prober
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.resize.allocation_manager import AllocationManager, PodResizeStep
 from pykubelet.status.compute import TERMINAL
 from pykubelet.status.containers import StartFailure, has_restart_condition
@@ -260,6 +261,10 @@ class NodePodSyncer:
         """Return the last observed state of a pod."""
         state = self._states.get(uid)
         return state.observed if state else None
+
+    def probe_history(self, uid: str) -> list[ProbeHistory]:
+        """Return the last results of a pod's probes."""
+        return self._prober.history(uid)
 
     def take(self, change: PodLifecycleEvent) -> bool:
         """Handle a runtime event; return whether the pod's worker should be woken.

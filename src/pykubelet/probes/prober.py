@@ -59,6 +59,7 @@ from pykubelet.probes.types import (
     KINDS,
     Health,
     Kind,
+    ProbeHistory,
     ProbeParameters,
     ProbeResult,
     Report,
@@ -210,6 +211,14 @@ class ProbeWorker:
     """Next run; None while the probe is not scheduled."""
     run: ProbeRun | None = None
     """The run in progress."""
+    passes: int = 1
+    """Whether each of the last `MAX_RESULTS` runs passed: one bit per run, the last one lowest, below a 1."""
+    last_run: float = 0.0
+    """End of the last run, in seconds since the epoch."""
+    seconds: float = 0.0
+    """Duration of the last run."""
+    failure: str = ""
+    """Output of the last failed run, shortened."""
 
 
 @dataclass(slots=True, eq=False)
@@ -251,6 +260,11 @@ GRACE_SECONDS = 10.0
 """Seconds by which a container must be older than the kubelet process: a just started one counts as new."""
 SLACK_SECONDS = 0.001
 """Seconds by which a run may be early: event loops wake up to a clock tick before the due time."""
+MAX_RESULTS = 20
+"""Runs of each probe whose results are kept: together with the last output, less than 1 KiB per probe."""
+_LAST_RESULTS = (1 << MAX_RESULTS) - 1
+MAX_FAILURE = 200
+"""Characters of the output that are kept."""
 MAX_STARTS_PER_ITERATION = 16
 """Number of runs that are started before the event loop runs other tasks."""
 
@@ -348,6 +362,21 @@ class Prober:
             return self._age(found) > self._own_age() + GRACE_SECONDS
 
         return health(pod, seen, self.results.get, is_older)
+
+    def history(self, uid: str) -> list[ProbeHistory]:
+        """Return the last results of the probes of a pod, of all its containers."""
+        return [
+            ProbeHistory(
+                container=name,
+                kind=worker.kind,
+                passed=tuple(digit == "1" for digit in f"{worker.passes:b}"[1:]),
+                last_run=worker.last_run,
+                seconds=worker.seconds,
+                failure=worker.failure,
+            )
+            for name, entry in self._pods.get(uid, {}).items()
+            for worker in entry.workers.values()
+        ]
 
     def _observe_running(self, entry: ProbedContainer, found: RuntimeContainer) -> None:
         if entry.container_id != found.id:
@@ -470,6 +499,7 @@ class Prober:
         """Handle a result; listeners are notified last, because they may change the schedule."""
         counts = outcome.passed or not tick.eager
         result = None
+        self._keep_result(worker, outcome, seconds)
         if not outcome.errored:
             if worker.series is None:
                 worker.series = self._metrics.series(worker.labels)
@@ -489,6 +519,13 @@ class Prober:
                 self._schedule_probes(entry)
         if counts:
             self._report_result(entry, worker, outcome)
+
+    def _keep_result(self, worker: ProbeWorker, outcome: ProbeResult, seconds: float) -> None:
+        passes = worker.passes << 1 | outcome.passed
+        worker.passes = passes if passes < 2 << MAX_RESULTS else passes & _LAST_RESULTS | 1 << MAX_RESULTS
+        worker.last_run, worker.seconds = self._clock() / 1e9, seconds
+        if not outcome.passed:
+            worker.failure = outcome.output[:MAX_FAILURE]
 
     def _report_result(self, entry: ProbedContainer, worker: ProbeWorker, outcome: ProbeResult) -> None:
         if outcome.result == "success" and not outcome.errored and not _success_log:

@@ -123,6 +123,22 @@ class ProbeResult:
         return self.result in ("success", "warning")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeHistory:
+    """Last results of one probe."""
+
+    container: str
+    kind: Kind
+    passed: tuple[bool, ...]
+    """Whether each of the last runs passed, oldest first; also those that do not count yet."""
+    last_run: float
+    """End of the last run, in seconds since the epoch."""
+    seconds: float
+    """Duration of the last run."""
+    failure: str
+    """Output of the last run that failed, shortened; empty if none did."""
+
+
 @dataclass(frozen=True, slots=True)
 class SelectedHandler:
     """The third-party handler that a pod's annotation selects for a probe (`probes/custom.py`)."""

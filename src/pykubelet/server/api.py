@@ -79,19 +79,19 @@ async def https_server(
     max_connections: int = MAX_CONNECTIONS,
     tracer: Tracer | None = None,
     name: str = "API",
-    middlewares: Iterable[Middleware] = (),
+    outermost: Iterable[Middleware] = (),
 ) -> AsyncIterator[int]:
     """Serve the routes over TLS while the context is open, and yield the port. Raises PortError.
 
-    `middlewares` handle requests that are authorized.
+    `outermost` handle requests before authentication, and all responses, also those to rejected requests.
     """
     app = web.Application(
         client_max_size=MAX_BODY_BYTES,
         middlewares=[
+            *outermost,
             *tracing_middleware(tracer),
             counting_middleware(metrics, "readwrite"),
             auth_middleware(authenticator, authorizer),
-            *middlewares,
         ],
     )
     app.add_routes(routes)

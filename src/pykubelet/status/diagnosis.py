@@ -108,6 +108,18 @@ def node_sentence(problems: Sequence[str], failing: Sequence[str]) -> str:
     return "; ".join(parts) if parts else "Healthy"
 
 
+def failed_run(pod: Pod, diagnosis: Diagnosis) -> tuple[str, bool] | None:
+    """Return the container whose log explains the problem, and whether its previous run failed."""
+    step = next((step for step in diagnosis.steps if step.state == "failed"), None)
+    if step is None or step.problem is None or step.name not in ("init", "containers", "probes"):
+        return None
+    status = next((each for each in _statuses(pod) if each.name == step.problem.container), None)
+    if status is None:
+        return None
+    has_restarted = status.state.terminated is None and status.last_state.terminated is not None
+    return status.name, has_restarted and step.name != "probes"
+
+
 def _done(name: StepName, pod: Pod) -> Step:
     spec = pod.spec
     texts: dict[StepName, str] = {

@@ -8,6 +8,7 @@ import pytest
 
 from pykubelet.api.pod import Container
 from pykubelet.api.pod_status import ContainerStatus
+from pykubelet.probes.prober import MAX_RESULTS
 from pykubelet.transport.errors import CommandTimedOut, CriError
 from tests.support.probes import exec_probe, exited, full_pod, observed, pod, ready, running, scene, start
 
@@ -29,6 +30,26 @@ async def test_prober_readiness_probed_immediately_then_every_period() -> None:
     assert gaps == {10.0}
     assert here.verdicts() == [("readiness", "success")]
     assert here.events == []
+
+
+async def test_prober_history_has_last_results_and_last_failure_bounded() -> None:
+    asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=1)))
+    async with scene() as here:
+        start(here, asked)
+        assert here.prober.history("u1")[0].passed == ()
+        here.answers["r"] = lambda now: int(1 < now < 4)
+        await asyncio.sleep(10)
+        (found,) = here.prober.history("u1")
+        runs = len(here.asked["r"])
+        assert len(found.passed) == runs < MAX_RESULTS
+        assert list(found.passed) == [not 1 < now < 4 for now in here.asked["r"]]
+        assert (found.container, found.kind, found.failure) == ("app", "readiness", "output")
+        assert found.last_run == pytest.approx(here.clock() / 1e9, abs=1.5)
+        await asyncio.sleep(10_000)
+        (found,) = here.prober.history("u1")
+        assert found.passed == (True,) * MAX_RESULTS
+        here.prober.remove_pod("u1")
+        assert here.prober.history("u1") == []
 
 
 async def test_prober_slow_starting_container_is_retried_within_first_period() -> None:

@@ -100,6 +100,7 @@ async def read_only_port(
         engine=cast(Any, ScriptedView(listed=[POD])),
         cluster=cast(Any, NotServed()) if cluster else None,
         checks={},
+        runtime_checks={},
         statistics=statistics,
         eviction=cast(Any, SimpleNamespace(report=None)),
         reloader=ConfigReloader(load([]), config),

@@ -432,6 +432,17 @@ MACHINE_CHECKS: tuple[Check, ...] = (
     check_identity,
     check_shutdown,
 )
+RUNNING_HOST_CHECKS: tuple[Check, ...] = (
+    check_capabilities,
+    check_cgroups,
+    check_swap,
+    check_kernel,
+    check_kernel_defaults,
+    check_open_files,
+    check_propagation,
+    check_clock,
+)
+"""Checks of the host that take less than a few milliseconds; a running kubelet checks the rest itself."""
 CNI_CONFIG = Path("/etc/cni/net.d")
 CNI_SUFFIXES = frozenset({".conf", ".conflist", ".json"})
 
@@ -697,6 +708,12 @@ def examine(context: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Fi
                 warn(area, " ".join(what.split()), "if this machine is healthy, report it as a bug")
             )
     return findings
+
+
+def running_host_problems() -> list[Finding]:
+    """Return what is not as it should be on the host of a running node. Blocks."""
+    findings = examine(DoctorContext(Path("/")), RUNNING_HOST_CHECKS)
+    return [finding for finding in findings if finding.status is not Status.OK]
 
 
 def as_document(findings: list[Finding]) -> str:

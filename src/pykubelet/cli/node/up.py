@@ -20,7 +20,7 @@ from pykubelet.agent.kubelet import Kubelet
 from pykubelet.agent.live_config import ReloadTrigger
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
-from pykubelet.cli.process import launch
+from pykubelet.cli.process import host_problems, launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.flags.parser import parse_flags
@@ -191,6 +191,7 @@ async def _run_kubelet(
             tunes_kernel=False,
             reload_trigger=trigger,
             default_page_port=page_port,
+            host_problems=host_problems,
         )
         await kubelet.run()
 

@@ -164,6 +164,11 @@ class ContainerStage:
             self._metrics.record_container_failure(pod, container, err.reason)
             self._history.note(pod.uid, "start", f"{container.name}: {err.reason}: {err.message}")
             return err
+        ended = start.observed.latest(container.name)
+        if ended is not None and ended.phase == "exited" and ended.finished_at:
+            # Until now the status has it; the next end replaces it there.
+            text = f"{container.name} exited with code {ended.exit_code}"
+            self._history.note(pod.uid, "exit", text, at=ended.finished_at / 1e9)
         self._history.note(pod.uid, "start", f"{container.name} started")
         return None
 

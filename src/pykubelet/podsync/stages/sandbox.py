@@ -75,6 +75,7 @@ class SandboxStage:
         pod, actions = start.pod, start.actions
         if not actions.create_sandbox:
             return RunningSandbox(actions.sandbox_id, start.observed.ips, config, context)
+        self._history.note(pod.uid, "sandbox", "create")
         with child_span("createPodSandbox"), self._metrics.measure_sandbox_start(pod):
             sandbox_id, ips = await self._create(pod, config)
         where = ", ".join(ips) or "the host's network"

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from pykubelet.server.page.facts import AgentFacts, Calls, PageSettings
 from pykubelet.server.page.history import AGENT, History
-from pykubelet.server.page.html import UNKNOWN, Child, Html, card, fields, seconds, size, table, tag
+from pykubelet.server.page.html import (
+    UNKNOWN,
+    Child,
+    Html,
+    Section,
+    card,
+    count,
+    fields,
+    seconds,
+    size,
+    table,
+    tag,
+)
 from pykubelet.server.page.parts import chart
 from pykubelet.status.columns import format_duration
 
@@ -14,9 +26,10 @@ SERIES = ("lag", "cri", "api", "rss", "cpu")
 _MOST_TASKS = 30
 
 
-def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, now: float) -> list[Html]:
+def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, now: float) -> list[Section]:
     """Return the cards of the view."""
     pss = f", {size(agent.pss)} proportional (PSS)" if agent.pss else ""
+    no_api = "" if agent.api_server else "No API server, or no calls yet"
     up = max(now - settings.started, 1.0)
     facts: dict[str, Child] = {
         "Version": settings.version,
@@ -28,11 +41,15 @@ def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, 
         "Loop lag": f"{seconds(agent.loop_lag)}, the longest of the last seconds",
         "Open files": str(agent.open_files),
         "Threads": str(agent.threads),
-        "Page": f"{agent.clients} connected clients",
+        "Page": count(agent.clients, "connected client"),
     }
     return [
         tag("section", tag("h1", "Kubelet"), class_="summary wide"),
-        card("Process", fields(facts), id="process", command=settings.command("config show")),
+        (
+            card("Process", fields(facts), id="process", command=settings.command("top --node")),
+            _tasks(agent),
+        ),
+        (_calls("Container runtime", "cri", agent.cri), _calls("API server", "api", agent.api_server)),
         tag(
             "section",
             tag("header", tag("h2", "Last 30 minutes")),
@@ -41,14 +58,11 @@ def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, 
                 chart("lag", "Loop lag", "seconds", history, AGENT, now),
                 chart("rss", "Memory", "bytes", history, AGENT, now),
                 chart("cri", "Latency of the container runtime", "seconds", history, AGENT, now),
-                chart("api", "Latency of the API server", "seconds", history, AGENT, now),
+                chart("api", "Latency of the API server", "seconds", history, AGENT, now, none=no_api),
                 class_="charts",
             ),
             class_="card wide",
         ),
-        _calls("Container runtime", "cri", agent.cri),
-        _calls("API server", "api", agent.api_server),
-        _tasks(agent),
     ]
 
 
@@ -70,10 +84,15 @@ def _calls(title: str, id: str, calls: Sequence[Calls]) -> Html:
 
 
 def _tasks(agent: AgentFacts) -> Html:
-    total = sum(agent.tasks.values())
-    rows = [
-        tag("tr", tag("th", name, scope="row"), tag("td", str(count), class_="number"))
-        for name, count in sorted(agent.tasks.items(), key=lambda item: (-item[1], item[0]))[:_MOST_TASKS]
+    tasks = sorted(agent.tasks.items(), key=lambda item: (-item[1], item[0]))
+    items = [
+        tag("li", tag("span", name), tag("span", str(number), class_="number"))
+        for name, number in tasks[:_MOST_TASKS]
     ]
-    body = table(("Task", tag("span", "Number", class_="number")), rows, label="Tasks of the kubelet")
-    return card(f"{total} tasks", body, id="tasks")
+    more = sum(number for _, number in tasks[_MOST_TASKS:])
+    return card(
+        count(sum(agent.tasks.values()), "task"),
+        tag("ul", *items, class_="tasks", aria_label="Tasks of the kubelet"),
+        tag("p", f"and {more} more", class_="more") if more else None,
+        id="tasks",
+    )

@@ -54,14 +54,24 @@ def bar(share: float | None, label: str, marks: Sequence[Mark] = ()) -> Html:
     )
 
 
-def sparkline(values: Sequence[float] | None, label: str, *, limit: float | None = None) -> Html:
-    """Return a line of values over time; the scale ends at the limit, which is drawn, if it is near."""
+def sparkline(
+    values: Sequence[float] | None,
+    label: str,
+    *,
+    limit: float | None = None,
+    request: float | None = None,
+) -> Html:
+    """Return a line of values over time; limit and request are drawn, and the scale includes them."""
     known = [value for value in values or () if not math.isnan(value)]
     if len(known) < 2 or values is None:
         return EMPTY
     top = max(known)
-    has_limit = limit is not None and 0 < limit <= 4 * top
-    scale = max(top, limit if has_limit and limit is not None else 0.0) * 1.05 or 1.0
+    bounds = [
+        (kind, bound)
+        for kind, bound in (("limit", limit), ("request", request))
+        if bound is not None and bound > 0
+    ]
+    scale = max(top, *(bound for _, bound in bounds), 0.0) * 1.05 or 1.0
     first = next(index for index, value in enumerate(values) if not math.isnan(value))
     # A young series gets at least a third of the width.
     values = values[min(first, len(values) * 2 // 3) :]
@@ -72,10 +82,10 @@ def sparkline(values: Sequence[float] | None, label: str, *, limit: float | None
         if not math.isnan(value)
     ]
     shapes = [tag("polyline", points=" ".join(points), class_="line", vector_effect="non-scaling-stroke")]
-    if has_limit and limit is not None:
-        y = _LINE_HEIGHT - 1 - limit / scale * (_LINE_HEIGHT - 2)
+    for kind, bound in bounds:
+        y = _LINE_HEIGHT - 1 - bound / scale * (_LINE_HEIGHT - 2)
         shapes.append(
-            tag("line", x1="0", x2="100", y1=y, y2=y, class_="limit", vector_effect="non-scaling-stroke")
+            tag("line", x1="0", x2="100", y1=y, y2=y, class_=kind, vector_effect="non-scaling-stroke")
         )
     return tag(
         "svg",
@@ -87,6 +97,23 @@ def sparkline(values: Sequence[float] | None, label: str, *, limit: float | None
         role="img",
         aria_label=label,
     )
+
+
+def dots(passed: Sequence[bool], label: str) -> Html:
+    """Return one mark per result, oldest first; those of failures are also taller."""
+    marks = [
+        tag(
+            "rect",
+            x=10 * index,
+            y=4 if each else 0,
+            width=7,
+            height=8 if each else 16,
+            rx=2,
+            class_="fill passed" if each else "fill bad",
+        )
+        for index, each in enumerate(passed)
+    ]
+    return tag("svg", *marks, class_="dots", width=10 * len(passed), height=16, role="img", aria_label=label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Live updates: one task renders the views that clients watch, and sends each client what has changed.
 
 The task starts with the first client and ends with the last one, so that an unwatched page costs nothing. A
-view is rendered once per round, however many clients watch it. The number of clients is bounded, and a client
-that does not read its messages is disconnected: it holds at most `QUEUED` of them.
+view is rendered once per round, however many clients watch it. The first message to a client has all
+sections, later ones those that have changed and the ids of those that are gone. The number of clients is
+bounded, and a client that does not read its messages is disconnected: it holds at most `QUEUED` of them.
 """
 
 from __future__ import annotations
@@ -154,14 +155,16 @@ class Broadcaster(Generic[V]):
                 client.send(encode("gone", {}))
             return
         changed = {id: html for id, html in rendered.sections.items() if watched.sections.get(id) != html}
+        removed = [id for id in watched.sections if id not in rendered.sections]
         watched.sections = dict(rendered.sections)
-        part = encode("update", {"sections": _exact(changed), "sample": rendered.sample})
+        part = encode("update", {"sections": _exact(changed), "removed": removed, "sample": rendered.sample})
         whole: bytes | None = None
         for client in tuple(watched.clients):
             message = part
             if client.is_new:
                 whole = whole or encode(
-                    "update", {"sections": _exact(rendered.sections), "sample": rendered.sample}
+                    "update",
+                    {"sections": _exact(rendered.sections), "isWhole": True, "sample": rendered.sample},
                 )
                 message, client.is_new = whole, False
             if not client.send(message):

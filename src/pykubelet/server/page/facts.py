@@ -15,6 +15,7 @@ from pykubelet.eviction.report import PressureReport
 from pykubelet.images.image_gc import ImageGCPolicy, ImageRecord
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.server.page.history import History
 from pykubelet.stats.samples import NetworkInterface, Usage
 from pykubelet.status.diagnosis import Diagnosis
@@ -49,6 +50,15 @@ class DiskFacts:
     inodes_free: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """What `doctor` finds wrong with the host."""
+
+    area: str
+    what: str
+    remedy: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """State of the node."""
@@ -64,11 +74,14 @@ class NodeFacts:
     max_pods: int
     disks: Sequence[DiskFacts]
     interfaces: Sequence[NetworkInterface]
+    link_speed: int | None = None
+    """Bits per second of the fastest interface; None if it is not known."""
     pressure: PressureReport | None
     checks: Mapping[str, str | None]
     """Reason of each failing health check, None for those that pass."""
     certificates: Mapping[str, float]
     """Seconds until each certificate expires."""
+    host_problems: Sequence[HostFinding] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +103,8 @@ class LogTail:
     lines: Sequence[str]
     note: str = ""
     """Why there are no lines, or that earlier ones are left out."""
+    previous: bool = False
+    """Whether the container has run again since (`logs -p`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +125,9 @@ class PodDetails:
     events: Sequence[Event]
     timeline: Sequence[TimelineEntry]
     logs: Sequence[LogTail]
+    failed_log: LogTail | None = None
+    """End of the log of the run that failed; None if no container is the reason."""
+    probes: Sequence[ProbeHistory] = ()
     volumes: Sequence[VolumeFacts] = ()
     pulls: Sequence[PullProgress] = ()
     oom_kills: Mapping[str, int] = field(default_factory=dict)
@@ -121,6 +139,8 @@ class ImagesFacts:
     """Images and other users of the disk."""
 
     images: Sequence[ImageRecord]
+    problem: str = ""
+    """Why the images could not be listed now; those shown are the last ones that were listed."""
     policy: ImageGCPolicy
     disk: DiskFacts | None
     loop_time: float
@@ -185,7 +205,7 @@ class PageSource(Protocol):
         """Return a pod; None if the node has no such pod."""
 
     async def images(self) -> ImagesFacts:
-        """Return images and disk usage. Raises CriError."""
+        """Return images and disk usage."""
 
     async def agent(self) -> AgentFacts:
         """Return the state of the kubelet."""

@@ -26,6 +26,8 @@ class Html(str):
 
 
 Child = Html | str | int | None
+Section = Html | tuple[Html, ...]
+"""A card of a view, or several that are below one another in a column."""
 EMPTY = Html("")
 UNKNOWN = "\N{EN DASH}"
 """Text for a value that is not known."""
@@ -102,6 +104,11 @@ def _attribute(value: str | int | float) -> str | int:
 
 
 # Texts
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number of things: `1 image`, `2 images`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def size(amount: float | None) -> str:

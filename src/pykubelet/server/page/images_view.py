@@ -17,7 +17,7 @@ from pykubelet.images.image_gc import (
 )
 from pykubelet.server.page.drawings import Mark, bar
 from pykubelet.server.page.facts import DiskFacts, ImagesFacts, PageSettings, VolumeFacts
-from pykubelet.server.page.html import Html, badge, card, percent, size, table, tag
+from pykubelet.server.page.html import Html, Section, badge, card, count, join, percent, size, table, tag
 from pykubelet.server.page.parts import pull_row
 from pykubelet.status.columns import format_duration
 
@@ -43,7 +43,8 @@ def gc_plan(
     candidates = removal_order(records)
     by_age = {item.key.id for item in plan_by_age(candidates, policy, now)}
     by_space: set[str] = set()
-    reason = f"{len(by_age)} images are older than imageMaximumGCAge" if by_age else ""
+    verb = "is" if len(by_age) == 1 else "are"
+    reason = f"{count(len(by_age), 'image')} {verb} older than imageMaximumGCAge" if by_age else ""
     if disk is not None and disk.capacity > 0:
         usage = DiskUsage(disk.capacity, min(disk.available, disk.capacity))
         amount = bytes_to_free(usage, policy)
@@ -59,20 +60,20 @@ def gc_plan(
     return GcPlan(tuple(candidates), frozenset(by_age | by_space), reason)
 
 
-def images_sections(settings: PageSettings, facts: ImagesFacts) -> list[Html]:
+def images_sections(settings: PageSettings, facts: ImagesFacts) -> list[Section]:
     """Return the cards of the view."""
     plan = gc_plan(facts.images, facts.policy, facts.disk, facts.loop_time)
     return [
         _disk(facts, plan),
-        *(
-            [card("Pulls in progress", *map(pull_row, facts.pulls), id="pulls", kind="wide")]
-            if facts.pulls
-            else []
-        ),
+        card("Pulls in progress", *map(pull_row, facts.pulls), id="pulls", kind="wide")
+        if facts.pulls
+        else tag("section", id="pulls", data_live=True, hidden=True),
         _images(settings, facts, plan),
-        _users("Largest logs", "logs", facts.logs, settings.command("ps")),
-        _users("Largest volumes", "volumes", facts.volumes, settings.command("top")),
-        _users("Largest writable layers", "layers", facts.layers, settings.command("top")),
+        (
+            _users("Largest logs", "logs", facts.logs, settings.command("top")),
+            _users("Largest volumes", "volumes", facts.volumes, settings.command("top")),
+        ),
+        (_users("Largest writable layers", "layers", facts.layers, settings.command("top")),),
     ]
 
 
@@ -100,11 +101,14 @@ def _disk(facts: ImagesFacts, plan: GcPlan) -> Html:
                 class_="resource",
             )
         )
-    texts = [f"{len(facts.images)} images, {size(total)}", f"{size(unused)} unused", plan.reason]
+    texts = [f"{count(len(facts.images), 'image')}, {size(total)}", f"{size(unused)} unused", plan.reason]
     return tag(
         "section",
         tag("h1", "Images and disk"),
         tag("p", *(tag("span", text) for text in texts if text), class_="facts"),
+        tag("p", f"The images could not be listed now: {facts.problem}", class_="problem")
+        if facts.problem
+        else None,
         *rows,
         class_="summary wide",
         id="disk",
@@ -118,16 +122,20 @@ def _images(settings: PageSettings, facts: ImagesFacts, plan: GcPlan) -> Html:
     for image in sorted(facts.images, key=lambda image: (-image.size, image.key))[:MOST_IMAGES]:
         tags = sorted(name for name in image.names if "@" not in name)
         name = tags[0] if tags else min(image.names, default=image.key.id)
-        others = f"and {len(tags) - 1} more names" if len(tags) > 1 else ""
-        if image.in_use:
-            use = badge("in use", "ok")
-        elif image.pinned:
-            use = badge("pinned", "off")
+        others = f"and {count(len(tags) - 1, 'more name')}" if len(tags) > 1 else ""
+        if image.in_use or image.pinned:
+            badges = [badge("in use", "ok") if image.in_use else None, " "]
+            use = join([*badges, badge("pinned", "off") if image.pinned else None])
         elif image.key.id in plan.next:
             use = badge("removed next", "bad")
         else:
             use = badge(f"unused, candidate {order.get(image.key, 0)}", "busy")
-        idle = "" if image.in_use else format_duration(max(facts.loop_time - image.idle_since, 0))
+        # A pinned image is never removed, however long it is not used.
+        idle = (
+            ""
+            if image.in_use or image.pinned
+            else format_duration(max(facts.loop_time - image.idle_since, 0))
+        )
         rows.append(
             tag(
                 "tr",
@@ -149,7 +157,7 @@ def _images(settings: PageSettings, facts: ImagesFacts, plan: GcPlan) -> Html:
         table(headings, rows, label="Images on the node")
         if rows
         else tag("p", "No images were listed yet.", class_="empty"),
-        tag("p", f"{more} smaller images are not shown.", class_="more") if more > 0 else None,
+        tag("p", f"{count(more, 'smaller image')} not shown.", class_="more") if more > 0 else None,
         id="images",
         kind="wide",
         command=settings.command("images ls"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from pykubelet.server.page.facts import PageSettings
-from pykubelet.server.page.html import Html, tag
+from pykubelet.server.page.html import Html, Section, tag
 
 STATIC = Path(__file__).parent / "static"
 FILES = {
@@ -39,9 +40,10 @@ def theme_of(cookie: str | None) -> Theme:
 
 
 def document(
-    settings: PageSettings, title: str, path: str, events: str, sections: Sequence[Html], theme: Theme
+    settings: PageSettings, title: str, path: str, events: str, sections: Sequence[Section], theme: Theme
 ) -> bytes:
     """Return a whole document; `events` is the query of its live updates, empty for none."""
+    now = datetime.now(UTC).astimezone()
     links = [
         tag(
             "a",
@@ -77,16 +79,22 @@ def document(
             tag("button", "Theme", id="theme", type="button", title="Light or dark (key t)", hidden=True),
             class_="top",
         ),
-        tag("main", *sections, id="content", tabindex=-1),
+        tag("main", *map(_placed, sections), id="content", tabindex=-1),
         tag(
             "footer",
             tag("span", f"pykubelet {settings.version}, read-only"),
+            tag("span", f"Times are {now:%Z} (UTC{now:%z}), the time zone of the node"),
             tag("span", "Keys: ", *_keys(), class_="keys"),
         ),
         data_events=events or None,
+        data_zone=int((now.utcoffset() or timedelta()).total_seconds()),
     )
     page = tag("html", head, body, lang="en", data_theme=theme or None)
     return f"<!doctype html>{page}".encode()
+
+
+def _placed(section: Section) -> Html:
+    return tag("div", *section, class_="column") if isinstance(section, tuple) else section
 
 
 def _keys() -> list[Html]:

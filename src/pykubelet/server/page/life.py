@@ -6,6 +6,7 @@ that neither the runtime nor the history has any more are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
@@ -22,7 +23,7 @@ _DOTS = {
     "FailedCreatePodSandBox": "bad",
     "Killing": "warn",
     "Unhealthy": "bad",
-    "OOMKilling": "bad",
+    "ProcessOOMKilled": "bad",
     "Evicted": "bad",
     "Preempting": "bad",
     "FailedPostStartHook": "bad",
@@ -68,7 +69,8 @@ def _pod_lane(
     pod: Pod, events: Sequence[Event], timeline: Sequence[TimelineEntry], start: float, now: float
 ) -> Lane:
     admitted = next((e.time for e in timeline if e.component == "admission" and e.text == "admitted"), None)
-    sandbox = next((e.time for e in timeline if e.component == "sandbox"), None)
+    creating = next((e.time for e in timeline if e.component == "sandbox"), None)
+    sandbox = next((e.time for e in timeline if e.component == "sandbox" and e.text != "create"), None)
     began = [
         time
         for status in (*pod.status.init_container_statuses, *pod.status.container_statuses)
@@ -85,7 +87,10 @@ def _pod_lane(
         until = sandbox if sandbox is not None else now
         if sandbox is None and pod.status.phase not in ("", "Pending"):
             until = admitted
-        spans.append(_span(admitted, until, "setup", "volumes and sandbox"))
+        mounted = min(creating, until) if creating is not None else until
+        spans.append(_span(admitted, mounted, "volumes", "volumes"))
+        if creating is not None:
+            spans.append(_span(mounted, until, "setup", "sandbox"))
     ready = next((c for c in pod.status.conditions if c.type == "Ready"), None)
     if (
         ready is not None
@@ -108,7 +113,7 @@ def _container_lane(
 ) -> Lane:
     where = f"{{{status.name}}}"
     own = [event for event in events if event.where.endswith(where)]
-    spans = []
+    spans = list(_earlier_runs(status, timeline))
     pulling = max((e.last for e in own if e.reason == "Pulling"), default=None)
     if pulling is not None:
         ends = [e.last for e in own if e.reason in ("Pulled", "Failed") and e.last >= pulling]
@@ -130,6 +135,24 @@ def _container_lane(
         if entry.component == "start" and entry.text == f"{status.name} started"
     ]
     return Lane(status.name, tuple(spans), (*starts, *_moments(events, where)))
+
+
+def _earlier_runs(status: ContainerStatus, timeline: Sequence[TimelineEntry]) -> Iterator[Span]:
+    """Yield the runs before those that the status has, from their starts and ends in the timeline."""
+    reported = [
+        since for state in (status.last_state, status.state) if (since := _started(state)) is not None
+    ]
+    first, started = min(reported, default=math.inf), None
+    for entry in timeline:
+        name, _, what = entry.text.partition(" ")
+        if name != status.name:
+            continue
+        if entry.component == "start" and what == "started":
+            started = entry.time
+        elif entry.component == "exit" and started is not None and entry.time <= first:
+            kind = "ended" if what == "exited with code 0" else "failed"
+            yield _span(started, entry.time, kind, f"ran, then {what}")
+            started = None
 
 
 def _moments(events: Sequence[Event], where: str) -> Iterator[Span]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pykubelet.server.logs.log_chain import open_active
-from pykubelet.server.logs.log_files import parse_entries
+from pykubelet.server.logs.log_files import LogEntry, parse_entries
 from pykubelet.server.page.facts import LogTail
 
 MAX_BYTES = 64 * 1024
@@ -52,13 +53,19 @@ def tail_of(container: str, data: bytes, *, is_whole: bool) -> LogTail:
         if entry.partial:
             partial[entry.stream] = text
         else:
-            lines.append(f"{entry.stamp[11:19]} {clean(text)}")
+            lines.append(f"{_clock(entry)} {clean(text)}")
     lines += [f"… {clean(text)}" for text in partial.values()]
     is_cut = len(lines) > MAX_LINES or not is_whole
     note = "" if lines else "The log is empty." if is_whole else "The last line is too long to be shown."
     if lines and is_cut:
-        note = f"The last {min(len(lines), MAX_LINES)} lines; times are UTC."
+        note = f"The last {min(len(lines), MAX_LINES)} lines."
     return LogTail(container=container, lines=tuple(lines[-MAX_LINES:]), note=note)
+
+
+def _clock(entry: LogEntry) -> str:
+    """Return the time of an entry in the time zone of the node, whatever the one of the runtime."""
+    moment = datetime.fromtimestamp(entry.nanoseconds / 1e9, UTC).astimezone()
+    return f"{moment:%H:%M:%S}"
 
 
 def clean(text: str) -> str:

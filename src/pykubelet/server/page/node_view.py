@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from pykubelet.eviction.report import PressureReport, SignalReport
 from pykubelet.server.page.drawings import Mark, bar
 from pykubelet.server.page.facts import DiskFacts, NodeFacts, PageSettings, PodFacts
-from pykubelet.server.page.history import History, own_interfaces
+from pykubelet.server.page.history import NODE, History, own_interfaces
 from pykubelet.server.page.html import (
     EMPTY,
     UNKNOWN,
     Child,
     Html,
+    Section,
     badge,
     card,
     cores,
@@ -23,14 +24,16 @@ from pykubelet.server.page.html import (
     table,
     tag,
 )
-from pykubelet.server.page.parts import chart, pod_link
+from pykubelet.server.page.parts import chart, latest, pod_link
 from pykubelet.stats.samples import Psi
 from pykubelet.status.columns import format_duration
 from pykubelet.status.diagnosis import node_sentence, summary_status
 
 EXPIRES_SOON_SECONDS = 7 * 86400.0
 """Remaining lifetime below which a certificate is a problem of the node."""
-_MOST_SHOWN = 12
+_MOST_SHOWN = 5
+"""Pods that need attention; the list of pods has all of them."""
+_MOST_INTERFACES = 12
 
 
 def node_problems(node: NodeFacts) -> list[str]:
@@ -48,14 +51,13 @@ def node_problems(node: NodeFacts) -> list[str]:
 
 def node_sections(
     settings: PageSettings, node: NodeFacts, pods: Sequence[PodFacts], history: History, now: float
-) -> list[Html]:
+) -> list[Section]:
     """Return the cards of the node view."""
     pressure = [chart("pressure-cpu pressure-memory pressure-io", "Pressure", "share", history, "", now)]
     return [
         _summary(settings, node, pods, now),
+        _resources(settings, node, latest(history, NODE, ("received", "sent"), now)),
         _attention(settings, pods),
-        _resources(settings, node),
-        _health(settings, node),
         tag(
             "section",
             tag("header", tag("h2", "Last 30 minutes")),
@@ -69,9 +71,9 @@ def node_sections(
             ),
             class_="card wide",
         ),
+        (_health(settings, node), _stalls(node), _network(node)),
+        (_host(settings, node),),
         _evictions(settings, node.pressure),
-        _stalls(node),
-        _network(node),
     ]
 
 
@@ -137,14 +139,15 @@ def _attention(settings: PageSettings, pods: Sequence[PodFacts]) -> Html:
             label="Pods that need attention",
             kind="attention",
         ),
-        tag("p", tag("a", f"{more} more", href="/pods"), class_="more") if more else None,
+        tag("p", tag("a", f"and {more} more", href="/pods?state=bad"), class_="more") if more else None,
         id="attention",
         command=settings.command("ps"),
         kind="wide",
     )
 
 
-def _resources(settings: PageSettings, node: NodeFacts) -> Html:
+def _resources(settings: PageSettings, node: NodeFacts, rates: Mapping[str, float]) -> Html:
+    """Return the meters; `rates` are the bytes per second that the node receives and sends."""
     used = node.usage.working_set if node.usage is not None else None
     cpu_share = None if node.cpu is None or not node.cores else node.cpu / node.cores
     marks = [Mark(1 - node.reserved_cores / node.cores, f"{cores(node.reserved_cores)} reserved")]
@@ -169,14 +172,24 @@ def _resources(settings: PageSettings, node: NodeFacts) -> Html:
             ],
         ),
         *(_disk_row(disk, node.pressure) for disk in node.disks),
+        _network_row(node.link_speed, rates),
     ]
     legend = tag(
         "p",
-        tag("span", "reserved for the system", class_="key mark"),
+        tag("span", "reserved for the system", class_="key mark")
+        if node.reserved_cores or node.reserved_memory
+        else None,
         tag("span", "pods are evicted", class_="key threshold"),
         class_="legend",
     )
-    return card("Resources", *rows, legend, id="resources", command=settings.command("top --node"))
+    return card(
+        "Resources",
+        tag("div", *rows, class_="meters"),
+        legend,
+        id="resources",
+        command=settings.command("top --node"),
+        kind="wide",
+    )
 
 
 def _disk_row(disk: DiskFacts, pressure: PressureReport | None) -> Html:
@@ -188,14 +201,26 @@ def _disk_row(disk: DiskFacts, pressure: PressureReport | None) -> Html:
     return _row(label, share, numbers, _threshold_marks(pressure, f"{disk.name}.available", disk.capacity))
 
 
+def _network_row(link_speed: int | None, rates: Mapping[str, float]) -> Html:
+    """Return the meter of the network; without the speed of the link it has only the rates."""
+    received, sent = rates.get("received"), rates.get("sent")
+    numbers = f"{size(received)}/s received, {size(sent)}/s sent"
+    known = [rate for rate in (received, sent) if rate is not None]
+    if link_speed is None:
+        return _row("Network", None, numbers if known else UNKNOWN, [])
+    # A link has its speed in both directions.
+    share = max(known) * 8 / link_speed if known else None
+    return _row("Network", share, f"{numbers}, of {link_speed / 1e9:g} Gbit/s", [])
+
+
 def _row(name: str, share: float | None, numbers: str, marks: Sequence[Mark]) -> Html:
     return tag(
         "div",
         tag("span", name, class_="name"),
+        tag("span", percent(share) if share is not None else "", class_="share"),
+        bar(share, f"{name}: {percent(share)}, {numbers}", marks) if share is not None else None,
         tag("span", numbers, class_="numbers"),
-        tag("span", percent(share), class_="share"),
-        bar(share, f"{name}: {percent(share)}, {numbers}", marks),
-        class_="resource",
+        class_="resource meter",
     )
 
 
@@ -286,7 +311,7 @@ def _stall(psi: Psi) -> tuple[str, ...]:
 
 def _network(node: NodeFacts) -> Html:
     rows = []
-    for each in list(own_interfaces(node.interfaces))[:_MOST_SHOWN]:
+    for each in list(own_interfaces(node.interfaces))[:_MOST_INTERFACES]:
         errors = each.rx_errors + each.tx_errors + each.rx_dropped + each.tx_dropped
         cells: tuple[Child, ...] = (size(each.rx_bytes), size(each.tx_bytes), f"{errors:,}")
         rows.append(
@@ -301,7 +326,6 @@ def _network(node: NodeFacts) -> Html:
         "Network interfaces",
         table(headings, rows, label="Network interfaces of the node", kind="dense"),
         id="network",
-        kind="" if _has_pressure(node) else "wide",
     )
 
 
@@ -312,12 +336,30 @@ def _health(settings: PageSettings, node: NodeFacts) -> Html:
     }
     for name, left in node.certificates.items():
         level = "bad" if left < EXPIRES_SOON_SECONDS else "ok"
-        until = datetime.fromtimestamp(_wall() + left, UTC) if left < 1e10 else None
+        until = datetime.fromtimestamp(_wall() + left, UTC).astimezone() if left < 1e10 else None
         shown = "expired" if left <= 0 else f"{format_duration(left)} left"
         checks[f"{name} certificate"] = Html(
             badge(shown, level) + (tag("small", f"{until:%Y-%m-%d}") if until else EMPTY)
         )
-    return card("Health", fields(checks), id="health", command=settings.command("doctor"))
+    return card("Health", fields(checks), id="health", command=settings.command("certs"))
+
+
+def _host(settings: PageSettings, node: NodeFacts) -> Html:
+    """Return the findings of `doctor`; they keep some pods from running, or none today."""
+    rows = [
+        tag(
+            "tr",
+            tag("th", each.area, scope="row"),
+            tag("td", each.what, tag("p", each.remedy, class_="remedy")),
+        )
+        for each in node.host_problems
+    ]
+    body = (
+        table(("Area", "Finding, and what to do"), rows, label="Findings about the host", kind="dense")
+        if rows
+        else tag("p", "Nothing to look at.", class_="empty")
+    )
+    return card("Host", body, id="host", command=settings.command("doctor"))
 
 
 def _wall() -> float:

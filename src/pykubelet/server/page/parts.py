@@ -9,11 +9,14 @@ from urllib.parse import quote
 from pykubelet.api.pod import Pod
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.server.page.drawings import bar, sparkline
-from pykubelet.server.page.facts import PageSettings
+from pykubelet.server.page.facts import LogTail, PageSettings
 from pykubelet.server.page.history import SLOT_SECONDS, SLOTS, History, Key
-from pykubelet.server.page.html import EMPTY, Html, badge, size, tag
+from pykubelet.server.page.html import EMPTY, Html, badge, size, tag, text
 from pykubelet.status.diagnosis import Diagnosis
 
+_MOST_LINES = 5
+_MOST_CHARACTERS = 300
+"""Characters of a line of the log of a run that failed."""
 _STEP_NAMES: Mapping[str, str] = {
     "admission": "Admission",
     "volumes": "Volumes",
@@ -36,21 +39,37 @@ def pod_link(pod: Pod) -> Html:
 
 
 def chart(
-    names: str, title: str, unit: str, history: History, owner: str, now: float, *, limit: float | None = None
+    names: str,
+    title: str,
+    unit: str,
+    history: History,
+    owner: str,
+    now: float,
+    *,
+    limit: float | None = None,
+    request: float | None = None,
+    none: str = "",
 ) -> Html:
     """Return a chart of some series; without JavaScript it is a line of the first one.
 
-    `names` are those of the keys in the data of the page, separated by spaces.
+    `names` are those of the keys in the data of the page, separated by spaces. `none` is shown instead of an
+    empty chart.
     """
     first = history.read(_key(owner, names.split(" ")[0]), now)
     return tag(
         "figure",
         tag("figcaption", title),
-        tag("div", sparkline(first, f"{title}, last 30 minutes", limit=limit), class_="plot"),
+        tag(
+            "div",
+            sparkline(first, f"{title}, last 30 minutes", limit=limit, request=request),
+            class_="plot",
+        ),
         class_="chart",
         data_series=names,
         data_unit=unit,
         data_limit=limit if limit is not None and limit > 0 else None,
+        data_request=request if request is not None and request > 0 else None,
+        data_none=none or None,
     )
 
 
@@ -81,8 +100,11 @@ def _key(owner: str, name: str) -> Key:
     return Key(owner, container, series)
 
 
-def chain(diagnosis: Diagnosis) -> Html:
-    """Return the steps of a pod's start, up to the one that fails, and what to do about it."""
+def chain(diagnosis: Diagnosis, log: LogTail | None = None, log_command: str = "") -> Html:
+    """Return the steps of a pod's start, up to the one that fails, and what to do about it.
+
+    `log` is that of the run that failed; its last lines are shown with the command that prints all of it.
+    """
     steps = []
     for step in diagnosis.steps:
         spoken = {"done": "done", "active": "in progress", "failed": "failed", "waiting": "not reached"}[
@@ -111,9 +133,28 @@ def chain(diagnosis: Diagnosis) -> Html:
             ),
             tag("p", problem.message, class_="message") if problem.message else None,
             tag("p", problem.remedy, class_="remedy") if problem.remedy else None,
+            *_last_lines(log, log_command),
             class_="why",
         )
     return Html(tag("ol", *steps, class_="chain") + words)
+
+
+def _last_lines(log: LogTail | None, command: str) -> list[Html]:
+    if log is None:
+        return []
+    lines = [tag("span", text(line, _MOST_CHARACTERS)) for line in log.lines[-_MOST_LINES:]]
+    what = f"Last lines of {log.container}" + (", the run before this one" if log.previous else "")
+    return [
+        tag("pre", *lines, class_="log", tabindex=0, role="region", aria_label=what)
+        if lines
+        else tag("p", log.note, class_="empty"),
+        tag("code", command, class_="command", title="The whole log on the command line"),
+    ]
+
+
+def log_command(settings: PageSettings, pod: Pod, log: LogTail, *options: str) -> str:
+    """Return the command that prints a log."""
+    return pod_command(settings, "logs", pod, f"-c {log.container}", *(["-p"] if log.previous else options))
 
 
 def pod_command(settings: PageSettings, verb: str, pod: Pod, *more: str) -> str:

@@ -7,15 +7,29 @@ from datetime import UTC, datetime
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cm.qos import pod_limits
+from pykubelet.cm.qos import pod_limits, pod_requests
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
 from pykubelet.podconfig.wait_for import WAITING
-from pykubelet.server.page.drawings import time_axis
+from pykubelet.probes.types import ProbeHistory
+from pykubelet.server.page.drawings import dots, time_axis
 from pykubelet.server.page.facts import LogTail, PageSettings, PodDetails
 from pykubelet.server.page.history import SLOT_SECONDS, SLOTS, History
-from pykubelet.server.page.html import EMPTY, Child, Html, badge, card, fields, size, table, tag
+from pykubelet.server.page.html import (
+    EMPTY,
+    Child,
+    Html,
+    Section,
+    badge,
+    card,
+    count,
+    fields,
+    seconds,
+    size,
+    table,
+    tag,
+)
 from pykubelet.server.page.life import lanes, start_end, start_of
-from pykubelet.server.page.parts import chain, chart, pod_command, pull_row
+from pykubelet.server.page.parts import chain, chart, log_command, pod_command, pull_row
 from pykubelet.status.columns import (
     format_age,
     format_duration,
@@ -26,6 +40,7 @@ from pykubelet.status.columns import (
 )
 from pykubelet.status.diagnosis import summary_status
 
+SHORTEST_SECONDS = 300.0
 _MOST_LABELS = 20
 _MOST_EVENTS = 50
 _ORDINARY_WAITS = frozenset({"Waiting", "ContainerCreating", "PodInitializing", WAITING})
@@ -40,11 +55,13 @@ def series_of(pod: Pod) -> list[str]:
     return ["cpu", "memory", "received", "sent", *per_container]
 
 
-def pod_sections(settings: PageSettings, details: PodDetails, history: History, now: float) -> list[Html]:
+def pod_sections(settings: PageSettings, details: PodDetails, history: History, now: float) -> list[Section]:
     """Return the cards of a pod."""
     pod = details.facts.pod
-    limits = pod_limits(pod)
+    limits, requests = pod_limits(pod), pod_requests(pod)
     cpu, memory = limits.get("cpu"), limits.get("memory")
+    cpu_request, memory_request = requests.get("cpu"), requests.get("memory")
+    is_limited = any("cpu" in container.resources.limits for container in pod.spec.containers)
     names = [container.name for container in pod.spec.containers]
     charts = tag(
         "section",
@@ -59,6 +76,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 pod.uid,
                 now,
                 limit=cpu.nanos / 1e9 if cpu else None,
+                request=cpu_request.nanos / 1e9 if cpu_request else None,
             ),
             chart(
                 _series("memory", names),
@@ -68,6 +86,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 pod.uid,
                 now,
                 limit=float(int(memory)) if memory else None,
+                request=float(int(memory_request)) if memory_request else None,
             ),
             chart(
                 " ".join(f"throttled@{name}" for name in names),
@@ -76,28 +95,35 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
                 history,
                 pod.uid,
                 now,
+                none="" if is_limited else "No CPU limit",
             ),
             chart("received sent", "Network", "rate", history, pod.uid, now),
             class_="charts",
+            data_from=int(_window(start_of(pod, details.events, details.timeline, now), now)),
         ),
         class_="card wide",
     )
+    failing, failed_log = details.facts.diagnosis.needs_attention, details.failed_log
+    command = log_command(settings, pod, failed_log) if failed_log is not None else ""
+    logs = [_log(settings, pod, log) for log in details.logs]
     return [
         _title(details, now),
         card(
-            "Why not running" if details.facts.diagnosis.needs_attention else "Start",
-            chain(details.facts.diagnosis),
+            "Why not running" if failing else "Start",
+            chain(details.facts.diagnosis, failed_log, command),
             *map(pull_row, details.pulls),
             id="chain",
             kind="wide",
             command=pod_command(settings, "describe", pod),
         ),
         _axis(settings, details, now),
+        *(logs if failing else ()),
         charts,
         *(_container(pod, container, kind, details) for kind, container in _containers(pod)),
-        _facts(settings, details),
+        _facts(settings, details, kind="wide" if len(_containers(pod)) % 2 == 0 else ""),
+        _probe_history(settings, pod, details.probes, now),
         _events(settings, pod, details.events, now),
-        *(_log(settings, pod, log) for log in details.logs),
+        *(() if failing else logs),
         _timeline(details.timeline),
     ]
 
@@ -115,9 +141,9 @@ def _title(details: PodDetails, now: float) -> Html:
     kills = sum(details.oom_kills.values())
     texts = [
         pod.metadata.namespace,
-        f"{ready} of {total} containers ready",
-        f"{restarts} restarts" if restarts != 1 else "1 restart",
-        f"{kills} OOM kills" if kills else "",
+        f"{ready} of {count(total, 'container')} ready",
+        count(restarts, "restart"),
+        count(kills, "OOM kill") if kills else "",
         f"{format_age(created, datetime.fromtimestamp(now, UTC))} old" if created else "",
         pod.status.pod_ip,
         pod.status.qos_class,
@@ -132,19 +158,25 @@ def _title(details: PodDetails, now: float) -> Html:
     )
 
 
+def _window(start: float, now: float) -> float:
+    """Return where the time axis and the charts begin: five minutes ago at least, half an hour at most."""
+    return min(max(now - SLOTS * SLOT_SECONDS, start - 30), now - SHORTEST_SECONDS)
+
+
 def _axis(settings: PageSettings, details: PodDetails, now: float) -> Html:
     pod, events, timeline = details.facts.pod, details.events, details.timeline
     start = start_of(pod, events, timeline, now)
     found = lanes(pod, events, timeline, start, now)
     end = min(max(start_end(pod, start, now), start + 1), now)
-    window = max(now - SLOTS * SLOT_SECONDS, start - 30)
+    window = _window(start, now)
     legend = tag(
         "p",
         *(
             tag("span", text, class_=f"key {kind}")
             for kind, text in (
                 ("queued", "queued"),
-                ("setup", "volumes, sandbox"),
+                ("volumes", "volumes"),
+                ("setup", "sandbox"),
                 ("pull", "image pull"),
                 ("unready", "runs, not ready"),
                 ("ready", "ready"),
@@ -193,7 +225,9 @@ def _container(pod: Pod, container: Container, kind: str, details: PodDetails) -
         "Limits": ", ".join(f"{name} {amount}" for name, amount in limits.items()),
         "Ports": ", ".join(f"{port.container_port}/{port.protocol or 'TCP'}" for port in container.ports),
         "Probes": ", ".join(_probes(container)),
-        "Environment": f"{len(container.env)} variables, values are not shown" if container.env else "",
+        "Environment": f"{count(len(container.env), 'variable')}, values are not shown"
+        if container.env
+        else "",
     }
     return card(container.name, fields(pairs), id=f"container-{container.name}", kind="container")
 
@@ -231,6 +265,34 @@ def _probes(container: Container) -> list[str]:
     return [f"{name} every {probe.period_seconds} s" for name, probe in named if probe is not None]
 
 
+def _probe_history(settings: PageSettings, pod: Pod, probes: Sequence[ProbeHistory], now: float) -> Html:
+    """Return the last results of the probes; without probes it is hidden."""
+    if not probes:
+        return tag("section", id="probes", data_live=True, hidden=True)
+    rows = []
+    for probe in probes:
+        runs = len(probe.passed)
+        told = f"{sum(probe.passed)} of the last {count(runs, 'run')} passed" if runs else "not run yet"
+        rows.append(
+            tag(
+                "tr",
+                tag("th", probe.kind, tag("small", probe.container), scope="row"),
+                tag("td", dots(probe.passed, told) if runs else "", tag("small", told)),
+                tag("td", f"{format_duration(max(now - probe.last_run, 0))} ago" if runs else ""),
+                tag("td", seconds(probe.seconds) if runs else "", class_="number"),
+                tag("td", tag("p", probe.failure, class_="clamp") if probe.failure else ""),
+            )
+        )
+    headings = ("Probe", "Results", "Last run", tag("span", "Took", class_="number"), "Last failure")
+    return card(
+        "Probes",
+        table(headings, rows, label="Last results of the probes"),
+        id="probes",
+        kind="wide",
+        command=pod_command(settings, "describe", pod),
+    )
+
+
 def _events(settings: PageSettings, pod: Pod, events: Sequence[Event], now: float) -> Html:
     rows = []
     for event in sorted(events, key=lambda event: -event.last)[:_MOST_EVENTS]:
@@ -258,7 +320,7 @@ def _events(settings: PageSettings, pod: Pod, events: Sequence[Event], now: floa
 
 def _log(settings: PageSettings, pod: Pod, log: LogTail) -> Html:
     lines = [tag("span", line) for line in log.lines]
-    command = pod_command(settings, "logs", pod, f"-c {log.container}", "-f")
+    command = log_command(settings, pod, log, "-f")
     return card(
         f"Log of {log.container}",
         tag("p", log.note, class_="empty") if log.note else None,
@@ -271,7 +333,7 @@ def _log(settings: PageSettings, pod: Pod, log: LogTail) -> Html:
     )
 
 
-def _facts(settings: PageSettings, details: PodDetails) -> Html:
+def _facts(settings: PageSettings, details: PodDetails, kind: str) -> Html:
     pod = details.facts.pod
     meta, spec = pod.metadata, pod.spec
     annotations = {
@@ -297,6 +359,7 @@ def _facts(settings: PageSettings, details: PodDetails) -> Html:
         "Specification",
         fields(pairs),
         id="facts",
+        kind=kind,
         command=pod_command(settings, "describe", pod),
     )
 
@@ -332,7 +395,7 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Html:
     )
     body = tag(
         "details",
-        tag("summary", f"{len(timeline)} decisions"),
+        tag("summary", count(len(timeline), "decision")),
         table(headings, rows, label="Timeline of the pod"),
     )
     return tag("section", tag("header", tag("h2", "Timeline")), body, class_="card wide")

@@ -12,13 +12,21 @@ from pykubelet.cm.qos import pod_limits, pod_requests
 from pykubelet.server.page.drawings import sparkline
 from pykubelet.server.page.facts import PageSettings, PodFacts
 from pykubelet.server.page.history import History, Key
-from pykubelet.server.page.html import UNKNOWN, Html, badge, card, cores, size, table, tag
+from pykubelet.server.page.html import UNKNOWN, Html, badge, card, cores, count, size, table, tag
 from pykubelet.server.page.parts import pod_link
 from pykubelet.status.columns import format_age, pod_creation_time, ready_count, restart_count
 from pykubelet.status.diagnosis import summary_status
 
 LEVELS = {"": "all", "bad": "failing", "busy": "starting", "ok": "running", "off": "finished"}
-SORTS = {"": "state", "name": "name", "cpu": "CPU", "memory": "memory", "restarts": "restarts", "age": "age"}
+SORTS = {
+    "": "state",
+    "name": "name",
+    "cpu": "CPU",
+    "memory": "memory",
+    "restarts": "restarts",
+    "ready": "readiness",
+    "age": "age",
+}
 _LONGEST_QUERY = 100
 _RANK = {"bad": 0, "busy": 1, "ok": 2, "off": 3}
 _SPARK_SLOTS = 90
@@ -113,7 +121,7 @@ def pods_section(settings: PageSettings, rows: Sequence[Html], total: int) -> Ht
         return card(
             "Pods", tag("p", text, class_="empty"), id="pods", command=settings.command("ps"), kind="wide"
         )
-    title = f"{total} pods" if len(rows) == total else f"{len(rows)} of {total} pods"
+    title = count(total, "pod") if len(rows) == total else f"{len(rows)} of {count(total, 'pod')}"
     return card(
         title,
         table(headings, rows, label="Pods", kind="pods"),
@@ -151,6 +159,7 @@ def pod_row(each: PodFacts, history: History, now: float) -> Html:
             _bound(cpu_limit, cpu_request, lambda amount: cores(amount.nanos / 1e9)),
             history.read(Key(pod.uid, "", "cpu"), now, _SPARK_SLOTS),
             cpu_limit.nanos / 1e9 if cpu_limit else None,
+            cpu_request.nanos / 1e9 if cpu_request else None,
             "CPU of the last 15 minutes",
         ),
         _usage(
@@ -158,6 +167,7 @@ def pod_row(each: PodFacts, history: History, now: float) -> Html:
             _bound(memory_limit, memory_request, lambda amount: size(int(amount))),
             history.read(Key(pod.uid, "", "memory"), now, _SPARK_SLOTS),
             int(memory_limit) if memory_limit else None,
+            int(memory_request) if memory_request else None,
             "Memory of the last 15 minutes",
         ),
         tag("td", format_age(created, datetime.now(UTC)) if created else UNKNOWN, class_="number"),
@@ -165,12 +175,19 @@ def pod_row(each: PodFacts, history: History, now: float) -> Html:
     )
 
 
-def _usage(value: str, bound: str, values: Sequence[float] | None, limit: float | None, label: str) -> Html:
+def _usage(
+    value: str,
+    bound: str,
+    values: Sequence[float] | None,
+    limit: float | None,
+    request: float | None,
+    label: str,
+) -> Html:
     return tag(
         "td",
         tag("span", value, class_="value"),
         tag("small", bound) if bound else None,
-        sparkline(values, label, limit=limit),
+        sparkline(values, label, limit=limit, request=request),
         class_="number usage",
     )
 
@@ -189,6 +206,11 @@ def _status(each: PodFacts) -> str:
     return summary_status(each.pod, each.state, each.diagnosis)[0]
 
 
+def _ready_share(pod: Pod) -> float:
+    ready, total = ready_count(pod)
+    return ready / total if total else 1.0
+
+
 def _age(pod: Pod) -> float:
     created = pod_creation_time(pod)
     return created.timestamp() if created is not None else 0.0
@@ -200,5 +222,6 @@ _ORDERS: Mapping[str, Callable[[PodFacts], tuple[float, ...]]] = {
     "cpu": lambda each: (-(each.cpu or 0.0),),
     "memory": lambda each: (-(each.memory or 0),),
     "restarts": lambda each: (-restart_count(each.pod),),
+    "ready": lambda each: (_ready_share(each.pod),),
     "age": lambda each: (-_age(each.pod),),
 }

@@ -22,7 +22,7 @@ from pykubelet.server.page.agent_view import agent_sections
 from pykubelet.server.page.events import Broadcaster, Rendered, TooManyClients
 from pykubelet.server.page.facts import PageSource, PodFacts
 from pykubelet.server.page.history import AGENT, NODE
-from pykubelet.server.page.html import Html, tag
+from pykubelet.server.page.html import Html, Section, tag
 from pykubelet.server.page.images_view import images_sections
 from pykubelet.server.page.layout import FILES, STATIC, document, static_version, theme_of
 from pykubelet.server.page.node_view import node_sections
@@ -31,7 +31,6 @@ from pykubelet.server.page.pod_view import pod_sections, series_of
 from pykubelet.server.page.pods_view import EVERYTHING, PodQuery, pod_row, pods_form, pods_section, select
 from pykubelet.server.page.security import HEADERS
 from pykubelet.server.pipeline import plain_text
-from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 
 log = get_logger(__name__)
@@ -93,8 +92,8 @@ class Page:
 
     # Views
 
-    async def _sections(self, view: View) -> Sequence[Html] | None:
-        """Return the sections of a view; None for a pod that does not exist. Raises CriError."""
+    async def _sections(self, view: View) -> Sequence[Section] | None:
+        """Return the sections of a view; None for a pod that does not exist."""
         source, now = self._source, time.time()
         settings, history = source.settings, source.history
         match view.kind:
@@ -121,15 +120,11 @@ class Page:
 
     async def _render(self, view: View) -> Rendered | None:
         """Return the live sections of a view and the current values of its charts."""
-        try:
-            sections = await self._sections(view)
-        except CriError as err:
-            sections = [_problem(err)]
+        sections = await self._sections(view)
         if sections is None:
             return None
-        return Rendered(
-            {id: section for section in sections if (id := _live_id(section))}, self._sample(view)
-        )
+        cards = [card for each in sections for card in (each if isinstance(each, tuple) else (each,))]
+        return Rendered({id: card for card in cards if (id := _live_id(card))}, self._sample(view))
 
     def _sample(self, view: View) -> dict[str, object]:
         now, history = time.time(), self._source.history
@@ -170,12 +165,9 @@ class Page:
         self, request: web.Request, view: View, events: str, before: Sequence[Html] = ()
     ) -> web.Response:
         status, title = 200, view.name or _TITLES[view.kind]
-        try:
-            sections = await self._sections(view)
-        except CriError as err:
-            sections, status = [_problem(err)], 503
+        sections = await self._sections(view)
         if sections is None:
-            sections, status, events = [_missing(view)], 404, ""
+            sections, status, events = (_missing(view),), 404, ""
         theme = theme_of(request.cookies.get("theme"))
         path = request.path
         body = document(self._source.settings, title, path, events, [*before, *sections], theme)
@@ -246,6 +238,11 @@ def error_responses() -> Middleware:
             return response
         except web.HTTPNotFound:
             return plain_text(404, "404: Page Not Found\n")
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as err:  # a failing view must not affect the rest of the kubelet
+            log.error(err, "Failed to render the page", path=request.path[:253])
+            return plain_text(500, "Internal Server Error\n")
 
     return middleware
 
@@ -275,17 +272,6 @@ def _live_id(section: Html) -> str:
     if "data-live" not in head:
         return ""
     return head.partition(' id="')[2].partition('"')[0]
-
-
-def _problem(err: CriError) -> Html:
-    return tag(
-        "section",
-        tag("p", "The container runtime does not respond", class_="sentence bad"),
-        tag("p", str(err), class_="message"),
-        class_="summary wide",
-        id="problem",
-        data_live=True,
-    )
 
 
 def _missing(view: View) -> Html:

@@ -37,7 +37,11 @@ def same_origin_only() -> Middleware:
         if is_foreign(request):
             response: web.StreamResponse = plain_text(403, "Forbidden: the request comes from another site\n")
         else:
-            response = await handler(request)
+            try:
+                response = await handler(request)
+            except web.HTTPException as err:
+                err.headers.update(HEADERS)
+                raise
         if not response.prepared:
             response.headers.update(HEADERS)
         return response

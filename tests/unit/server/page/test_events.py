@@ -57,7 +57,22 @@ async def test_broadcaster_sends_all_sections_first_then_changes() -> None:
                 pass
             assert update[1]["sections"] == {"a": "<p>2</p>"}
             with broadcaster.connect("node") as second:
-                assert (await message(second.messages()))[1]["sections"] == source.sections
+                kind, whole = await message(second.messages())
+                assert whole["sections"] == source.sections
+                assert whole["isWhole"] is True
+
+
+async def test_broadcaster_sends_ids_of_sections_that_are_gone_once() -> None:
+    source = Source()
+    async with broadcasting(source) as broadcaster:
+        with broadcaster.connect("node") as client:
+            messages = client.messages()
+            await message(messages)
+            source.sections = {"b": Html("<p>b</p>")}
+            while not (removed := (await message(messages))[1]["removed"]):
+                pass
+            assert removed == ["a"]
+            assert (await message(messages))[1]["removed"] == []
 
 
 async def test_broadcaster_without_clients_renders_nothing_and_starts_again() -> None:

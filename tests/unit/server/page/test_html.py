@@ -1,7 +1,9 @@
 """Escaping by construction, whatever a pod is called and writes."""
 
+import time
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +92,20 @@ def test_tail_of_log_has_last_lines_without_escape_sequences() -> None:
     assert len(tail.lines) == MAX_LINES
     assert tail.lines[-1] == "03:04:05 red end"
     assert str(MAX_LINES) in tail.note
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"])
+def test_tail_of_log_has_times_of_the_node_whatever_the_zone_of_the_runtime(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        tail = tail_of("main", b"2026-01-02T03:04:05.5+02:00 stdout F x\n", is_whole=True)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert tail.lines == ({"UTC": "01:04:05 x", "Asia/Kolkata": "06:34:05 x"}[zone],)
 
 
 def test_tail_of_line_of_a_megabyte_is_bounded() -> None:

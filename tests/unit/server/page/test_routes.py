@@ -2,23 +2,30 @@
 
 import asyncio
 import contextlib
+import html
+import re
+import shlex
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
 from pykubelet.api.pod import Pod
+from pykubelet.cli.pykubelet import app
 from pykubelet.images.image_gc import ImageGCPolicy, ImageKey, ImageRecord
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.podconfig.pod_history import Event, TimelineEntry
+from pykubelet.probes.types import ProbeHistory
 from pykubelet.server.listeners import http_server
 from pykubelet.server.page.events import MAX_CLIENTS
 from pykubelet.server.page.facts import (
     AgentFacts,
     Calls,
     DiskFacts,
+    HostFinding,
     ImagesFacts,
     LogTail,
     NodeFacts,
@@ -33,7 +40,6 @@ from pykubelet.server.page.routes import Page, error_responses
 from pykubelet.server.page.security import HEADERS, same_origin_only
 from pykubelet.server.readonly import own_hosts_only
 from pykubelet.status.diagnosis import diagnose
-from pykubelet.transport.errors import Unavailable
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import pod_of
 from tests.support.ports import free_port
@@ -88,7 +94,10 @@ class Source:
     def __init__(self) -> None:
         self.history = History()
         self.listed = [hostile_pod()]
-        self.is_runtime_down = False
+        self.images_problem = ""
+        self.is_defective = False
+        self.failed_log: LogTail | None = None
+        self.pulls = [PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)]
 
     def pods(self) -> list[PodFacts]:
         return [
@@ -110,6 +119,7 @@ class Source:
             pressure=None,
             checks={"ping": None, "log": HOSTILE},
             certificates={"serving": 3600.0},
+            host_problems=[HostFinding("swap", HOSTILE, "swapoff -a")],
         )
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
@@ -121,18 +131,30 @@ class Source:
             events=[Event("Warning", "BackOff", HOSTILE, "spec.containers{main}", 1.0, 2.0, 3)],
             timeline=[TimelineEntry(1.0, "admission", HOSTILE)],
             logs=[LogTail(container="main", lines=[HOSTILE, "x" * 10_000])],
-            pulls=[PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)],
+            failed_log=self.failed_log,
+            probes=[
+                ProbeHistory(
+                    container="main",
+                    kind="liveness",
+                    passed=(True, False),
+                    last_run=1.0,
+                    seconds=0.1,
+                    failure=HOSTILE,
+                )
+            ],
+            pulls=self.pulls,
         )
 
     async def images(self) -> ImagesFacts:
-        if self.is_runtime_down:
-            raise Unavailable("ListImages", "Unavailable", "the runtime is gone")
+        if self.is_defective:
+            raise RuntimeError("defect")
         return ImagesFacts(
-            images=[image(HOSTILE, 5)],
+            images=[image(HOSTILE, 5), image("both", 6, in_use=True, pinned=True)],
+            problem=self.images_problem,
             policy=ImageGCPolicy(),
             disk=DISK,
             loop_time=1e6,
-            pulls=[],
+            pulls=self.pulls,
             logs=[VolumeFacts(pod=HOSTILE, name="main", used=9)],
             volumes=[],
             layers=[],
@@ -279,12 +301,100 @@ async def test_events_send_sections_and_sample() -> None:
     assert "<script>alert" not in text
 
 
-async def test_view_without_runtime_says_so() -> None:
+async def page_of(source: Source, path: str) -> str:
+    async with serving(source) as (url, session), session.get(f"{url}{path}") as response:
+        assert response.status == 200
+        return await response.text()
+
+
+async def test_images_view_without_runtime_shows_last_list_and_problem() -> None:
     source = Source()
-    source.is_runtime_down = True
+    source.images_problem = f"the runtime is gone {HOSTILE}"
+    text = await page_of(source, "/images")
+    assert "could not be listed now: the runtime is gone &lt;script&gt;" in text
+    assert "<td>both" in text
+
+
+async def test_images_view_shows_both_uses_of_an_image_and_no_idle_time_of_a_pinned_one() -> None:
+    text = await page_of(Source(), "/images")
+    row = text.partition("<td>both")[2].partition("</tr>")[0]
+    assert "in use" in row
+    assert "pinned" in row
+    assert row.endswith('<td class="number"></td>')
+
+
+async def test_view_that_fails_is_500_with_security_headers() -> None:
+    source = Source()
+    source.is_defective = True
     async with serving(source) as (url, session), session.get(f"{url}/images") as response:
-        assert response.status == 503
-        assert "The container runtime does not respond" in await response.text()
+        assert response.status == 500
+        assert HEADERS.items() <= dict(response.headers).items()
+
+
+async def test_pod_view_has_last_results_of_probes() -> None:
+    probes = (await page_of(Source(), POD_PATH)).partition('id="probes"')[2].partition("</section>")[0]
+    assert "1 of the last 2 runs passed" in probes
+    assert probes.count('class="fill bad"') == 1
+    assert "&lt;script&gt;" in probes
+
+
+async def test_pulls_in_progress_that_end_are_rendered_hidden() -> None:
+    source = Source()
+    assert "Pulls in progress" in await page_of(source, "/images")
+    source.pulls = []
+    text = await page_of(source, "/images")
+    assert "Pulls in progress" not in text
+    assert '<section id="pulls" data-live hidden>' in text
+
+
+async def test_why_not_running_has_last_lines_of_the_failed_run_and_its_command() -> None:
+    source = Source()
+    lines = [f"line {number} {HOSTILE}" + "x" * 1000 for number in range(20)]
+    source.failed_log = LogTail(container="main", lines=lines, previous=True)
+    chain = (await page_of(source, POD_PATH)).partition('id="chain"')[2].partition("</section>")[0]
+    assert "line 19 &lt;script&gt;" in chain
+    assert "line 15" in chain
+    assert "line 14" not in chain
+    assert "x" * 301 not in chain
+    assert " -c main -p --data-dir /d</code>" in chain
+
+
+async def test_node_view_shows_five_failing_pods_and_links_to_the_others() -> None:
+    source = Source()
+    source.listed = [
+        pod_of(
+            f"p{number}",
+            f"u{number}",
+            status={"phase": "Failed", "reason": "Evicted", "message": "no memory"},
+        )
+        for number in range(7)
+    ]
+    text = await page_of(source, "/")
+    assert text.partition('id="attention"')[2].partition("</table>")[0].count('class="pod"') == 5
+    assert '<a href="/pods?state=bad">and 2 more</a>' in text
+    assert text.index('id="resources"') < text.index('id="attention"')
+
+
+async def test_commands_of_all_views_are_commands_of_pykubelet() -> None:
+    source = Source()
+    source.listed.append(pod_of("web", "u2"))
+    source.failed_log = LogTail(container="main", lines=["x"], previous=True)
+    shown: set[str] = set()
+    for path in ("/", "/pods", "/pods?q=none", "/images", "/agent", "/pod/default/web-node1"):
+        found = re.findall(r'<code class="command"[^>]*>([^<]*)</code>', await page_of(source, path))
+        assert found, path
+        shown.update(map(html.unescape, found))
+    for line in shown:
+        name, *words = shlex.split(line)
+        assert name == "pykubelet"
+        assert parses(words), line
+    assert not parses(["config", "show"])
+    assert not parses(["logs", "web", "--no-such-option"])
+
+
+def parses(words: list[str]) -> bool:
+    """Return whether commands and options of a command line exist; it is not run."""
+    return CliRunner().invoke(app, [*words, "--help"]).exit_code == 0
 
 
 async def test_pod_that_left_is_404_with_a_link() -> None:

@@ -9,9 +9,15 @@ const root = document.documentElement;
 
 const charts = [];
 const MOST_POINTS = 1200;
+const MOST_PARTS = 3;
 const SHORTEST = 30;
+const POWERS = Array.from({ length: 50 }, (_, exponent) => 2 ** exponent);
+// A scale has at least this height, so that its labels differ.
+const lowest = { share: 0.02, cores: 0.004, bytes: 4, rate: 4, seconds: 0.0004 };
+// The charts show the time zone of the node, as the rest of the page.
+const zone = Number(document.body.dataset.zone) || 0;
 const units = {
-  cores: (v) => (v < 1 ? `${Math.round(v * 1000)}m` : v.toFixed(2)),
+  cores: (v) => (v < 1 ? `${Number((v * 1000).toFixed(v < 0.01 ? 1 : 0))}m` : v.toFixed(2)),
   bytes: (v) => {
     const names = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
@@ -24,40 +30,55 @@ const units = {
 };
 const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
+const titles = { cpu: "CPU", lag: "longest", cri: "mean", api: "mean", rss: "resident", throttled: "throttled" };
 function label(name) {
   const [series, container] = name.split("@");
   if (container) return container;
-  return series.replace("pressure-", "");
+  return titles[series] || series.replace("pressure-", "");
 }
 
 function makeChart(figure, data) {
-  const names = figure.dataset.series.split(" ").filter((name) => data.series[name]).slice(0, 4);
+  const peak = (name) => Math.max(0, ...data.series[name].filter((value) => value != null));
+  const known = figure.dataset.series.split(" ").filter((name) => data.series[name]);
+  // That of the whole pod, and the largest ones of its containers.
+  const [wholes, parts] = [known.filter((name) => !name.includes("@")), known.filter((name) => name.includes("@"))];
+  const names = [...wholes, ...parts.sort((a, b) => peak(b) - peak(a)).slice(0, MOST_PARTS)];
   const plot = figure.querySelector(".plot");
   plot.replaceChildren();
   if (!names.length) {
     const none = document.createElement("p");
     none.className = "none";
-    none.textContent = "No measurement yet";
+    none.textContent = figure.dataset.none || "No measurement yet";
     plot.append(none);
     return;
   }
   // Times before the first measurement are left out, but five minutes are shown at least.
+  // The charts of a pod begin with its time axis.
   const first = data.times.findIndex((_, index) => names.some((name) => data.series[name][index] != null));
-  const from = Math.max(Math.min(first, data.times.length - SHORTEST), 0);
+  const start = Number(figure.parentElement.dataset.from);
+  const from = start
+    ? Math.max(data.times.findIndex((time) => time >= start), 0)
+    : Math.max(Math.min(first, data.times.length - SHORTEST), 0);
   const format = units[figure.dataset.unit] || String;
-  const limit = Number(figure.dataset.limit) || 0;
+  const isBytes = ["bytes", "rate"].includes(figure.dataset.unit);
+  const bounds = [["--bad", Number(figure.dataset.limit) || 0], ["--soft", Number(figure.dataset.request) || 0]];
   const values = names.map((name) => data.series[name].slice(from));
   const legend = document.createElement("span");
   legend.className = "legend";
   const current = names.map((name, index) => {
     const item = document.createElement("span");
     item.className = `swatch s${index + 1}`;
-    item.textContent = names.length > 1 ? label(name) : "";
+    item.textContent = label(name);
     const value = document.createElement("b");
     item.append(value);
     legend.append(item);
     return value;
   });
+  if (known.length > names.length) {
+    const more = document.createElement("span");
+    more.textContent = `and ${known.length - names.length} more`;
+    legend.append(more);
+  }
   const caption = figure.querySelector("figcaption");
   caption.querySelector(".legend")?.remove();
   caption.append(legend);
@@ -76,14 +97,14 @@ function makeChart(figure, data) {
   chart = new uPlot({
     width: plot.clientWidth, height: plot.clientHeight || 136,
     cursor: { y: false, points: { size: 6 } }, legend: { show: false },
-    padding: [8, 4, 0, 0],
+    padding: [8, 18, 0, 0],
     scales: { y: { range: (_, low, high) => {
-      const near = limit && limit <= 2.5 * high ? limit : 0;
-      return [0, Math.max(high, near, 1e-9) * 1.08];
+      const near = bounds.map(([, bound]) => (bound <= 2.5 * high ? bound : 0));
+      return [0, Math.max(high, lowest[figure.dataset.unit] || 1e-9, ...near) * 1.08];
     } } },
     axes: [
-      { ...axis, size: 22, space: 60, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })) },
-      { ...axis, size: 62, space: 32, values: (_, splits) => splits.map(format) },
+      { ...axis, size: 22, space: 46, values: (_, splits) => splits.map((s) => new Date((s + zone) * 1000).toISOString().slice(11, 16)) },
+      { ...axis, size: 62, space: 32, values: (_, splits) => splits.map(format), ...(isBytes ? { incrs: POWERS } : {}) },
     ],
     series: [{}, ...names.map((name, index) => ({
       label: label(name), stroke: () => colour(`--c${index + 1}`), width: 1.5, points: { show: false }, spanGaps: false,
@@ -91,17 +112,19 @@ function makeChart(figure, data) {
     }))],
     hooks: {
       draw: [(u) => {
-        const y = u.valToPos(limit, "y", true);
-        if (!limit || y < u.bbox.top) return;
         const { ctx } = u;
-        ctx.save();
-        ctx.strokeStyle = colour("--bad");
-        ctx.setLineDash([5, 4]);
-        ctx.beginPath();
-        ctx.moveTo(u.bbox.left, y);
-        ctx.lineTo(u.bbox.left + u.bbox.width, y);
-        ctx.stroke();
-        ctx.restore();
+        for (const [name, bound] of bounds) {
+          const y = u.valToPos(bound, "y", true);
+          if (!bound || y < u.bbox.top) continue;
+          ctx.save();
+          ctx.strokeStyle = colour(name);
+          ctx.setLineDash(name === "--bad" ? [5, 4] : [1, 3]);
+          ctx.beginPath();
+          ctx.moveTo(u.bbox.left, y);
+          ctx.lineTo(u.bbox.left + u.bbox.width, y);
+          ctx.stroke();
+          ctx.restore();
+        }
       }],
       setCursor: [(u) => show(u.cursor.idx)],
     },
@@ -145,6 +168,10 @@ new ResizeObserver(() => {
 
 function replace(id, html) {
   const old = document.getElementById(id);
+  if (html === null) {
+    old?.remove();
+    return;
+  }
   const parsed = new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
   if (!parsed) return;
   if (!old) {
@@ -169,6 +196,43 @@ function replace(id, html) {
   }
 }
 
+// Sections that have changed while text was selected: the server sends each change once.
+const pending = new Map();
+function applyPending() {
+  if (!pending.size || !getSelection().isCollapsed) return;
+  for (const [id, html] of pending) replace(id, html);
+  pending.clear();
+  filterRows();
+}
+document.addEventListener("selectionchange", applyPending);
+
+function handleUpdate(message) {
+  const removed = message.isWhole
+    ? [...content.querySelectorAll("[data-live]")].map((each) => each.id).filter((id) => !(id in message.sections))
+    : message.removed;
+  for (const id of removed) pending.set(id, null);
+  for (const [id, html] of Object.entries(message.sections)) pending.set(id, html);
+  applyPending();
+  addSample(message.sample);
+}
+
+// The pod is not on the node any more: what is shown is its last state.
+function setGone(isGone) {
+  content.classList.toggle("gone", isGone);
+  const banner = document.getElementById("gone");
+  if (!isGone) banner?.remove();
+  if (!isGone || banner) return;
+  const added = document.createElement("p");
+  added.id = "gone";
+  added.className = "banner";
+  added.setAttribute("role", "alert");
+  const link = document.createElement("a");
+  link.href = "/pods";
+  link.textContent = "All pods";
+  added.append("This pod is gone; below is its last state. ", link);
+  content.before(added);
+}
+
 function setLive(state, text) {
   live.className = `live ${state}`;
   if (live.textContent !== text) live.textContent = text;
@@ -188,14 +252,14 @@ function connect() {
     setLive("on", "live");
   });
   source.addEventListener("update", (event) => {
-    const message = JSON.parse(event.data);
-    const selecting = getSelection && !getSelection().isCollapsed;
-    if (!selecting) for (const [id, html] of Object.entries(message.sections)) replace(id, html);
-    filterRows();
-    addSample(message.sample);
+    handleUpdate(JSON.parse(event.data));
+    setGone(false);
     setLive("on", "live");
   });
-  source.addEventListener("gone", () => setLive("lost", "the pod is gone"));
+  source.addEventListener("gone", () => {
+    setGone(true);
+    setLive("lost", "the pod is gone");
+  });
   source.addEventListener("error", () => {
     setLive("lost", "not connected");
     // The browser reconnects by itself after a lost connection, but not after an error status.
