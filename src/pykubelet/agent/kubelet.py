@@ -534,6 +534,7 @@ class Kubelet:
                     image_gc=image_gc,
                     eviction=eviction,
                     log_manager=log_manager,
+                    tasks=tasks,
                     cluster=cluster,
                     reporter=reporter,
                 )

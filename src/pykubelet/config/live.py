@@ -38,7 +38,7 @@ CONSUMERS: Mapping[str, str] = MappingProxyType(
     {
         _ALLOCATABLE: "limits of all pods and reserved cgroups, node status, pod admission, downward API",
         _API_CLIENT: "requests to the API server, also those in progress",
-        _DNS: "new pod sandboxes",
+        _DNS: "new pod sandboxes, resolv.conf of `--experimental-mounter-path`",
         _EVICTION: "eviction manager, with a round immediately",
         _IMAGE_GC: "image garbage collection, at the next round",
         _IMAGE_PULLS: "image pulls that start afterwards",
@@ -241,6 +241,8 @@ class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
     applied: list[FieldChange] = []
     restart_required: list[FieldChange] = []
     """All fields in which the files differ from the running kubelet, also of earlier reloads."""
+    unused: list[FieldChange] = []
+    """Changed fields that no component of this node uses, such as those of a server that is off."""
     other: list[str] = []
     """Applied changes that are not fields, such as credential providers."""
     problems: list[str] = []
