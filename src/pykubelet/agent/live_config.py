@@ -345,7 +345,7 @@ class ConfigReloader:
             restartRequired=len(pending),
             unused=len(unused),
         )
-        report = ReloadReport("success", applied, plan.restart, unused, other)
+        report = ReloadReport("success", applied, plan.restart, other, unused=unused)
         self._record("Normal", RELOADED, _event_text(report))
         return report
 

@@ -30,7 +30,7 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import log_options
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction.manager import EvictionManager
-from pykubelet.images.credential_provider import ProviderPlugins, load_providers
+from pykubelet.images.credential_provider import TOKEN_GATE, ProviderPlugins, load_providers
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions, with_settings
@@ -219,6 +219,7 @@ async def prepare_credential_providers(
                 load_providers,
                 Path(flags.image_credential_provider_config),
                 Path(flags.image_credential_provider_bin_dir),
+                service_account_tokens=settings.gates.enabled(TOKEN_GATE),
             )
         )
     except ConfigError as err:

@@ -241,12 +241,12 @@ class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
     applied: list[FieldChange] = []
     restart_required: list[FieldChange] = []
     """All fields in which the files differ from the running kubelet, also of earlier reloads."""
-    unused: list[FieldChange] = []
-    """Changed fields that no component of this node uses, such as those of a server that is off."""
     other: list[str] = []
     """Applied changes that are not fields, such as credential providers."""
     problems: list[str] = []
     """Reasons of a failure; nothing has changed then."""
+    unused: list[FieldChange] = []
+    """Changed fields that no component of this node uses, such as those of a server that is off."""
 
 
 @functools.cache
