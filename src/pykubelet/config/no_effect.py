@@ -19,16 +19,12 @@ from pykubelet.config.flags.flag import Flag
 from pykubelet.config.flags.flag_table import field_path
 
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
-_UNBUFFERED = "log lines are written immediately and never buffered"
 FIELDS: Mapping[str, str] = {
     "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
     "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
-    "logging.flush_frequency": _UNBUFFERED,
-    "logging.options.json.info_buffer_size": _UNBUFFERED,
-    "logging.options.text.info_buffer_size": _UNBUFFERED,
     "show_hidden_metrics_for_version": "no metric is hidden",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""

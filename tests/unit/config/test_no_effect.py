@@ -111,7 +111,6 @@ def test_config_field_is_read_or_listed(path: str) -> None:
 
 def test_config_field_reader_unread_field_is_found() -> None:
     assert not is_read("hairpin_mode")
-    assert not is_read("logging.options.json.info_buffer_size")
     # Other structs have fields of these names, which some code reads.
     assert not is_read("memory_swap.enabled")
     assert not is_read("register_with_taints.name")
@@ -241,8 +240,6 @@ def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
         config |= {"evictionSoftGracePeriod": {"memory.available": "1m"}}
     if path == "shutdown_grace_period_critical_pods":
         config |= {"shutdownGracePeriod": "10s"}
-    if "info_buffer_size" in path:
-        config |= {"featureGates": {"LoggingAlphaOptions": True}}
     file = tmp_path / "config.json"
     file.write_bytes(msgspec.json.encode(config))
     warnings = load([f"--config={file}"]).warnings
@@ -260,8 +257,6 @@ SAMPLE_VALUES: dict[str, Any] = {
     "iptables_drop_bit": 13,
     "iptables_masquerade_bit": 14,  # also a value that equals the default was set by the operator
     "kernel_memcg_notification": True,
-    "logging.options.json.info_buffer_size": "1Mi",
-    "logging.options.text.info_buffer_size": "1Mi",
     "show_hidden_metrics_for_version": "1.35",
     "shutdown_grace_period_by_pod_priority": [{"priority": 1, "shutdownGracePeriodSeconds": 3}],
 }

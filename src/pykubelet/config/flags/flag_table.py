@@ -579,7 +579,10 @@ LOG_FLAGS = (
         ),
         in_file("logging-format", STRING, "logging.format", "text or json."),
         in_both(
-            "log-flush-frequency", DURATION, "logging.flush_frequency", "How long lines may be held back."
+            "log-flush-frequency",
+            DURATION,
+            "logging.flush_frequency",
+            "How long to hold buffered lines.",
         ),
         in_file(
             "log-text-split-stream",
