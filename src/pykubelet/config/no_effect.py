@@ -21,7 +21,10 @@ from pykubelet.config.flags.flag_table import field_path
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 FIELDS: Mapping[str, str] = {
     "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
-    "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
+    "enable_contention_profiling": (
+        "differs from upstream: it is about locks between threads, and the kubelet's work is in one event "
+        "loop; /debug/pprof/goroutine lists what waits"
+    ),
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
@@ -29,8 +32,11 @@ FIELDS: Mapping[str, str] = {
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
-    "global_housekeeping_interval": "the collector is told of new containers and never searches for them",
-    "pod_infra_container_image": "the container runtime configures the sandbox image",
+    "global_housekeeping_interval": (
+        "differs from upstream: cgroups are not searched for containers that inotify did not report, because "
+        "the container runtime reports all"
+    ),
+    "pod_infra_container_image": "the container runtime configures the sandbox image; upstream removed it",
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
 CONSULTED_GATES: Collection[str] = frozenset(

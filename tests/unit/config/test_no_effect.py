@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -187,11 +188,39 @@ def test_read_gates_other_constants_of_that_name_do_not_count() -> None:
     assert read_gates([ast.parse(text)]) == {"MemoryQoS"}
 
 
+def rows_of(name: str) -> list[list[str]]:
+    """Return the rows of a table of `tests/data`."""
+    lines = (Path(__file__).parents[2] / "data" / name).read_text().splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")][1:]
+
+
 def upstream_gates() -> list[str]:
     """Return the gates that the upstream kubelet reads."""
-    lines = (Path(__file__).parents[2] / "data" / "kubelet_gates.tsv").read_text().splitlines()
-    rows = [line.split("\t") for line in lines if not line.startswith("#")]
-    return [name for name, _ in rows[1:]]
+    return [name for name, _ in rows_of("kubelet_gates.tsv")]
+
+
+UPSTREAM = {setting: state for setting, state, _ in rows_of("no_effect.tsv")}
+REASONS = {
+    **{field_path(path): reason for path, reason in FIELDS.items()},
+    **{
+        f"--{flag.name}": flag_reason(flag)
+        for flag in FLAGS
+        if flag.attribute in FLAG_ATTRIBUTES or flag.status == "ignored"
+    },
+}
+
+
+def test_settings_without_effect_are_those_of_checked_list() -> None:
+    # This row is about which metrics are hidden upstream.
+    assert REASONS.keys() - {"showHiddenMetricsForVersion"} == UPSTREAM.keys()
+
+
+@pytest.mark.parametrize(("setting", "state"), UPSTREAM.items())
+def test_reason_names_effect_upstream(setting: str, state: str) -> None:
+    assert state in ("ignored", "allowed", "removed", "differs")
+    assert REASONS[setting].startswith("differs from upstream: ") == (state == "differs")
+    if state == "ignored":
+        assert re.search("the upstream kubelet (ignores it, too|has no|stores them)", REASONS[setting])
 
 
 @pytest.mark.parametrize("name", upstream_gates())
