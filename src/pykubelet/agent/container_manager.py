@@ -381,7 +381,15 @@ def build_dra_manager(
 
     extended = gates.enabled("DRAExtendedResource")
     try:
-        return DraManager(root, fetch, drivers, extended=extended, metrics=metrics, health=health)
+        return DraManager(
+            root,
+            fetch,
+            drivers,
+            extended=extended,
+            pod_groups=settings.gates.enabled("DRAWorkloadResourceClaims"),
+            metrics=metrics,
+            health=health,
+        )
     except PolicyError as err:
         raise StartupError(str(err)) from err
 

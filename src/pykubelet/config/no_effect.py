@@ -56,6 +56,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "ContainerStopSignals",
         "CustomCPUCFSQuotaPeriod",
         "DRAExtendedResource",
+        "DRAWorkloadResourceClaims",
         "DisableCPUQuotaWithExclusiveCPUs",
         "DynamicResourceAllocation",
         "EnvFiles",
@@ -118,9 +119,6 @@ UNREAD_GATES: Mapping[str, str] = {
     "ClientsAllowCBOR": _CBOR,
     "ClientsPreferCBOR": _CBOR,
     "DRANodeAllocatableResources": "it is about a field of the pod status that only the scheduler writes",
-    "DRAWorkloadResourceClaims": (
-        "claims of a PodGroup are not prepared, and their pods wait: refer to the claim by resourceClaimName"
-    ),
     "GenericWorkload": _SCHEDULING,
     "LocalStorageCapacityIsolationFSQuotaMonitoring": (
         "no project quotas are set; the usage of emptyDir volumes is measured by reading their directories"
