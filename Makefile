@@ -14,6 +14,9 @@ ONE ?=
 # 2: test on containerd 2.x and runc, built from source once, instead of the host's.
 RUNTIME ?=
 export RUNTIME
+# Megabytes that `kubectl cp` and port-forward copy in tests/cluster/test_kubectl.py.
+STREAM_MEGABYTES ?= 10
+export PYKUBELET_STREAM_MEGABYTES = $(STREAM_MEGABYTES)
 # Half of the tests' time is waiting for containers and control planes: one worker more than processors.
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 N ?= 20

@@ -26,7 +26,7 @@ from tests.support.plane import Document, Plane, unique
 pytestmark = pytest.mark.machine
 
 MEGABYTES = int(os.environ.get("PYKUBELET_STREAM_MEGABYTES", "10"))
-"""How much goes through copies and forwarded ports."""
+"""How much goes through copies and forwarded ports; `make test STREAM_MEGABYTES=100` sets it."""
 TALK = "for i in 1 2 3 4 5; do echo line $i; done; sleep 6.1; echo late"
 
 

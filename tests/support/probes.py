@@ -67,7 +67,7 @@ def observed(*containers: ObservedContainer, uid: str = "u1", ip: str = "10.0.0.
 class Scene:
     """A prober whose commands are answered from a table, in looptime; wall clock and loop agree."""
 
-    def __init__(self, exec_slots: int | None = None) -> None:
+    def __init__(self, exec_slots: int | None = None, *, restores: bool = True) -> None:
         loop = asyncio.get_running_loop()
         self.time: Callable[[], float] = loop.time
         self._zero = loop.time()
@@ -87,6 +87,7 @@ class Scene:
             host_ip=lambda: "192.0.2.1",
             clock=self.clock,
             exec_slots=exec_slots,
+            restores=restores,
         )
         self.prober.results.subscribe(self.updates.append)
 
@@ -117,8 +118,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(exec_slots: int | None = None) -> AsyncIterator[Scene]:
-    made = Scene(exec_slots)
+async def scene(exec_slots: int | None = None, *, restores: bool = True) -> AsyncIterator[Scene]:
+    made = Scene(exec_slots, restores=restores)
     async with TaskScope() as scope:
         scope.start(made.prober.run(), name="prober")
         yield made

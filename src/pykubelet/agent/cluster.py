@@ -107,6 +107,7 @@ class Cluster:
             node=(settings.node_name, self._node_uid)
             if settings.gates.enabled("PodCertificateRequest")
             else None,
+            trust_bundles=settings.gates.enabled("ClusterTrustBundleProjection"),
         )
         if self._objects.certificates is not None:
             registry.register(PodCertificateCollector(self._objects.certificates))

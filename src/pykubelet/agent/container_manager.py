@@ -157,6 +157,7 @@ class NodeDevices:
         self.manager = DeviceManager(plugin_dir, numbers, self, DeviceMetrics(registry), self._changed)
         self._root = root
         self._reports_health = gates.enabled("ResourceHealthStatus")
+        self._lists_active = gates.enabled("KubeletPodResourcesListUseActivePods")
         self._pods: ActivePods | None = None
         self._listeners: list[Callable[[frozenset[str]], None]] = []
 
@@ -193,13 +194,20 @@ class NodeDevices:
         claims: DraManager | None,
     ) -> None:
         """Serve the pod-resources API until the stack exits, after the start. Raises StartupError."""
-        assert self._pods is not None
-        facts = PodResourcesProvider(self.manager, self._pods, allocator, claims)
-        serving = serving_pod_resources(self._root / POD_RESOURCES_DIR, facts, PodResourcesMetrics(registry))
+        serving = serving_pod_resources(
+            self._root / POD_RESOURCES_DIR, self.facts(allocator, claims), PodResourcesMetrics(registry)
+        )
         try:
             await stack.enter_async_context(serving)
         except OSError as err:
             raise StartupError(f"the pod-resources API cannot be served: {err.strerror or err}") from err
+
+    def facts(self, allocator: ResourceAllocator, claims: DraManager | None) -> PodResourcesProvider:
+        """Return the resources of containers, after the start."""
+        assert self._pods is not None
+        return PodResourcesProvider(
+            self.manager, self._pods, allocator, claims, lists_active=self._lists_active
+        )
 
     def provider(self, claims: DraManager | None) -> DeviceProvider:
         """Return the interface of the devices for the pod engine, including those of resource claims."""
@@ -274,9 +282,13 @@ class PodResourcesProvider:
         pods: ActivePods,
         allocator: ResourceAllocator,
         claims: DraManager | None,
+        *,
+        lists_active: bool,
     ) -> None:
+        """Initialize; without `lists_active` List contains terminated pods, too."""
         self._devices = devices
         self._pods = pods
+        self._lists_active = lists_active
         self._cpus = allocator.cpus
         self._memory = allocator.memory
         self._claims = claims
@@ -285,6 +297,11 @@ class PodResourcesProvider:
         """Return the pods that run or may still run."""
         self._devices.reclaim()
         return self._pods.pods()
+
+    def listed_pods(self) -> Iterable[Pod]:
+        """Return the pods in the response to List."""
+        active = self.active_pods()
+        return active if self._lists_active else self._pods.known_pods()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return a pod of this node by its name."""
@@ -364,7 +381,15 @@ def build_dra_manager(
 
     extended = gates.enabled("DRAExtendedResource")
     try:
-        return DraManager(root, fetch, drivers, extended=extended, metrics=metrics, health=health)
+        return DraManager(
+            root,
+            fetch,
+            drivers,
+            extended=extended,
+            pod_groups=settings.gates.enabled("DRAWorkloadResourceClaims"),
+            metrics=metrics,
+            health=health,
+        )
     except PolicyError as err:
         raise StartupError(str(err)) from err
 

@@ -204,6 +204,7 @@ def eviction_settings(config: KubeletConfiguration, gates: FeatureGates) -> Evic
         max_pod_grace_period=config.eviction_max_pod_grace_period,
         local_storage=bool(config.local_storage_capacity_isolation),
         pod_level=gates.enabled("PodLevelResources"),
+        separate_disks=gates.enabled("KubeletSeparateDiskGC"),
     )
 
 

@@ -225,14 +225,29 @@ def find_id_space(config: KubeletConfiguration) -> UserNamespaceRange:
     return space
 
 
-def set_kernel_defaults() -> None:
-    """Set the kernel settings that differ from the values of a node; log what cannot be set."""
+USER_NAMESPACE_GATE = "KubeletInUserNamespace"
+
+
+def set_kernel_defaults(gates: FeatureGates) -> None:
+    """Set the kernel settings that differ from the values of a node; log what cannot be set.
+
+    Raises StartupError in a user namespace without the feature gate for it.
+    """
     for name, (value, found) in kernel.kernel_default_differences().items():
         log.v(2).info("Updating kernel flag", flag=name, expectedValue=value, actualValue=found)
         try:
             kernel.write_sysctl(name, value)
         except OSError as err:
+            check_tolerated(f"kernel flag {name} cannot be set: {err.strerror or err}", gates)
             log.warning("Failed to set kernel flag", flag=name, value=value, err=err)
+
+
+def check_tolerated(problem: str, gates: FeatureGates) -> None:
+    """Raise StartupError for a problem of user namespaces in one without the feature gate for it."""
+    if kernel.in_user_namespace() and not gates.enabled(USER_NAMESPACE_GATE):
+        raise StartupError(
+            f"{problem}; the kubelet runs in a user namespace: enable the feature gate {USER_NAMESPACE_GATE}"
+        )
 
 
 def start_daemon_cgroups(config: KubeletConfiguration, tasks: TaskScope) -> None:

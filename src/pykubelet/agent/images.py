@@ -18,7 +18,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.cri.containerd_store import ContainerdStore
 from pykubelet.images.archive_directory import ArchivedImages, ArchiveDirectory
 from pykubelet.images.containerd_progress import ContainerdProgress
-from pykubelet.images.credential_provider import ProviderPlugins, load_providers
+from pykubelet.images.credential_provider import TOKEN_GATE, ProviderPlugins, load_providers
 from pykubelet.images.credentials import NodeCredentials
 from pykubelet.images.image_gc import DiskUsage, ImageGC, ImageGCError, ImageGCPolicy
 from pykubelet.images.image_manager import ImageManager
@@ -62,7 +62,11 @@ async def build_image_manager(
     metrics = ImageMetrics(registry)
     provider_dir = Path(flags.image_credential_provider_bin_dir)
     providers = (
-        load_providers(Path(flags.image_credential_provider_config), provider_dir)
+        load_providers(
+            Path(flags.image_credential_provider_config),
+            provider_dir,
+            service_account_tokens=settings.gates.enabled(TOKEN_GATE),
+        )
         if flags.image_credential_provider_config
         else ()
     )

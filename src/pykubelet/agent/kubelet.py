@@ -291,7 +291,7 @@ class Kubelet:
         check_machine(self.config)
         adjust_process(self.config)
         if self._tunes_kernel and not self.config.protect_kernel_defaults:
-            set_kernel_defaults()
+            set_kernel_defaults(self.gates)
         cri = await self._connect_runtime(stack, tracer)
         await take_cgroup_driver(cri, self.config, self.gates)
         await PodCidr(cri.runtime.update_runtime_config).update([self.config.pod_cidr])
@@ -537,6 +537,7 @@ class Kubelet:
                     image_gc=image_gc,
                     eviction=eviction,
                     log_manager=log_manager,
+                    tasks=tasks,
                     cluster=cluster,
                     reporter=reporter,
                 )
@@ -570,7 +571,7 @@ class Kubelet:
             statistics=statistics,
             start_statistics=start_statistics,
             start_oom_watcher=build_oom_watcher(
-                cri, pod_cgroups, engine, statistics.collector, record, tasks
+                settings, cri, pod_cgroups, engine, statistics.collector, record, tasks
             ),
             log_manager=log_manager,
             log_readers=log_readers,

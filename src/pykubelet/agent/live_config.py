@@ -256,12 +256,13 @@ class ConfigReloader:
         if plan.problems:
             return self._failed(trigger, plan.problems)
         changed = {change.path for change in plan.applied}
+        used = frozenset().union(*(consumer.fields for consumer in self._consumers))
         affected = [consumer for consumer in self._consumers if consumer.extra or consumer.fields & changed]
         prepared = await self._prepare(affected, plan.effective)
         # From here to the end of `_apply` there is no await: the change is one turn of the event loop.
         self._apply(plan, [apply for _, apply in prepared])
         other = [consumer.extra for consumer, _ in prepared if consumer.extra]
-        report = self._succeeded(trigger, plan, other)
+        report = self._succeeded(trigger, plan, used, other)
         await self._save(plan.loaded)
         return report
 
@@ -307,14 +308,21 @@ class ConfigReloader:
         )
         self._effective = plan.effective
 
-    def _succeeded(self, trigger: str, plan: _Plan, other: list[str]) -> ReloadReport:
+    def _succeeded(self, trigger: str, plan: _Plan, used: frozenset[str], other: list[str]) -> ReloadReport:
         self._last_problems = []
+        applied = [change for change in plan.applied if change.path in used]
+        unused = [change for change in plan.applied if change.path not in used]
         pending = frozenset((change.path, change.after) for change in plan.restart)
         new = [change for change in plan.restart if (change.path, change.after) not in self._reported_restart]
         self._reported_restart = pending
         for change in plan.applied:
             log.info(
-                "Configuration field changed", field=change.path, before=change.before, after=change.after
+                "Configuration field changed"
+                if change.path in used
+                else "Configuration field changed, not used by this node",
+                field=change.path,
+                before=change.before,
+                after=change.after,
             )
         for change in new:
             log.warning(
@@ -333,11 +341,13 @@ class ConfigReloader:
         log.info(
             "Configuration reloaded",
             trigger=trigger,
-            applied=len(plan.applied) + len(other),
+            applied=len(applied) + len(other),
             restartRequired=len(pending),
+            unused=len(unused),
         )
-        self._record("Normal", RELOADED, _event_text(plan, other))
-        return ReloadReport("success", plan.applied, plan.restart, other)
+        report = ReloadReport("success", applied, plan.restart, other, unused=unused)
+        self._record("Normal", RELOADED, _event_text(report))
+        return report
 
     def _failed(self, trigger: str, problems: list[str]) -> ReloadReport:
         if len(problems) > MAX_PROBLEMS:
@@ -487,9 +497,11 @@ def _load_stable(
     raise FilesChangedError("the configuration files change while they are read: replace them by a rename")
 
 
-def _event_text(plan: _Plan, other: Iterable[str]) -> str:
-    applied = [*(change.path for change in plan.applied), *other]
+def _event_text(report: ReloadReport) -> str:
+    applied = [*(change.path for change in report.applied), *report.other]
     parts = [f"applied {', '.join(applied)}"] if applied else []
-    if plan.restart:
-        parts.append(f"requires a restart: {', '.join(change.path for change in plan.restart)}")
+    if report.restart_required:
+        parts.append(f"requires a restart: {', '.join(change.path for change in report.restart_required)}")
+    if report.unused:
+        parts.append(f"not used by this node: {', '.join(change.path for change in report.unused)}")
     return f"Configuration reloaded: {'; '.join(parts)}"[:MAX_EVENT_CHARACTERS]

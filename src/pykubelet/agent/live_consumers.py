@@ -18,6 +18,7 @@ from pykubelet.agent.eviction import eviction_settings
 from pykubelet.agent.host_setup import StartupError, find_id_space
 from pykubelet.agent.images import image_gc_policy, pull_limits
 from pykubelet.agent.live_config import Apply, Consumer, ReloadError
+from pykubelet.agent.mounter_dns import MounterDns
 from pykubelet.agent.pod_engine import EngineSettings
 from pykubelet.agent.volumes import VolumeNode
 from pykubelet.api.meta import Resources
@@ -29,7 +30,7 @@ from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import log_options
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction.manager import EvictionManager
-from pykubelet.images.credential_provider import ProviderPlugins, load_providers
+from pykubelet.images.credential_provider import TOKEN_GATE, ProviderPlugins, load_providers
 from pykubelet.images.image_gc import ImageGC
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions, with_settings
@@ -38,7 +39,7 @@ from pykubelet.kuberuntime.log_rotation.plan import RotationPolicy
 from pykubelet.logs.setup import set_levels
 from pykubelet.node.reporter import NodeReporter
 from pykubelet.node.settings import node_settings
-from pykubelet.util.tasks import finish_in_thread
+from pykubelet.util.tasks import TaskScope, finish_in_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class LiveComponents:
     image_gc: ImageGC
     eviction: EvictionManager
     log_manager: ContainerLogManager
+    tasks: TaskScope
     cluster: Cluster | None = None
     reporter: NodeReporter | None = None
 
@@ -76,6 +78,8 @@ def build_consumers(parts: LiveComponents) -> Iterator[Consumer]:
     yield Consumer("podSources", partial(prepare_pod_sources, parts.engine))
     yield Consumer("podSync", partial(prepare_pod_sync, parts.engine, parts.cluster))
     yield Consumer("dns", partial(prepare_node, parts, with_reservations=False))
+    if parts.settings.flags.experimental_mounter_path:
+        yield Consumer("dns", partial(prepare_mounter_dns, MounterDns(parts.settings), parts.tasks))
     yield Consumer("allocatable", partial(prepare_node, parts, with_reservations=True))
     if parts.cluster is not None:
         yield Consumer("apiClient", partial(prepare_api_client, parts.cluster))
@@ -194,6 +198,16 @@ async def prepare_node(
     return apply
 
 
+async def prepare_mounter_dns(dns: MounterDns, tasks: TaskScope, config: KubeletConfiguration) -> Apply:
+    """Prepare the name servers of `--experimental-mounter-path`; they are written after the change."""
+    servers = tuple(config.cluster_dns)
+
+    def apply() -> None:
+        tasks.start(dns.write(servers), name="mounter-dns")
+
+    return apply
+
+
 async def prepare_credential_providers(
     settings: AgentSettings, plugins: ProviderPlugins, config: KubeletConfiguration
 ) -> Apply | None:
@@ -205,6 +219,7 @@ async def prepare_credential_providers(
                 load_providers,
                 Path(flags.image_credential_provider_config),
                 Path(flags.image_credential_provider_bin_dir),
+                service_account_tokens=settings.gates.enabled(TOKEN_GATE),
             )
         )
     except ConfigError as err:

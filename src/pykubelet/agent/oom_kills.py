@@ -6,9 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
+from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.host_setup import check_tolerated
 from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.node_cgroups import Record
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.labels import parse_container
 from pykubelet.linux.cgroupfs import detect_cgroups
@@ -24,6 +27,7 @@ log = get_logger(__name__)
 
 
 def build_oom_watcher(
+    settings: AgentSettings,
     cri: RuntimeConnection,
     pod_cgroups: PodCgroups,
     engine: PodEngine,
@@ -31,7 +35,10 @@ def build_oom_watcher(
     node_event: Record,
     tasks: TaskScope,
 ) -> Callable[[], None]:
-    """Return the function that starts to record OOM kills; `node_event` records events of the node."""
+    """Return the function that starts to record OOM kills; `node_event` records events of the node.
+
+    That function raises StartupError in a user namespace that hides the kernel log, without the feature gate.
+    """
     cgroups = detect_cgroups()
 
     def cgroups_of_pods() -> Iterator[tuple[str, str]]:
@@ -62,10 +69,19 @@ def build_oom_watcher(
         events.handle(kill)
 
     def start() -> None:
+        check_kernel_log(settings.gates)
         tasks.start(events.run(), name="oom-events")
         tasks.start(record_oom_kills(node_event, on_kill), name="oom-watch")
 
     return start
+
+
+def check_kernel_log(gates: FeatureGates, open_log: Callable[[], int] = open_log) -> None:
+    """Raise StartupError in a user namespace that hides the kernel log, without the feature gate."""
+    try:
+        os.close(open_log())
+    except OSError as err:
+        check_tolerated(f"/dev/kmsg cannot be opened: {err.strerror or err}", gates)
 
 
 async def record_oom_kills(

@@ -62,7 +62,7 @@ from pykubelet.server.page.log_tail import read_log_tail
 from pykubelet.server.page.routes import Page, error_responses
 from pykubelet.server.page.security import same_origin_only
 from pykubelet.server.readonly import own_hosts_only
-from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSettings
+from pykubelet.server.tls import OpensslMissing, ServingTls, TlsProblem, TlsSettings, reloads_certificate
 from pykubelet.stats.network import parse_net_dev
 from pykubelet.stats.samples import FilesystemUsage, Record
 from pykubelet.status.diagnosis import diagnose, failed_run
@@ -155,7 +155,7 @@ async def _secure_server(
 ) -> AsyncIterator[None]:
     """Serve the routes with the TLS, the authentication and the authorization of the API."""
     async with single_error_scope() as scope:
-        authenticator = make_authenticator(api.config, api.auth.review_client, scope, api.metrics)
+        authenticator = make_authenticator(api.config, api.gates, api.auth.review_client, scope, api.metrics)
         authorizer = make_authorizer(
             api.config, api.auth.review_client, lambda: api.auth.node_name, scope, api.metrics
         )
@@ -163,7 +163,9 @@ async def _secure_server(
             api.config, request_certificates=authenticator.requests_certificates
         )
         try:
-            tls = ServingTls(settings, api.auth.serving_certificate)
+            tls = ServingTls(
+                settings, api.auth.serving_certificate, reloads=reloads_certificate(api.config, api.gates)
+            )
         except (TlsProblem, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
         api.on_tls(tls)

@@ -45,7 +45,7 @@ from pykubelet.objects.services import no_services
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.pod_history import PodHistory, field_of
-from pykubelet.podconfig.static_sources import StaticSources
+from pykubelet.podconfig.static_sources import StaticSources, served_kinds
 from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
@@ -169,7 +169,13 @@ def build_pod_engine(
     # Events: sources, runtime and probes → loop.
     observer = Observer(cri)
     # An explicit false is an escape from a runtime whose event stream is faulty.
-    pleg = Pleg(cri, observer, metrics.pleg, events=settings.gates.overrides.get("EventedPLEG", True))
+    pleg = Pleg(
+        cri,
+        observer,
+        metrics.pleg,
+        events=settings.gates.overrides.get("EventedPLEG", True),
+        on_demand=settings.gates.enabled("PLEGOnDemandRelist"),
+    )
 
     def runtime_errors() -> list[str]:
         """Return the reasons why no pod can be synced now; the running pods must be known first."""
@@ -178,7 +184,7 @@ def build_pod_engine(
 
     loop = SyncLoop(runtime_errors, config.sync_frequency)
     pleg.add_listener(loop.runtime)
-    prober = build_prober(cri, history, registry, runtime.host_ips)
+    prober = build_prober(settings, cri, history, registry, runtime.host_ips)
     prober.results.subscribe(lambda update: loop.probe(update.pod_uid))
     updates = SourceUpdates(records.mux, loop.pods, loop.after)
     workloads = build_workloads(settings, updates, statuses) if cluster is None else None
@@ -189,6 +195,7 @@ def build_pod_engine(
         updates.replace,
         objects=local_objects if cluster is None else None,
         workloads=workloads,
+        served=served_kinds(settings.gates, standalone=cluster is None),
     )
 
     # Workers, and what decides which pods get one.
@@ -351,6 +358,8 @@ def build_pod_engine(
             host_ips=runtime.host_ips,
             recursive_handlers=runtime.options.recursive_handlers,
             stays_initialized=restart_all,
+            reports_image_volumes=settings.gates.enabled("ImageVolumeWithDigest"),
+            reports_ready_to_start=settings.gates.enabled("PodReadyToStartContainersCondition"),
             clustered=cluster is not None,
         ),
         prober,
@@ -367,7 +376,14 @@ def build_pod_engine(
         stages=stages,
         reporter=reporter,
         remover=RemnantRemover(cri, observer, dirs, pod_logs.remove, pleg.forget),
-        restart_all=RestartAll(killer, remover, history, time.time, enabled=restart_all),
+        restart_all=RestartAll(
+            killer,
+            remover,
+            history,
+            time.time,
+            enabled=restart_all,
+            container_rules=settings.gates.enabled("ContainerRestartRules"),
+        ),
         allocation=allocation,
         prober=prober,
         history=history,
@@ -470,7 +486,11 @@ def _traced(syncer: NodePodSyncer, tracer: Tracer | None) -> PodSyncer:
 
 
 def build_prober(
-    cri: RuntimeConnection, history: PodHistory, registry: CollectorRegistry, host_ips: Sequence[str]
+    settings: AgentSettings,
+    cri: RuntimeConnection,
+    history: PodHistory,
+    registry: CollectorRegistry,
+    host_ips: Sequence[str],
 ) -> Prober:
     """Return a prober; pods with hostNetwork are probed at the first of `host_ips`.
 
@@ -490,6 +510,7 @@ def build_prober(
         registry,
         host_ip=lambda: next(iter(host_ips), _LOOPBACK),
         custom=installed_probes(),
+        restores=not settings.gates.enabled("ChangeContainerStatusOnKubeletRestart"),
     )
 
 

@@ -39,6 +39,7 @@ from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
 from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
+from pykubelet.podconfig.static_sources import served_kinds
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.server.api import (
@@ -267,7 +268,8 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     # A single file may be configured, too; its owner writes it.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
-    served = LOCAL_KINDS if parts.cluster is None else frozenset()
+    standalone = parts.cluster is None
+    served = LOCAL_KINDS if standalone else served_kinds(parts.settings.gates, standalone=False)
     return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
 
 

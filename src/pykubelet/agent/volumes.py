@@ -15,19 +15,17 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from pykubelet.agent.cluster import AgentSettings, Cluster
+from pykubelet.agent.mounter_dns import MounterDns
 from pykubelet.api.meta import Resources
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.values import memory_limit
-from pykubelet.kuberuntime.configuration.dns import parse_resolv_conf
 from pykubelet.kuberuntime.configuration.options import RuntimeNodeOptions
-from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.kuberuntime.runtime_features import RuntimeFeatures
 from pykubelet.linux.kernel import label_for_containers
 from pykubelet.logs import get_logger
 from pykubelet.pluginmanager.registration import PluginHandler, PluginRegistration
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podworkers.engine import PodEngine
-from pykubelet.util.files import write_if_changed
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.collector import VolumeNumbers
 from pykubelet.volumes.csi.plugin import CsiPlugin
@@ -84,7 +82,7 @@ async def build_volumes(
     `record_event` records events about pods; `find_pod` returns the pod with a uid, also a terminating one.
     """
     if settings.flags.experimental_mounter_path:
-        _write_mounter_dns(settings)
+        await MounterDns(settings).write(settings.config.cluster_dns)
     return PodVolumes(
         Path(settings.flags.root_dir),
         objects=cluster.objects if cluster is not None else local_objects,
@@ -104,27 +102,6 @@ async def build_volumes(
         tasks=tasks,
         metrics=VolumeMetrics(registry),
     )
-
-
-def _write_mounter_dns(settings: AgentSettings) -> None:
-    """Write the resolv.conf of the mounter's root directory, so that it resolves names of services."""
-    mounter, host = settings.flags.experimental_mounter_path, settings.config.resolv_conf
-    path = Path(mounter.removesuffix("/mounter"), "rootfs", "etc", "resolv.conf")
-    try:
-        text = mounter_resolv_conf(settings.config.cluster_dns, Path(host).read_text() if host else "")
-        write_if_changed(path, text.encode())
-    except (OSError, UnicodeDecodeError, ContainerConfigError) as err:
-        log.error(err, "Failed to write resolv.conf for --experimental-mounter-path", path=path)
-
-
-def mounter_resolv_conf(cluster_dns: Sequence[str], host: str) -> str:
-    """Return the resolv.conf of a mounter: the cluster's name servers and the host's search domains.
-
-    Raises ContainerConfigError for a malformed resolv.conf of the host.
-    """
-    servers = "".join(f"nameserver {address}\n" for address in cluster_dns)
-    searches = " ".join(("search", *parse_resolv_conf(host).searches))
-    return f"{servers}{searches}\n" if host else servers
 
 
 def build_volume_usage(

@@ -395,6 +395,12 @@ class PodResourceClaim(ObjectStruct):
     resource_claim_template_name: str | None = None
 
 
+class PodSchedulingGroup(ObjectStruct):
+    """The group that a pod is scheduled with."""
+
+    pod_group_name: str | None = None
+
+
 class PodSpec(ObjectStruct):
     """Spec of a pod."""
 
@@ -438,6 +444,7 @@ class PodSpec(ObjectStruct):
     os: PodOS | None = None
     resources: ResourceRequirements | None = None
     resource_claims: list[PodResourceClaim] = []
+    scheduling_group: PodSchedulingGroup | None = None
 
 
 class Pod(ObjectStruct):

@@ -50,6 +50,18 @@ class StatusResources(ObjectStruct):
     requests: Resources = {}
 
 
+class ImageVolumeStatus(ObjectStruct):
+    """Image that a volume contains."""
+
+    image_ref: str = ""
+
+
+class VolumeStatus(ObjectStruct):
+    """Status of a mounted volume by its kind."""
+
+    image: ImageVolumeStatus | None = None
+
+
 class VolumeMountStatus(ObjectStruct):
     """Status of a volume mount."""
 
@@ -57,6 +69,7 @@ class VolumeMountStatus(ObjectStruct):
     mount_path: str
     read_only: bool = False
     recursive_read_only: str | None = None
+    volume_status: VolumeStatus | None = None
 
 
 class LinuxUser(msgspec.Struct, kw_only=True, rename=wire_name):

@@ -33,6 +33,7 @@ class Allocation(ObjectStruct):
 class Consumer(ObjectStruct):
     """A consumer that a claim is reserved for."""
 
+    api_group: str = ""
     resource: str = ""
     name: str = ""
     uid: str = ""

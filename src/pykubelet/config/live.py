@@ -38,7 +38,7 @@ CONSUMERS: Mapping[str, str] = MappingProxyType(
     {
         _ALLOCATABLE: "limits of all pods and reserved cgroups, node status, pod admission, downward API",
         _API_CLIENT: "requests to the API server, also those in progress",
-        _DNS: "new pod sandboxes",
+        _DNS: "new pod sandboxes, resolv.conf of `--experimental-mounter-path`",
         _EVICTION: "eviction manager, with a round immediately",
         _IMAGE_GC: "image garbage collection, at the next round",
         _IMAGE_PULLS: "image pulls that start afterwards",
@@ -245,6 +245,8 @@ class ReloadReport(msgspec.Struct, frozen=True, rename="camel"):
     """Applied changes that are not fields, such as credential providers."""
     problems: list[str] = []
     """Reasons of a failure; nothing has changed then."""
+    unused: list[FieldChange] = []
+    """Changed fields that no component of this node uses, such as those of a server that is off."""
 
 
 @functools.cache

@@ -3,8 +3,9 @@
 The kubelet accepts every field of KubeletConfiguration and every flag of the upstream kubelet, so that
 existing configuration files and command lines keep working. A setting that no code reads is listed
 here, and start-up logs a warning when an operator sets it. `tests/unit/config/test_no_effect.py` enumerates
-all fields, flags and feature gates and fails for one that is neither read nor listed, and for an entry
-whose setting is read: implementing a setting means deleting its entry.
+all fields, flags and the feature gates that the upstream kubelet reads (`tests/data/kubelet_gates.tsv`), and
+fails for one that is neither read nor listed, and for an entry whose setting is read: implementing a setting
+means deleting its entry.
 
 Flags that upstream has removed or ignores itself carry their reason in the flag table (`status="ignored"`).
 """
@@ -18,38 +19,44 @@ from pykubelet.config.flags.flag import Flag
 from pykubelet.config.flags.flag_table import field_path
 
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
-_UNBUFFERED = "log lines are written immediately and never buffered"
 FIELDS: Mapping[str, str] = {
     "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
-    "enable_contention_profiling": "it configures the lock profiler of the Go runtime",
+    "enable_contention_profiling": (
+        "differs from upstream: it is about locks between threads, and the kubelet's work is in one event "
+        "loop; /debug/pprof/goroutine lists what waits"
+    ),
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
-    "logging.flush_frequency": _UNBUFFERED,
-    "logging.options.json.info_buffer_size": _UNBUFFERED,
-    "logging.options.text.info_buffer_size": _UNBUFFERED,
     "show_hidden_metrics_for_version": "no metric that upstream hides (`scrape_error`) is implemented",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
-    "global_housekeeping_interval": "the collector is told of new containers and never searches for them",
-    "pod_infra_container_image": "the container runtime configures the sandbox image",
+    "global_housekeeping_interval": (
+        "differs from upstream: cgroups are not searched for containers that inotify did not report, because "
+        "the container runtime reports all"
+    ),
+    "pod_infra_container_image": "the container runtime configures the sandbox image; upstream removed it",
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
 CONSULTED_GATES: Collection[str] = frozenset(
     {
         "AllowDNSOnlyNodeCSR",
+        "AllowParsingUserUIDFromCertAuth",
         "CPUManagerPolicyAlphaOptions",
         "CPUManagerPolicyBetaOptions",
         "CRIListStreaming",
         "CSIVolumeHealth",
-        "ClusterTrustBundle",
+        "ChangeContainerStatusOnKubeletRestart",
+        "ClusterTrustBundleProjection",
         "ComponentFlagz",
         "ComponentStatusz",
         "ContainerCheckpoint",
+        "ContainerRestartRules",
         "ContainerStopSignals",
         "CustomCPUCFSQuotaPeriod",
         "DRAExtendedResource",
+        "DRAWorkloadResourceClaims",
         "DisableCPUQuotaWithExclusiveCPUs",
         "DynamicResourceAllocation",
         "EnvFiles",
@@ -58,6 +65,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "GracefulNodeShutdown",
         "GracefulNodeShutdownBasedOnPodPriority",
         "HostnameOverride",
+        "ImageVolumeWithDigest",
         "InPlacePodLevelResourcesVerticalScaling",
         "InPlacePodVerticalScalingExclusiveCPUs",
         "InPlacePodVerticalScalingExclusiveMemory",
@@ -65,22 +73,31 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "KubeletCgroupDriverFromCRI",
         "KubeletCrashLoopBackOffMax",
         "KubeletEnsureSecretPulledImages",
+        "KubeletInUserNamespace",
         "KubeletPSI",
+        "KubeletPodResourcesListUseActivePods",
         "KubeletRegistrationGetOnExistsOnly",
+        "KubeletSeparateDiskGC",
+        "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeLogQuery",
         "NodeSwap",
+        "PLEGOnDemandRelist",
         "PodAndContainerStatsFromCRI",
         "PodCertificateRequest",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
+        "PodReadyToStartContainersCondition",
         "PodsAPI",
+        "PreventStaticPodAPIReferences",
         "QOSReserved",
         "RecursiveReadOnlyMounts",
         "ReduceDefaultCrashLoopBackOffDecay",
+        "ReloadKubeletClientCAFile",
+        "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",
         "ResourceHealthStatusMessage",
         "RestartAllContainersOnContainerExits",
@@ -95,6 +112,28 @@ CONSULTED_GATES: Collection[str] = frozenset(
     }
 )
 """Feature gates that some code reads."""
+_SCHEDULING = "static pods are not scheduled; the fields of other pods are validated by the API server"
+_TOPOLOGY_OPTIONS = "no option of the topology manager is in this stage; the upstream kubelet has none, too"
+_CBOR = "requests and responses are JSON, as with contentType (docs/packages/cluster.md)"
+UNREAD_GATES: Mapping[str, str] = {
+    "ClientsAllowCBOR": _CBOR,
+    "ClientsPreferCBOR": _CBOR,
+    "DRANodeAllocatableResources": "it is about a field of the pod status that only the scheduler writes",
+    "GenericWorkload": _SCHEDULING,
+    "LocalStorageCapacityIsolationFSQuotaMonitoring": (
+        "no project quotas are set; the usage of emptyDir volumes is measured by reading their directories"
+    ),
+    "MatchLabelKeysInPodTopologySpread": _SCHEDULING,
+    "MatchLabelKeysInPodTopologySpreadSelectorMerge": _SCHEDULING,
+    "PodDeletionCost": "it is about an annotation for the controllers, which a static pod does not have",
+    "PodLevelResourceManagers": (
+        "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
+    ),
+    "StrictIPCIDRValidation": "IP addresses in static pods are validated strictly in any case",
+    "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,
+    "TopologyManagerPolicyBetaOptions": _TOPOLOGY_OPTIONS,
+}
+"""Reason by feature gate that the upstream kubelet reads and no code here does."""
 
 
 def no_effect_warnings(
@@ -113,9 +152,15 @@ def no_effect_warnings(
     for flag in set_flags:
         if reason := flag_reason(flag):
             warnings.append(f"--{flag.name} is set but has no effect: {reason}")
-    if unread := _unread_gates(gates):
+    unread = _unread_gates(gates)
+    warnings += [
+        f"feature gate {name} is set but has no effect: {UNREAD_GATES[name]}"
+        for name in unread
+        if name in UNREAD_GATES
+    ]
+    if unread := [name for name in unread if name not in UNREAD_GATES]:
         warnings.append(
-            f"feature gates {', '.join(unread)} are set but have no effect: the kubelet does not read them"
+            f"feature gates {', '.join(unread)} are set but have no effect: no kubelet reads them"
         )
     return warnings
 

@@ -92,6 +92,8 @@ class EvictionSettings:
     """Whether limits on local storage are enforced (`localStorageCapacityIsolation`)."""
     pod_level: bool = True
     """Whether pod-level resources count (`PodLevelResources`)."""
+    separate_disks: bool = True
+    """Whether images and writable layers may be on different disks (`KubeletSeparateDiskGC`)."""
     interval: float = MONITORING_SECONDS
 
 
@@ -160,6 +162,10 @@ class EvictionMetrics:
         )
 
 
+class SplitDiskError(Exception):
+    """Raised when images and writable layers are on different disks without `separate_disks`."""
+
+
 class EvictionManager:
     """Keeps the node from running out of memory, disk space, inodes and process IDs."""
 
@@ -195,6 +201,7 @@ class EvictionManager:
         self._state = EvictionState()
         self._disks: Disks | None = None
         self._unmeasured: frozenset[str] = frozenset()
+        self._split_logged = False
         self._release: Release | None = None
         self._stuck: set[str] = set()
         """Uids of evicted pods that did not terminate in time."""
@@ -226,6 +233,8 @@ class EvictionManager:
                 evicted: Sequence[Pod] = ()
                 try:
                     evicted = await self.synchronize()
+                except SplitDiskError as err:
+                    self._log_split(err)
                 except Exception as err:  # a bug must not leave the node without eviction
                     log.exception(err, "Eviction round failed")
                 if evicted:
@@ -235,6 +244,11 @@ class EvictionManager:
         finally:
             if self._notifier is not None:
                 self._notifier.close()
+
+    def _log_split(self, err: SplitDiskError) -> None:
+        if not self._split_logged:
+            log.error(err, "Failed to observe the node, no pods are evicted")
+        self._split_logged = True
 
     async def _wait(self, started: float) -> None:
         """Wait until the next round is due, or for a notification of the kernel."""
@@ -247,7 +261,7 @@ class EvictionManager:
         await asyncio.sleep(wait_seconds(started + MIN_ROUND_SECONDS - loop.time()))
 
     async def synchronize(self) -> Sequence[Pod]:
-        """Run one round, and return the evicted pods."""
+        """Run one round, and return the evicted pods. Raises SplitDiskError."""
         settings = self._settings
         # Conditions of thresholds that are no longer configured end after the transition period.
         if not settings.thresholds and not settings.local_storage and not self._state.conditions:
@@ -310,8 +324,13 @@ class EvictionManager:
         return thresholds, observations
 
     async def _update_state(self) -> tuple[Decision, Observations]:
-        """Measure the node and set its conditions; return the decision and the observations."""
+        """Measure the node, set its conditions and return both results. Raises SplitDiskError."""
         thresholds, observations = await self._observe()
+        if self._disks is not None and self._disks.split and not self._settings.separate_disks:
+            raise SplitDiskError(
+                "KubeletSeparateDiskGC is turned off but we still have a split filesystem: "
+                "enable the feature gate, or put images and writable layers on one file system"
+            )
         now = asyncio.get_running_loop().time()
         decision = decide(self._state, thresholds, observations, now, self._settings.transition_period)
         self._state = decision.state

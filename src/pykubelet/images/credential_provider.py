@@ -99,21 +99,31 @@ class CredentialProvider(ConfigStruct):
     token_attributes: TokenAttributes | None = None
 
 
+TOKEN_GATE = "KubeletServiceAccountTokenForCredentialProviders"  # noqa: S105
+"""Feature gate of `tokenAttributes`."""
+
+
 class _Document(ConfigStruct):
     api_version: str = ""
     kind: str = ""
     providers: list[CredentialProvider] = []
 
 
-def load_providers(config: Path, bin_dir: Path) -> list[CredentialProvider]:
-    """Read and validate the configuration and the binaries. Raises ConfigError with all problems."""
+def load_providers(
+    config: Path, bin_dir: Path, *, service_account_tokens: bool = True
+) -> list[CredentialProvider]:
+    """Read and validate the configuration and the binaries.
+
+    `service_account_tokens` is whether providers may get tokens of pods. Raises ConfigError with all
+    problems.
+    """
     files = _files(config)
     providers: list[CredentialProvider] = []
     problems: list[Problem] = []
     for path in files:
         prefix = f"{path}: " if len(files) > 1 else ""
         try:
-            found, invalid = _read(read_document(path))
+            found, invalid = _read(read_document(path), service_account_tokens=service_account_tokens)
         except ConfigError as err:
             problems += err.problems
             continue
@@ -142,7 +152,9 @@ def _files(config: Path) -> list[Path]:
     return found
 
 
-def _read(document: dict[str, Any]) -> tuple[list[CredentialProvider], list[Problem]]:
+def _read(
+    document: dict[str, Any], *, service_account_tokens: bool
+) -> tuple[list[CredentialProvider], list[Problem]]:
     """Validate the document of one file."""
     version = document.get("apiVersion")
     problems = []
@@ -158,7 +170,10 @@ def _read(document: dict[str, Any]) -> tuple[list[CredentialProvider], list[Prob
     for index, provider in enumerate(read.providers):
         path = f"providers[{index}]"
         problems += _provider_problems(provider, path)
-        if provider.token_attributes is not None:
+        if provider.token_attributes is not None and not service_account_tokens:
+            message = f"is not supported when the feature gate {TOKEN_GATE} is disabled: enable it"
+            problems.append(Problem(f"{path}.tokenAttributes", message))
+        elif provider.token_attributes is not None:
             if version != API_VERSIONS[0]:
                 message = f"there is no such field in {version}: write apiVersion: {API_VERSIONS[0]}"
                 problems.append(Problem(f"{path}.tokenAttributes", message))

@@ -302,6 +302,9 @@ def observed_container(
         log_path=status.log_path,
         user=None if user is None else (user.uid, user.gid, tuple(user.supplemental_groups)),
         resources=_resources(status),
+        image_mounts=tuple(
+            (mount.container_path, mount.image.image) for mount in status.mounts if mount.image.image
+        ),
     )
 
 

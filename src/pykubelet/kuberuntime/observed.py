@@ -57,6 +57,8 @@ class ObservedContainer(msgspec.Struct, frozen=True, kw_only=True):
     """UID, GID and supplemental groups of the first process, if the runtime reports them."""
     resources: ActualResources | None = None
     """Actual resources, if the runtime reports them."""
+    image_mounts: tuple[tuple[str, str], ...] = ()
+    """Paths of mounted images in the container, and the runtime's references of the images."""
 
 
 PodStates = tuple[tuple[str, str], ...]

@@ -114,6 +114,15 @@ def write_sysctl(name: str, value: int, proc: Path = Path("/proc")) -> None:
     (proc / "sys" / name).write_text(str(value))
 
 
+def in_user_namespace(proc: Path = Path("/proc")) -> bool:
+    """Return whether this process is in another user namespace than the host's."""
+    try:
+        mapping = (proc / "self" / "uid_map").read_text().split()
+    except OSError:
+        return False  # the kernel has no user namespaces
+    return mapping != ["0", "0", "4294967295"]
+
+
 def read_kernel(proc: Path = Path("/proc"), root: Path = Path("/")) -> KernelFacts:
     """Read the state of the running kernel; what cannot be read counts as missing."""
     release = os.uname().release

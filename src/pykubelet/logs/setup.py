@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pykubelet.logs.buffered import BufferedStream
 from pykubelet.logs.formats import JSONFormatter, TextFormatter
 from pykubelet.logs.logger import ROOT, level_for, set_vmodule
 
@@ -22,6 +23,10 @@ class LogOptions:
     vmodule: list[tuple[str, int]] = field(default_factory=list)
     split_stream: bool = False
     """Info messages to standard output, errors to standard error."""
+    info_buffer_bytes: int = 0
+    """Size of the buffer of info messages with `split_stream`; 0 is none."""
+    flush_seconds: float = 5.0
+    """Longest time that buffered messages are held."""
     to_stderr: bool = True
     also_to_stderr: bool = False
     stderr_threshold: int = logging.ERROR
@@ -101,6 +106,8 @@ def log_health() -> str | None:
     for handler in logging.getLogger(ROOT).handlers:
         if isinstance(handler, BoundedFile) and handler.failure:
             return f"cannot write the log file: {handler.failure}"
+        if isinstance(handler, BufferedStream) and handler.failure:
+            return f"cannot write the log: {handler.failure}"
         stream = getattr(handler, "stream", None)
         if stream is not None and stream.closed:
             return "the log stream is closed"
@@ -116,11 +123,18 @@ def _handlers(options: LogOptions) -> list[logging.Handler]:
         if not options.also_to_stderr:
             errors.setLevel(options.stderr_threshold)
     elif options.split_stream:
-        information = logging.StreamHandler(sys.stdout)
-        information.addFilter(lambda record: record.levelno < logging.ERROR)
         errors.setLevel(logging.ERROR)
-        handlers.append(information)
+        handlers.append(_information(options))
     return [*handlers, errors]
+
+
+def _information(options: LogOptions) -> logging.Handler:
+    if options.info_buffer_bytes > 0:
+        # Before the handler of errors, which it has to precede on the terminal as in time.
+        return BufferedStream(sys.stdout, options.info_buffer_bytes, options.flush_seconds)
+    information = logging.StreamHandler(sys.stdout)
+    information.addFilter(lambda record: record.levelno < logging.ERROR)
+    return information
 
 
 def _file(options: LogOptions) -> Path | None:

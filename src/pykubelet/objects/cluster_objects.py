@@ -61,12 +61,14 @@ class ClusterObjects:
         ttl: Callable[[], float | None] = lambda: None,
         idle_seconds: float = 300.0,
         node: tuple[str, Callable[[], str]] | None = None,
+        trust_bundles: bool = True,
         clock: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self._tokens = TokenCache(client, clock=clock, rng=rng)
         self._bundles = TrustBundles(client, scope, self._bundles_changed)
+        self._serves_trust_bundles = trust_bundles
         self._bundle_users: set[str] = set()
         self._uses: dict[str, set[_Used]] = {}
         self._users: dict[_Used, set[str]] = {}
@@ -147,6 +149,11 @@ class ClusterObjects:
         self, pod: Pod, *, name: str = "", signer: str = "", selector: LabelSelector | None = None
     ) -> str:
         """Return root certificates as PEM: one bundle by name, or those of a signer. Raises ObjectError."""
+        if not self._serves_trust_bundles:
+            raise ObjectError(
+                "clusterTrustBundle requires the feature gate ClusterTrustBundleProjection on this node: "
+                "enable it"
+            )
         return await (self._bundles.by_name(name) if name else self._bundles.by_signer(signer, selector))
 
     async def pod_certificate(

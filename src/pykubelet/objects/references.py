@@ -16,6 +16,20 @@ from pykubelet.api.volume import Projection, Volume
 
 Reference = tuple[str, str]
 """Path of the referring field, and the kind that it refers to."""
+ALL_KINDS = frozenset(
+    {
+        "clustertrustbundles",
+        "configmaps",
+        "csidrivers",
+        "endpoints",
+        "persistentvolumeclaims",
+        "persistentvolumes",
+        "podcertificates",
+        "resourceclaims",
+        "secrets",
+        "serviceaccounts",
+    }
+)
 _VOLUME_KINDS = {
     "configMap": "configmaps",
     "secret": "secrets",

@@ -378,6 +378,7 @@ class FileSource:
         *,
         serve: Serve | None = None,
         offer_workloads: OfferWorkloads | None = None,
+        served: frozenset[str] = frozenset(),
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._path = path
@@ -386,6 +387,7 @@ class FileSource:
         self._node_name = node_name
         self._emit = emit
         self._serve = serve
+        self._served = served
         self._offer_workloads = offer_workloads
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
@@ -482,7 +484,8 @@ class FileSource:
             origin=str(file),
             node_name=self._node_name,
             now=self._clock(),
-            served=LOCAL_KINDS if self._serve is not None else frozenset(),
+            served=LOCAL_KINDS if self._serve is not None else self._served,
+            objects=self._serve is not None,
         )
         for warning in contents.warnings[:_MAX_WARNINGS]:
             log.warning("Ignored field of manifest", path=file, field=warning.path, reason=warning.message)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pykubelet.api.duration import Duration
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
+from pykubelet.objects.references import ALL_KINDS
 from pykubelet.podconfig.file_source import Emit, FileSource
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObjects
 from pykubelet.podconfig.mux import PodMux
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
     from pykubelet.podconfig.workloads.controller import WorkloadController
 
 log = get_logger(__name__)
+
+
+STATIC_POD_GATE = "PreventStaticPodAPIReferences"
+
+
+def served_kinds(gates: FeatureGates, *, standalone: bool) -> frozenset[str]:
+    """Return the kinds of API objects that static pods may refer to, besides those of their manifests.
+
+    Without the feature gate these are all but those that upstream rejected before it.
+    """
+    if standalone or gates.enabled(STATIC_POD_GATE):
+        return frozenset()
+    return ALL_KINDS - {"clustertrustbundles", "resourceclaims"}
 
 
 class StaticSources:
@@ -32,11 +47,12 @@ class StaticSources:
         *,
         objects: LocalObjects | None,
         workloads: WorkloadController | None = None,
+        served: frozenset[str] = frozenset(),
     ) -> None:
         """Initialize, without starting; `emit` is called with the pods of a source.
 
         `objects` receives the configMaps, secrets and claims of the manifests, and `workloads` the Jobs and
-        CronJobs; None on a cluster node.
+        CronJobs; None on a cluster node. `served` are further kinds of objects that pods may refer to.
         """
         self._mux = mux
         self._workloads = workloads
@@ -51,6 +67,7 @@ class StaticSources:
                 workloads.emit if workloads is not None else emit,
                 serve=objects.offer if objects is not None else None,
                 offer_workloads=workloads.offer if workloads is not None else None,
+                served=served,
             )
         if config.static_pod_url:
             log.info("Adding pod URL", url=config.static_pod_url)
@@ -60,7 +77,7 @@ class StaticSources:
                 config.http_check_frequency,
                 node_name,
                 emit,
-                served=LOCAL_KINDS if config.static_pod_path and objects is not None else frozenset(),
+                served=LOCAL_KINDS if config.static_pod_path and objects is not None else served,
             )
 
     def set_periods(self, *, file: Duration, url: Duration) -> None:

@@ -77,6 +77,10 @@ class StatusOptions:
     """Returns the runtime handlers that support recursive read-only mounts."""
     stays_initialized: bool = True
     """Whether the condition Initialized stays true while init containers run again."""
+    reports_image_volumes: bool = False
+    """Whether mounts of images have the image's reference."""
+    reports_ready_to_start: bool = True
+    """Whether pods have the condition PodReadyToStartContainers."""
     clustered: bool = False
     """Whether an API server gets the statuses."""
 
@@ -149,6 +153,8 @@ class StatusReporter:
             runtime_name=self._options.runtime_name,
             recursive_handlers=self._options.recursive_handlers(),
             stays_initialized=self._options.stays_initialized,
+            reports_image_volumes=self._options.reports_image_volumes,
+            reports_ready_to_start=self._options.reports_ready_to_start,
             resizes=self._allocation.status_conditions(pod.uid),
             actuated=self._allocation.actuated(pod.uid),
             in_force=self._in_force(pod, previous),

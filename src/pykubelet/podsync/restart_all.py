@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Container, Pod, is_sidecar
 from pykubelet.kuberuntime.decide import RESTART_ALL, Waves, may_restart_all
 from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.observed import ObservedContainer
@@ -26,7 +26,10 @@ LIFE_SECONDS = 1.0
 
 
 class RestartAll:
-    """Removal of all containers of a pod; disabled without the feature gate."""
+    """Removal of all containers of a pod; `enabled` and `container_rules` are feature gates.
+
+    Without `container_rules` containers have their pod's restart policy, except for sidecars.
+    """
 
     def __init__(
         self,
@@ -36,8 +39,10 @@ class RestartAll:
         clock: Callable[[], float],
         *,
         enabled: bool,
+        container_rules: bool = True,
     ) -> None:
         self._enabled = enabled
+        self._container_rules = container_rules
         self._killer = killer
         self._remover = remover
         self._journal = journal
@@ -45,6 +50,8 @@ class RestartAll:
 
     def honoured(self, pod: Pod) -> Pod:
         """Return the pod with the restart rules that this node honours; the argument is not modified."""
+        if not self._container_rules:
+            return _with_pod_policy(pod)
         return pod if self._enabled or not may_restart_all(pod.spec) else _without_rule(pod)
 
     async def clear(self, pod: Pod, waves: Waves, state: PodSyncState) -> float:
@@ -91,9 +98,31 @@ def _without_rule(pod: Pod) -> Pod:
         ]
         return msgspec.structs.replace(container, restart_policy_rules=rules)
 
+    return _with_containers(pod, plain, plain)
+
+
+def _with_pod_policy(pod: Pod) -> Pod:
+    """Return a pod whose containers have no restart policy and rules of their own, except for sidecars."""
+
+    def plain(container: Container) -> Container:
+        return msgspec.structs.replace(container, restart_policy=None, restart_policy_rules=[])
+
+    def sidecar_only(container: Container) -> Container:
+        # The policy is what makes an init container a sidecar.
+        return container if is_sidecar(container) else plain(container)
+
+    spec = pod.spec
+    if not any(c.restart_policy or c.restart_policy_rules for c in (*spec.init_containers, *spec.containers)):
+        return pod
+    return _with_containers(pod, sidecar_only, plain)
+
+
+def _with_containers(
+    pod: Pod, init: Callable[[Container], Container], ordinary: Callable[[Container], Container]
+) -> Pod:
     spec = msgspec.structs.replace(
         pod.spec,
-        init_containers=[plain(container) for container in pod.spec.init_containers],
-        containers=[plain(container) for container in pod.spec.containers],
+        init_containers=[init(container) for container in pod.spec.init_containers],
+        containers=[ordinary(container) for container in pod.spec.containers],
     )
     return msgspec.structs.replace(pod, spec=spec)

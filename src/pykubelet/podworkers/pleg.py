@@ -56,12 +56,14 @@ class Pleg:
         metrics: PlegMetrics | None = None,
         *,
         events: bool = True,
+        on_demand: bool = True,
     ) -> None:
-        """Initialize; without `events` it relists every second, whatever the runtime has."""
+        """Initialize; without `events` or `on_demand` it relists every second, whatever the runtime has."""
         self._metrics = metrics or PlegMetrics()
         self._cri = cri
         self._observer = observer
         self._events = events
+        self._on_demand = on_demand
         self._listeners: list[Listener] = []
         self.mode: Mode = "relist"
         self.pods: dict[str, ObservedPod] = {}
@@ -178,7 +180,7 @@ class Pleg:
 
     def _pause(self) -> float:
         """Return the seconds until the next relist, unless one is requested before."""
-        if asyncio.get_running_loop().time() < self._quick_until:
+        if asyncio.get_running_loop().time() < self._quick_until or not self._on_demand:
             return FAST_RELIST
         return SLOW_RELIST * random.uniform(0.9, 1.1)  # noqa: S311
 
@@ -246,6 +248,8 @@ class Pleg:
 
     def _relist_soon(self) -> None:
         """Relist now and again for some seconds: CRI may report an exit later than the event does."""
+        if not self._on_demand:
+            return
         self._quick_until = max(self._quick_until, asyncio.get_running_loop().time() + SETTLING_SECONDS)
         self._relist_now.set()
 

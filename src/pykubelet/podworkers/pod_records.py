@@ -11,7 +11,7 @@ use must not be allocated to a second container.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -96,6 +96,10 @@ class ActivePods:
         known = {pod.uid: pod for pod in (*records.mux.pods().values(), *records.store.pods())}
         known |= {pod.uid: pod for pod in self._workers.pods()}
         return [pod for pod in known.values() if self._is_active(pod)]
+
+    def known_pods(self) -> Iterable[Pod]:
+        """Return all pods of this node, also terminated ones."""
+        return self._records.store.pods()
 
     def named(self, namespace: str, name: str) -> Pod | None:
         """Return the pod of this name, also an inactive one, which has no resources."""

@@ -282,8 +282,13 @@ class Prober:
         clock: Callable[[], int] = time.time_ns,
         exec_slots: int | None = None,
         custom: CustomProbes | None = None,
+        restores: bool = True,
     ) -> None:
-        """Initialize with `host_ip` for pods with hostNetwork, and `clock` in nanoseconds since the epoch."""
+        """Initialize with `host_ip` for pods with hostNetwork, and `clock` in nanoseconds since the epoch.
+
+        Without `restores` containers that an earlier kubelet process started begin as new ones.
+        """
+        self._restores = restores
         self.results = ResultsManager()
         self._report = report
         self._metrics = ProbeMetrics(registry)
@@ -361,7 +366,7 @@ class Prober:
                 return entry.older
             return self._age(found) > self._own_age() + GRACE_SECONDS
 
-        return health(pod, seen, self.results.get, is_older)
+        return health(pod, seen, self.results.get, is_older, restores=self._restores)
 
     def history(self, uid: str) -> list[ProbeHistory]:
         """Return the last results of the probes of a pod, of all its containers."""
@@ -395,7 +400,11 @@ class Prober:
     def _initialize(self, entry: ProbedContainer, kind: Kind) -> None:
         if probe_of(entry.container, kind) is None:
             return
-        state = restored_state(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
+        state = (
+            restored_state(entry.pod, kind, entry.container.name, entry.container_id, entry.older)
+            if self._restores
+            else initial_state(kind)
+        )
         self.results.set_initial(kind, entry.container_id, state.result)
         worker = entry.workers.get(kind)
         if worker is not None:

@@ -126,8 +126,10 @@ IsOlder = Callable[[str, RuntimeContainer], bool]
 """Returns whether a container, by its name and observed state, is older than this kubelet process."""
 
 
-def health(pod: Pod, seen: RuntimePod, get_result: ResultOf, is_older: IsOlder) -> dict[str, Health]:
-    """Return the health of every container by name.
+def health(
+    pod: Pod, seen: RuntimePod, get_result: ResultOf, is_older: IsOlder, *, restores: bool = True
+) -> dict[str, Health]:
+    """Return the health of every container by name; without `restores` only from results of this process.
 
     A container that the runtime no longer has is neither started nor ready. That includes an init container
     that has succeeded and was garbage collected: its earlier status still holds.
@@ -137,6 +139,8 @@ def health(pod: Pod, seen: RuntimePod, get_result: ResultOf, is_older: IsOlder) 
         found = seen.latest(container.name)
         if found is None or found.phase != "running":
             return Health(False, False)
+        if not restores:
+            return _probed_health(container, found, get_result)
         return _running_health(pod, container, found, get_result, is_older(container.name, found))
 
     def init_container_health(container: Container) -> Health:
@@ -159,6 +163,16 @@ def restored_state(pod: Pod, kind: Kind, name: str, container_id: str, older: bo
         return initial_state(kind, "unknown" if older and kind == "readiness" else None)
     passed = (kind == "startup" and known.started) or (kind == "readiness" and known.ready)
     return initial_state(kind, "success" if passed else None)
+
+
+def _probed_health(container: Container, found: RuntimeContainer, get_result: ResultOf) -> Health:
+    """Return the health of a running container without regard to its earlier status."""
+
+    def has_passed(kind: Kind) -> bool:
+        return (get_result(kind, found.id) or initial_state(kind).result) == "success"
+
+    started = container.startup_probe is None or has_passed("startup")
+    return Health(started, started and (container.readiness_probe is None or has_passed("readiness")))
 
 
 def _running_health(

@@ -59,7 +59,14 @@ from pykubelet.server.pipeline import (
 from pykubelet.server.readonly import Check, health_routes, read_only_routes
 from pykubelet.server.streams.container_actions import ContainerActions, running_pods_routes
 from pykubelet.server.streams.streaming import StreamingEndpoints, StreamLimits
-from pykubelet.server.tls import Files, OpensslMissing, ServingTls, TlsProblem, TlsSettings
+from pykubelet.server.tls import (
+    Files,
+    OpensslMissing,
+    ServingTls,
+    TlsProblem,
+    TlsSettings,
+    reloads_certificate,
+)
 from pykubelet.tracing.span import Tracer
 
 log = get_logger(__name__)
@@ -176,13 +183,15 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
     """
     config = deps.config
     async with single_error_scope() as scope:
-        authenticator = make_authenticator(config, deps.auth.review_client, scope, deps.metrics)
+        authenticator = make_authenticator(config, deps.gates, deps.auth.review_client, scope, deps.metrics)
         authorizer = make_authorizer(
             config, deps.auth.review_client, lambda: deps.auth.node_name, scope, deps.metrics
         )
         settings = TlsSettings.from_config(config, request_certificates=authenticator.requests_certificates)
         try:
-            tls = ServingTls(settings, deps.auth.serving_certificate)
+            tls = ServingTls(
+                settings, deps.auth.serving_certificate, reloads=reloads_certificate(config, deps.gates)
+            )
         except (TlsProblem, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
         deps.on_tls(tls)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.apiserver.certificates.x509 import certificates
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validation.validate_serving import CURVES, WEAK_CIPHER_SUITES
 from pykubelet.logs import get_logger
@@ -322,6 +323,12 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     return context
 
 
+def reloads_certificate(config: KubeletConfiguration, gates: FeatureGates) -> bool:
+    """Return whether changed files of the serving certificate are used; `tlsCertFile` has a feature gate."""
+    has_files = config.tls_cert_file and config.tls_private_key_file and not config.server_tls_bootstrap
+    return not has_files or gates.enabled("ReloadKubeletServerCertificateFile")
+
+
 Files = tuple[Path, Path]
 
 
@@ -331,8 +338,14 @@ class ServingTls:
     `files` returns their current paths (`apiserver.certificates.serving.ServingCertificate`), or None.
     """
 
-    def __init__(self, settings: TlsSettings, files: Callable[[], Files | None]) -> None:
-        """Check the settings. The files need not exist yet. Raises TlsProblem, OpensslMissing."""
+    def __init__(
+        self, settings: TlsSettings, files: Callable[[], Files | None], *, reloads: bool = True
+    ) -> None:
+        """Check the settings. The files need not exist yet. Raises TlsProblem, OpensslMissing.
+
+        Without `reloads` files are read again only if their paths or the settings change.
+        """
+        self._reloads = reloads
         self._settings = settings
         self._files = files
         self._loaded_identity: object = None
@@ -362,7 +375,7 @@ class ServingTls:
         return self._context
 
     def _reload(self, files: Files) -> None:
-        identity = [(path, *_file_identity(path)) for path in files]
+        identity = [(path, *(_file_identity(path) if self._reloads else ())) for path in files]
         if identity == self._loaded_identity:
             return
         context = server_context(self._settings)

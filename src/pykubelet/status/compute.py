@@ -238,6 +238,8 @@ def _conditions(
         "ContainersReady": containers,
         "PodScheduled": ("True", "", ""),
     }
+    if not inputs.reports_ready_to_start:
+        del owned["PodReadyToStartContainers"]
     resizes = () if inputs.terminal else inputs.resizes
     restart = restart_condition(
         pod, inputs.observed, inputs.previous, phase, terminal=inputs.terminal, now=now

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -32,15 +33,18 @@ from pykubelet.api.pod_status import (
     ContainerStateWaiting,
     ContainerStatus,
     ContainerUser,
+    ImageVolumeStatus,
     LinuxUser,
     PodCondition,
     PodStatus,
     ResourceStatus,
     StatusResources,
     VolumeMountStatus,
+    VolumeStatus,
 )
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import DEFAULT_PERIOD, MIN_QUOTA, MIN_SHARES
+from pykubelet.kuberuntime.configuration.mounts import absolute_path
 from pykubelet.kuberuntime.decide import is_reset, may_restart_all, restart_all_causes, should_restart
 from pykubelet.kuberuntime.observed import ActualResources, ObservedContainer, ObservedPod
 from pykubelet.probes.types import Health
@@ -184,6 +188,10 @@ class StatusInputs:
     runtime_name: str = "containerd"
     recursive_handlers: frozenset[str] = frozenset()
     """Runtime handlers that support recursive read-only mounts."""
+    reports_ready_to_start: bool = True
+    """Whether the pod has the condition PodReadyToStartContainers, as with its feature gate."""
+    reports_image_volumes: bool = False
+    """Whether mounts of images have the image's reference, as with the feature gate ImageVolumeWithDigest."""
     stays_initialized: bool = True
     """Whether `Initialized` stays true when init containers run again, as with the feature gate
     RestartAllContainersOnContainerExits."""
@@ -264,7 +272,7 @@ def _runtime_status(
     if container.resources.requests:
         status.allocated_resources = container.resources.requests
     if container.volume_mounts:
-        status.volume_mounts = _mounts(inputs, container.volume_mounts)
+        status.volume_mounts = _mounts(inputs, container.volume_mounts, dict(newest.image_mounts))
     if newest.user is not None:
         uid, gid, groups = newest.user
         status.user = ContainerUser(linux=LinuxUser(uid=uid, gid=gid, supplemental_groups=list(groups)))
@@ -371,16 +379,25 @@ def _explain_waiting(inputs: StatusInputs, container: Container, kind: Kind, sta
     status.state = ContainerState(waiting=waiting)
 
 
-def _mounts(inputs: StatusInputs, mounts: Sequence[VolumeMount]) -> list[VolumeMountStatus]:
+def _mounts(
+    inputs: StatusInputs, mounts: Sequence[VolumeMount], images: Mapping[str, str] = MappingProxyType({})
+) -> list[VolumeMountStatus]:
     return [
         VolumeMountStatus(
             name=mount.name,
             mount_path=mount.mount_path,
             read_only=mount.read_only,
             recursive_read_only=_recursive(inputs, mount) if mount.read_only else None,
+            volume_status=_image_status(images.get(absolute_path(mount.mount_path), ""))
+            if inputs.reports_image_volumes
+            else None,
         )
         for mount in mounts
     ]
+
+
+def _image_status(image_ref: str) -> VolumeStatus | None:
+    return VolumeStatus(image=ImageVolumeStatus(image_ref=image_ref)) if image_ref else None
 
 
 def _recursive(inputs: StatusInputs, mount: VolumeMount) -> str:

@@ -20,6 +20,7 @@ from pykubelet.agent.live_config import (
     ReloadMetrics,
     ReloadTrigger,
 )
+from pykubelet.cli.node.config import report_lines
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.last_good import FILE_NAME
 from pykubelet.config.live import RELOADABLE, ReloadReport
@@ -261,6 +262,25 @@ async def test_reload_restart_field_reported_until_reverted(
         node.write("maxPods: 20\n")
         assert (await node.reload()).restart_required == []
         assert node.registry.get_sample_value(gauge) == 0
+
+
+async def test_reload_field_without_consumer_reported_as_not_used(
+    node: Node, log_lines: Callable[[], list[str]]
+) -> None:
+    async with node.running():
+        node.write("maxPods: 11\neventBurst: 7\n")
+        report = await node.reload()
+        assert [change.path for change in report.applied] == ["maxPods"]
+        assert [change.path for change in report.unused] == ["eventBurst"]
+        assert node.reloader.config.event_burst == 7
+        assert any("not used by this node" in line and "eventBurst" in line for line in log_lines())
+        assert "not used by this node: eventBurst" in node.events[-1][2]
+        assert report_lines(report)[-2:] == ["Not used by this node:", "  eventBurst: 100 -> 7"]
+        assert (await node.reload()).outcome == "unchanged"
+        node.write("maxPods: 11\n")
+        report = await node.reload()
+        assert (report.outcome, report.applied, len(report.unused)) == ("success", [], 1)
+        assert report_lines(report)[0] == "Not used by this node:"
 
 
 async def test_reload_new_values_invalid_with_running_ones_rejected(tmp_path: Path) -> None:

@@ -397,6 +397,7 @@ def live_parts(rig: Rig, reporter: NodeReporter | None = None) -> LiveComponents
         image_gc=unused,
         eviction=unused,
         log_manager=unused,
+        tasks=unused,
         reporter=reporter,
     )
 
@@ -632,6 +633,7 @@ class ReportedNode:
             image_gc=unused,
             eviction=unused,
             log_manager=unused,
+            tasks=unused,
             reporter=self.reporter,
         )
 
@@ -823,7 +825,7 @@ def test_reloadable_fields_all_observed() -> None:
 
 
 def test_build_consumers_every_consumer_of_table_exists() -> None:
-    unused: Any = SimpleNamespace(plugins=None)
+    unused: Any = SimpleNamespace(plugins=None, flags=SimpleNamespace(experimental_mounter_path=""))
     parts = LiveComponents(**dict.fromkeys(LiveComponents.__slots__, unused))
     consumers = {consumer.name: consumer for consumer in build_consumers(parts)}
     assert consumers.keys() | {"tls"} == CONSUMERS.keys()

@@ -1,9 +1,20 @@
 """resolv.conf of the root directory that `--experimental-mounter-path` mounts in."""
 
+import asyncio
+import logging
+from pathlib import Path
+
 import pytest
 
-from pykubelet.agent.volumes import mounter_resolv_conf
+from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.live_consumers import prepare_mounter_dns
+from pykubelet.agent.mounter_dns import MounterDns, mounter_resolv_conf
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.errors import ContainerConfigError
+from pykubelet.logs.logger import ROOT
+from pykubelet.util.tasks import TaskScope
 
 
 @pytest.mark.parametrize(
@@ -24,3 +35,34 @@ def test_mounter_resolv_conf_has_cluster_dns_and_host_searches(host: str, expect
 def test_mounter_resolv_conf_malformed_host_file_raises() -> None:
     with pytest.raises(ContainerConfigError):
         mounter_resolv_conf([], "nameserver\n")
+
+
+def settings(root: Path) -> AgentSettings:
+    """Return the settings of a node with a mounter below `root`."""
+    flags = KubeletFlags(experimental_mounter_path=str(root / "mounter"))
+    return AgentSettings(flags, KubeletConfiguration(resolv_conf=""), FeatureGates(), "vm")
+
+
+async def test_mounter_dns_reloads_of_cluster_dns_write_last_servers(tmp_path: Path) -> None:
+    path = tmp_path / "rootfs" / "etc" / "resolv.conf"
+    path.parent.mkdir(parents=True)
+    dns = MounterDns(settings(tmp_path))
+    await dns.write(["10.0.0.10"])
+    assert path.read_text() == "nameserver 10.0.0.10\n"
+    async with asyncio.timeout(20), TaskScope() as tasks:
+        for number in range(11, 15):
+            config = KubeletConfiguration(cluster_dns=[f"10.0.0.{number}"])
+            (await prepare_mounter_dns(dns, tasks, config))()
+        while path.read_text() != "nameserver 10.0.0.14\n":
+            await asyncio.sleep(0.01)
+
+
+async def test_mounter_dns_write_fails_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rootfs").write_text("")
+    logger = logging.getLogger(ROOT)
+    before, logger.propagate = logger.propagate, True
+    try:
+        await MounterDns(settings(tmp_path)).write(["10.0.0.10"])
+    finally:
+        logger.propagate = before
+    assert "Failed to write resolv.conf for --experimental-mounter-path" in caplog.text

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.meta import from_document
-from pykubelet.api.pod import Pod
-from pykubelet.api.resource_claim import ResourceClaim
+from pykubelet.api.meta import OwnerReference, from_document
+from pykubelet.api.pod import Pod, PodSchedulingGroup
+from pykubelet.api.resource_claim import Consumer, ResourceClaim
 from pykubelet.cm.dra import dra_pb2 as pb
 from pykubelet.cm.dra.claims import (
     ClaimError,
@@ -132,6 +132,46 @@ def test_drivers_of_claim_checks_owner_reservation_and_allocation(
         assert str(caught.value) == said
     else:
         assert drivers_of(pod, wanted, found) == said
+
+
+GROUP_OWNER = {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "g", "uid": "group-1"}
+GROUP_CONSUMER = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "group-1"}
+
+
+def group_claim(owner: dict[str, Any], consumer: dict[str, Any]) -> ResourceClaim:
+    found: ResourceClaim = claim()
+    found.metadata.owner_references = [from_document(OwnerReference, {"controller": True, **owner})]
+    found.status.reserved_for = [from_document(Consumer, consumer)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("owner", "consumer", "problem"),
+    [
+        ({}, {}, ""),
+        ({"apiVersion": "example.com/v1"}, {}, r"\(neither Pod nor PodGroup g is the owner\)"),
+        ({"name": "other"}, {}, r"\(neither Pod nor PodGroup g is the owner\)"),
+        ({"controller": False}, {}, r"\(neither Pod nor PodGroup g is the owner\)"),
+        ({}, {"name": "other"}, "is not allowed to use"),
+        ({}, {"apiGroup": ""}, "is not allowed to use"),
+        ({}, {"resource": "pods"}, "is not allowed to use"),
+    ],
+)
+def test_drivers_of_claim_of_pod_group_only_with_gate(
+    owner: dict[str, Any], consumer: dict[str, Any], problem: str
+) -> None:
+    found = group_claim({**GROUP_OWNER, **owner}, {**GROUP_CONSUMER, **consumer})
+    pod, wanted = pod_with([NAMED]), PodClaim("c", created_for_pod=True)
+    with pytest.raises(ClaimError, match=r"\(Pod is not owner\)"):
+        drivers_of(pod, wanted, found, pod_groups=True)
+    pod.spec.scheduling_group = PodSchedulingGroup(pod_group_name="g")
+    with pytest.raises(ClaimError, match=r"\(Pod is not owner\)"):
+        drivers_of(pod, wanted, found, pod_groups=False)
+    if problem:
+        with pytest.raises(ClaimError, match=problem):
+            drivers_of(pod, wanted, found, pod_groups=True)
+    else:
+        assert drivers_of(pod, wanted, found, pod_groups=True) == ["a", "b"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CollectorRegistry
 
+from pykubelet.agent.container_manager import NodeDevices
 from pykubelet.api.pod import Container, Pod
 from pykubelet.cm.podresources import pod_resources_pb2 as pb
 from pykubelet.cm.podresources.server import (
@@ -23,6 +25,7 @@ from pykubelet.cm.podresources.server import (
     methods,
     serving_pod_resources,
 )
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.transport.grpc_connection import Status
 from pykubelet.transport.grpc_server import GrpcError, UnaryMethod
 from tests.support.pod_resources import pod_of
@@ -37,6 +40,9 @@ class Facts:
 
     def active_pods(self) -> list[Pod]:
         return [self.busy]
+
+    def listed_pods(self) -> list[Pod]:
+        return self.active_pods()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         return self.busy if (namespace, name) == ("default", "p") else None
@@ -211,3 +217,16 @@ async def test_pod_resources_rate_limit_exceeded_returns_resource_exhausted() ->
         for version in ("v1", "v1alpha1")
     ]
     assert sum(counts) == 25, "who is turned away is not counted"
+
+
+@pytest.mark.parametrize("active_only", [True, False])
+def test_pod_resources_list_terminated_pods_only_without_gate(tmp_path: Path, active_only: bool) -> None:
+    gates = FeatureGates().with_overrides({"KubeletPodResourcesListUseActivePods": active_only})
+    node = NodeDevices(tmp_path, tmp_path, gates, CollectorRegistry())
+    active, ended = pod_of({}, {}), pod_of({}, {})
+    pods: Any = SimpleNamespace(uids=lambda: None, pods=lambda: [active], known_pods=lambda: [active, ended])
+    node._pods = pods
+    allocator: Any = SimpleNamespace(cpus=None, memory=None)
+    facts = node.facts(allocator, None)
+    assert facts.listed_pods() == ([active] if active_only else [active, ended])
+    assert facts.active_pods() == [active]

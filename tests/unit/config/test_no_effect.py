@@ -2,7 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -16,8 +17,10 @@ from pykubelet.config.feature_gates import known_gates
 from pykubelet.config.flags.flag_table import FLAGS, field_path
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.load import load
-from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES, flag_reason
+from pykubelet.config.no_effect import CONSULTED_GATES, FIELDS, FLAG_ATTRIBUTES, UNREAD_GATES, flag_reason
 from pykubelet.config.types import API_VERSION, KIND, KubeletConfiguration
+from pykubelet.config.validation.validate_resources import CPU_OPTIONS
+from pykubelet.node.status import _DECLARED
 
 SOURCE = Path(pykubelet.__file__).parent
 READERS_IN_CONFIG = ("config/types.py", "config/flags/kubelet_flags.py", "config/load.py")
@@ -109,7 +112,6 @@ def test_config_field_is_read_or_listed(path: str) -> None:
 
 def test_config_field_reader_unread_field_is_found() -> None:
     assert not is_read("hairpin_mode")
-    assert not is_read("logging.options.json.info_buffer_size")
     # Other structs have fields of these names, which some code reads.
     assert not is_read("memory_swap.enabled")
     assert not is_read("register_with_taints.name")
@@ -134,15 +136,123 @@ def test_flag_has_target_or_no_effect_reason(flag: Any) -> None:
     assert not (flag.status == "ignored" and (flag.field or flag.attribute))
 
 
-def test_consulted_gates_match_source() -> None:
-    found = set()
+GATE_READERS = ("enabled", "gates", "gate_enabled", "is_enabled")
+"""Functions whose first argument is the name of a feature gate."""
+GATE_NAMES = {*CPU_OPTIONS.values(), *_DECLARED} - {""}
+"""Gates in tables, from which the argument of a reader is taken."""
+
+
+def sources() -> Iterator[ast.Module]:
     for path in SOURCE.rglob("*.py"):
-        if path.name in ("feature_gates.py", "no_effect.py") and path.parent.name == "config":
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known_gates():
-                found.add(node.value)
-    assert found == set(CONSULTED_GATES)
+        if not path.name.endswith("_pb2.py") and path.name not in ("feature_gates.py", "no_effect.py"):
+            yield ast.parse(path.read_text())
+
+
+def gate_arguments(call: ast.Call) -> Iterator[ast.expr]:
+    """Yield the argument of a call that reads a feature gate."""
+    match call.func:
+        case ast.Attribute(attr=name) | ast.Name(id=name) if name in GATE_READERS:
+            yield from call.args[:1]
+        case ast.Attribute(value=ast.Attribute(attr="overrides"), attr="get"):
+            yield from call.args[:1]
+
+
+def read_gates(trees: Collection[ast.Module]) -> set[str]:
+    """Return the gates that are read by a literal or by a constant of a module."""
+    constants = {
+        target.id: node.value.value
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            for argument in gate_arguments(node) if isinstance(node, ast.Call) else ():
+                if isinstance(argument, ast.Constant):
+                    found.add(argument.value)
+                elif isinstance(argument, ast.Name):
+                    found.add(constants.get(argument.id))
+    return {gate for gate in found if isinstance(gate, str)}
+
+
+def test_consulted_gates_match_source() -> None:
+    found = read_gates(list(sources())) | GATE_NAMES
+    assert found & known_gates().keys() == set(CONSULTED_GATES)
+
+
+def test_read_gates_other_constants_of_that_name_do_not_count() -> None:
+    text = 'Resource(KubeObject, "ClusterTrustBundle")\nGATE = "MemoryQoS"\nif gates.enabled(GATE): pass\n'
+    assert read_gates([ast.parse(text)]) == {"MemoryQoS"}
+
+
+def rows_of(name: str) -> list[list[str]]:
+    """Return the rows of a table of `tests/data`."""
+    lines = (Path(__file__).parents[2] / "data" / name).read_text().splitlines()
+    return [line.split("\t") for line in lines if not line.startswith("#")][1:]
+
+
+def upstream_gates() -> list[str]:
+    """Return the gates that the upstream kubelet reads."""
+    return [name for name, _ in rows_of("kubelet_gates.tsv")]
+
+
+UPSTREAM = {setting: state for setting, state, _ in rows_of("no_effect.tsv")}
+REASONS = {
+    **{field_path(path): reason for path, reason in FIELDS.items()},
+    **{
+        f"--{flag.name}": flag_reason(flag)
+        for flag in FLAGS
+        if flag.attribute in FLAG_ATTRIBUTES or flag.status == "ignored"
+    },
+}
+
+
+def test_settings_without_effect_are_those_of_checked_list() -> None:
+    # This row is about which metrics are hidden upstream.
+    assert REASONS.keys() - {"showHiddenMetricsForVersion"} == UPSTREAM.keys()
+
+
+@pytest.mark.parametrize(("setting", "state"), UPSTREAM.items())
+def test_reason_names_effect_upstream(setting: str, state: str) -> None:
+    assert state in ("ignored", "allowed", "removed", "differs")
+    assert REASONS[setting].startswith("differs from upstream: ") == (state == "differs")
+    if state == "ignored":
+        assert re.search("the upstream kubelet (ignores it, too|has no|stores them)", REASONS[setting])
+
+
+@pytest.mark.parametrize("name", upstream_gates())
+def test_upstream_gate_is_read_or_explained(name: str) -> None:
+    assert name in known_gates()
+    assert (name in CONSULTED_GATES) != (name in UNREAD_GATES), (
+        f"{name}: read it where its behaviour is, or add it to UNREAD_GATES with the reason and the remedy"
+    )
+
+
+def test_unread_gates_are_those_of_upstream() -> None:
+    assert set(UNREAD_GATES) <= set(upstream_gates())
+
+
+@pytest.mark.parametrize("name", UNREAD_GATES)
+def test_load_unread_gate_warns_with_reason(name: str) -> None:
+    gate = known_gates()[name]
+    values = {name: not gate.default}
+    # Gates that would be on without one that they need are switched off, too.
+    for other in known_gates().values() if gate.default else ():
+        if name in other.needs:
+            values[other.name] = False
+    for need in () if gate.default else gate.needs:
+        values[need] = True
+    requested = ",".join(f"{key}={str(value).lower()}" for key, value in values.items())
+    lines = load([f"--feature-gates={requested}"]).warnings
+    assert f"feature gate {name} is set but has no effect: {UNREAD_GATES[name]}" in lines
+
+
+def test_load_gate_of_api_server_warns() -> None:
+    lines = load(["--feature-gates=ClusterTrustBundle=true"]).warnings
+    assert any("ClusterTrustBundle are set but have no effect" in line for line in lines)
 
 
 @pytest.mark.parametrize("path", FIELDS)
@@ -159,8 +269,6 @@ def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
         config |= {"evictionSoftGracePeriod": {"memory.available": "1m"}}
     if path == "shutdown_grace_period_critical_pods":
         config |= {"shutdownGracePeriod": "10s"}
-    if "info_buffer_size" in path:
-        config |= {"featureGates": {"LoggingAlphaOptions": True}}
     file = tmp_path / "config.json"
     file.write_bytes(msgspec.json.encode(config))
     warnings = load([f"--config={file}"]).warnings
@@ -178,8 +286,6 @@ SAMPLE_VALUES: dict[str, Any] = {
     "iptables_drop_bit": 13,
     "iptables_masquerade_bit": 14,  # also a value that equals the default was set by the operator
     "kernel_memcg_notification": True,
-    "logging.options.json.info_buffer_size": "1Mi",
-    "logging.options.text.info_buffer_size": "1Mi",
     "show_hidden_metrics_for_version": "1.35",
     "shutdown_grace_period_by_pod_priority": [{"priority": 1, "shutdownGracePeriodSeconds": 3}],
 }
@@ -206,6 +312,7 @@ def test_load_feature_gate_without_reader_warns() -> None:
         if gate.stage == "Alpha"
         and not gate.needs
         and gate.name not in CONSULTED_GATES
+        and gate.name not in UNREAD_GATES
         and not gate.name.startswith("All")
     )
     lines = load([f"--feature-gates={unread}=true"]).warnings

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.agent.eviction import eviction_settings
 from pykubelet.api.pod import Pod
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.eviction import manager as module
 from pykubelet.eviction.custom_ranking import CustomRanking
-from pykubelet.eviction.manager import EvictionManager
+from pykubelet.eviction.manager import EvictionManager, SplitDiskError
 from pykubelet.eviction.observations import NodeMeasurements
+from pykubelet.eviction.signals import Disks
 from pykubelet.podconfig.static_pods import is_critical_pod
 from tests.support.eviction import ScriptedNode, names, pod, threshold, usage
 
@@ -217,6 +221,33 @@ async def test_synchronize_second_disk_short_reclaims_it_before_eviction() -> No
     node.on_reclaim = free
     assert await node.manager(NODEFS, IMAGEFS).synchronize() == ()
     assert (node.reclaimed, node.killed) == (["containers", "images"], [])
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_synchronize_split_disks_only_with_gate(gate: bool) -> None:
+    gates = FeatureGates().with_overrides({"KubeletSeparateDiskGC": gate})
+    node = node_with_pods(memory="900Mi")
+    manager = node.manager(HARD)
+    manager.set_settings(
+        replace(
+            manager._settings, separate_disks=eviction_settings(KubeletConfiguration(), gates).separate_disks
+        )
+    )
+    manager._disks = Disks(dedicated_imagefs=True, split=True)
+    measure = manager._measurements.node
+
+    async def without_disks() -> NodeMeasurements:
+        return replace(await measure(), imagefs=None)
+
+    manager._measurements.node = without_disks  # type: ignore[method-assign]
+    if gate:
+        await manager.synchronize()
+        assert [name for name, _ in node.killed] == ["hog"]
+        return
+    with pytest.raises(SplitDiskError, match="KubeletSeparateDiskGC is turned off"):
+        await manager.synchronize()
+    assert node.killed == []
+    await manager.report()
 
 
 async def test_synchronize_reclaim_fails_evicts() -> None:

@@ -136,6 +136,16 @@ def test_load_providers_invalid_field_raises(
     assert re.search(re.escape(expected), problems(tmp_path / "c", bin_dir))
 
 
+def test_load_providers_token_attributes_only_with_gate(tmp_path: Path, bin_dir: Path) -> None:
+    config = tmp_path / "c"
+    config.write_text(json.dumps(document({**PROVIDER, "tokenAttributes": TOKEN})))
+    assert load_providers(config, bin_dir, service_account_tokens=True)
+    with pytest.raises(ConfigError, match=r"tokenAttributes: is not supported when the feature gate Kubelet"):
+        load_providers(config, bin_dir, service_account_tokens=False)
+    config.write_text(json.dumps(document(PROVIDER)))
+    assert load_providers(config, bin_dir, service_account_tokens=False)
+
+
 def test_load_providers_token_attributes_accepted_only_in_v1(tmp_path: Path, bin_dir: Path) -> None:
     config = tmp_path / "c"
     config.write_text(json.dumps(document({**PROVIDER, "tokenAttributes": TOKEN})))

@@ -1,9 +1,15 @@
+import contextlib
 import logging
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pykubelet.config.flags.kubelet_flags import log_options
+from pykubelet.config.load import load
 from pykubelet.logs import get_logger
 from pykubelet.logs.logger import ROOT
 from pykubelet.logs.setup import LogOptions, configure, log_health, set_verbosity
@@ -126,3 +132,91 @@ def test_configure_log_directory_creates_file(tmp_path: Path) -> None:
     get_logger("pykubelet.x").info("fine")
     (made,) = tmp_path.iterdir()
     assert "fine" in made.read_text()
+
+
+def buffered(size: int = 10_000, seconds: float = 3600.0) -> logging.Handler:
+    configure(LogOptions(split_stream=True, info_buffer_bytes=size, flush_seconds=seconds))
+    return logging.getLogger(ROOT).handlers[0]
+
+
+def test_info_buffer_holds_lines_until_error_which_follows_them(capsys: Streams) -> None:
+    buffered()
+    log = get_logger("pykubelet.x")
+    log.info("first")
+    assert capsys.readouterr() == ("", "")
+    log.error(None, "broken")
+    said = capsys.readouterr()
+    assert "first" in said.out
+    assert "broken" in said.err
+    assert "broken" not in said.out
+
+
+def test_info_buffer_full_is_written(capsys: Streams) -> None:
+    buffered(size=500)
+    log = get_logger("pykubelet.x")
+    said = ""
+    for number in range(20):
+        log.info("line", number=number)
+        said = capsys.readouterr().out
+        if said:
+            break
+    assert 2 <= len(said.splitlines()) <= 10
+    log.info("long", text="x" * 1000)
+    assert "x" * 1000 in capsys.readouterr().out
+
+
+def test_info_buffer_flushed_periodically_and_when_closed(capsys: Streams) -> None:
+    buffered(seconds=0.01)
+    get_logger("pykubelet.x").info("soon")
+    said, end = "", time.monotonic() + 20
+    while "soon" not in said and time.monotonic() < end:
+        said += capsys.readouterr().out
+        time.sleep(0.01)
+    assert "soon" in said
+    handler = buffered()
+    get_logger("pykubelet.x").info("last")
+    assert "last" not in capsys.readouterr().out
+    handler.close()
+    assert "last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", ["", "raise ValueError('crash')", "sys.exit(3)"])
+def test_info_buffer_process_ends_lines_are_written(end: str) -> None:
+    code = (
+        "import sys\nfrom pykubelet.logs import get_logger\n"
+        "from pykubelet.logs.setup import LogOptions, configure\n"
+        "configure(LogOptions(split_stream=True, info_buffer_bytes=10000, flush_seconds=3600.0))\n"
+        f"get_logger('pykubelet.x').info('last words')\n{end}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "last words" in done.stdout
+    assert (done.returncode == 0) == (not end)
+
+
+def test_info_buffer_stream_fails_health_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        handler = buffered()
+        get_logger("pykubelet.x").info("lost")
+        handler.flush()
+        assert "No space left" in (log_health() or "")
+        monkeypatch.undo()
+        configure(LogOptions())
+        with contextlib.suppress(OSError):
+            full.close()
+
+
+def test_log_options_buffer_and_flush_period_of_the_format(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        "featureGates: {LoggingAlphaOptions: true}\n"
+        "logging:\n  flushFrequency: 2000000000\n"
+        "  options: {json: {infoBufferSize: 1Mi}, text: {infoBufferSize: 2k}}\n"
+    )
+    for form, size in (("json", 1024**2), ("text", 2000)):
+        loaded = load([f"--config={file}", f"--logging-format={form}"])
+        options = log_options(loaded.flags, loaded.config)
+        assert (options.info_buffer_bytes, options.flush_seconds) == (size, 2.0)

@@ -166,6 +166,16 @@ async def test_trust_bundle_selected_by_name_or_signer_and_labels(api: ObjectApi
     assert [verb for verb, _, _ in api.asked] == ["list", "list", "list", "watch"]
 
 
+async def test_trust_bundle_gate_off_raises_without_request(api: ObjectApi, scope: TaskScope) -> None:
+    bundle(api, "roots", pem(ONE))
+    objects = ClusterObjects(api, scope, trust_bundles=False)
+    with pytest.raises(ObjectError, match="requires the feature gate ClusterTrustBundleProjection"):
+        await objects.trust_bundle(projecting("web"), name="roots")
+    assert api.asked == []
+    objects = ClusterObjects(api, scope, trust_bundles=True)
+    assert await objects.trust_bundle(projecting("web"), name="roots") == pem(ONE)
+
+
 async def test_trust_bundle_changed_notifies_only_referencing_pods(api: ObjectApi, scope: TaskScope) -> None:
     bundle(api, "roots", pem(ONE))
     objects, heard = ClusterObjects(api, scope), list[str]()

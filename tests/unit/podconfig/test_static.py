@@ -1,6 +1,8 @@
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,10 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
-from pykubelet.config.errors import ConfigError
+from pykubelet.config.errors import ConfigError, Problem
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.podconfig.mux import PodMux
 from pykubelet.podconfig.static_pods import (
     MIRROR_ANNOTATION,
     complete_static_pod,
@@ -21,6 +26,8 @@ from pykubelet.podconfig.static_pods import (
     static_pods,
     without_duplicates,
 )
+from pykubelet.podconfig.static_sources import StaticSources, served_kinds
+from pykubelet.util.tasks import TaskScope
 from tests.unit.podconfig.making import NOW, document, manifest, static, written
 
 
@@ -201,6 +208,42 @@ def test_static_pods_api_object_reference_raises_config_error() -> None:
         load(text)
     served = frozenset({"configmaps"})
     assert static_pods(text.encode(), source="file", origin="/", node_name="n", now=NOW, served=served)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_static_sources_api_references_only_without_gate(tmp_path: Path, gate: bool) -> None:
+    gates = FeatureGates().with_overrides({"PreventStaticPodAPIReferences": gate})
+    config_map, token = {"name": "a", "configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t"}}
+    bundle = {"clusterTrustBundle": {"name": "roots", "path": "ca.pem"}}
+    put = (tmp_path / "a.yaml").write_text
+    found: list[tuple[int, str]] = []
+
+    def emit(name: str, pods: Sequence[Pod], problems: Sequence[Problem]) -> None:
+        found.append((len(pods), " ".join(map(str, problems))))
+
+    sources = StaticSources(
+        KubeletConfiguration(static_pod_path=str(tmp_path)),
+        "node-1",
+        PodMux(lambda: 0),
+        emit,
+        objects=None,
+        served=served_kinds(gates, standalone=False),
+    )
+    volumes = [config_map, {"name": "p", "projected": {"sources": [token]}}]
+    put(manifest(volumes=volumes))
+    async with asyncio.timeout(20), TaskScope() as scope:
+        sources.start(scope)
+        while not found:
+            await asyncio.sleep(0.01)
+        assert found[-1][0] == (0 if gate else 1)
+        put(manifest(volumes=[{"name": "p", "projected": {"sources": [bundle]}}]))
+        while "clustertrustbundles" not in found[-1][1]:
+            await asyncio.sleep(0.01)
+
+
+def test_served_kinds_standalone_node_has_no_api_objects() -> None:
+    gates = FeatureGates().with_overrides({"PreventStaticPodAPIReferences": False})
+    assert served_kinds(gates, standalone=True) == frozenset()
 
 
 def test_without_duplicates_first_pod_wins() -> None:

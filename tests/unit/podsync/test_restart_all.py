@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule
+from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule, is_sidecar
 from pykubelet.kuberuntime.decide import Waves, restarts_after_exit
 from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.labels import container_hash
@@ -140,6 +140,23 @@ def test_restart_all_disabled_rule_matches_and_policy_decides(policy: str, again
     assert container_hash(plain.spec.containers[0]) == container_hash(pod.spec.containers[0])
     unruly = make_pod()
     assert switched_off.honoured(unruly) is unruly
+
+
+@pytest.mark.parametrize("rules", [True, False])
+def test_restart_all_container_rules_only_with_gate(rules: bool) -> None:
+    parts: Any = None
+    subject = RestartAll(parts, parts, PodHistory(), lambda: BORN, enabled=rules, container_rules=rules)
+    pod = a_pod("Always")
+    first = Container(name="first", restart_policy="OnFailure", restart_policy_rules=[ONE_ON_3])
+    pod.spec.init_containers.append(first)
+    seen = subject.honoured(pod)
+    main, first = seen.spec.containers[0], seen.spec.init_containers[1]
+    assert restarts_after_exit(seen, main, 3) == rules
+    assert restarts_after_exit(seen, main, 0) == rules
+    assert restarts_after_exit(seen, first, 1) == rules
+    assert is_sidecar(seen.spec.init_containers[0]), "the policy that makes a sidecar stays"
+    assert container_hash(main) == container_hash(pod.spec.containers[0])
+    assert pod.spec.containers[0].restart_policy == "Always", "the argument is not changed"
 
 
 def life(

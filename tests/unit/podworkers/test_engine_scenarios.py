@@ -11,6 +11,7 @@ from pykubelet.api.pod import Container
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.podconfig.ephemeral_containers import EphemeralContainerRejected
+from pykubelet.podsync.syncer import NodePodSyncer
 from pykubelet.transport.errors import CriError, NotFound, Unavailable
 from pykubelet.volumes.errors import VolumeError
 from tests.support.pods import make_pod
@@ -470,6 +471,51 @@ async def test_engine_init_containers_rerun_initialized_follows_feature_gate(
         assert node.api.condition("Initialized") == ("True" if gate else "False")
         await node.until(lambda: node.runtime.log.count("start main") == 2)
         await node.until(lambda: node.api.condition("Initialized") == "True")
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_engine_container_restart_policy_only_with_gate(node: ScriptedNode, gate: bool) -> None:
+    overrides = {"ContainerRestartRules": gate, "RestartAllContainersOnContainerExits": gate}
+    node.gates = FeatureGates().with_overrides(overrides)
+    assert not node.gates.problems
+    node.runtime.exits["main"] = [(1, 1)]
+    async with node.running():
+        node.api.put(restartPolicy="Never", containers=[{**container("main"), "restartPolicy": "Always"}])
+        if gate:
+            await node.until(lambda: node.runtime.log.count("start main") == 2)
+            await node.until(lambda: node.api.status()["phase"] == "Running")
+        else:
+            await node.until(lambda: node.api.status()["phase"] == "Failed")
+            await asyncio.sleep(120)
+            assert node.runtime.log.count("start main") == 1
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_engine_condition_ready_to_start_only_with_gate(node: ScriptedNode, gate: bool) -> None:
+    node.gates = FeatureGates().with_overrides({"PodReadyToStartContainersCondition": gate})
+    async with node.running():
+        node.api.put(containers=[container("main")])
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        found = {condition["type"] for condition in node.api.status()["conditions"]}
+        assert ("PodReadyToStartContainers" in found) == gate
+        assert "Ready" in found
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_engine_relists_rarely_only_with_gate(node: ScriptedNode, gate: bool) -> None:
+    node.gates = FeatureGates().with_overrides({"PLEGOnDemandRelist": gate})
+    async with node.running() as rig:
+        assert rig.engine.pleg._on_demand == gate
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_engine_probe_results_of_earlier_process_dropped_only_with_gate(
+    node: ScriptedNode, gate: bool
+) -> None:
+    node.gates = FeatureGates().with_overrides({"ChangeContainerStatusOnKubeletRestart": gate})
+    async with node.running() as rig:
+        assert isinstance(rig.engine.syncer, NodePodSyncer)
+        assert rig.engine.syncer._prober._restores != gate
 
 
 async def test_engine_duplicate_pod_name_recorded_as_event(node: ScriptedNode) -> None:

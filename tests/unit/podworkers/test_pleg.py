@@ -68,9 +68,15 @@ class NoChannel:
         return nothing()
 
 
-def pleg_of(runtime: Runtime, on_change: Callable[[PodLifecycleEvent], None], *, events: bool = True) -> Pleg:
+def pleg_of(
+    runtime: Runtime,
+    on_change: Callable[[PodLifecycleEvent], None],
+    *,
+    events: bool = True,
+    on_demand: bool = True,
+) -> Pleg:
     cri: Any = SimpleNamespace(runtime=runtime, runtime_channel=NoChannel())
-    pleg = Pleg(cri, Observer(cri), events=events)
+    pleg = Pleg(cri, Observer(cri), events=events, on_demand=on_demand)
     pleg.add_listener(on_change)
     return pleg
 
@@ -114,6 +120,25 @@ async def test_pleg_events_disabled_relists_each_second_although_runtime_has_eve
         await asyncio.sleep(10)
     assert pleg.mode == "relist"
     assert 7 <= runtime.lists <= 12
+
+
+@pytest.mark.parametrize("on_demand", [True, False])
+async def test_pleg_event_of_unknown_container_relists_immediately_only_with_gate(on_demand: bool) -> None:
+    runtime = Runtime(events=True)
+    pleg = pleg_of(runtime, lambda change: None, on_demand=on_demand)
+    async with TaskScope() as scope:
+        scope.start(pleg.run(), name="pleg")
+        await asyncio.sleep(60)
+        assert (runtime.lists > 40) != on_demand, "without it the period is short"
+        before = runtime.lists
+        for _ in range(20):
+            await runtime.events.put(started("", "unknown"))
+            await asyncio.sleep(0.2)
+        assert pleg.mode == "cri-events"
+        assert runtime.lists > before
+        if not on_demand:
+            # The events asked for nothing: as many as in four other seconds.
+            assert runtime.lists - before <= 5
 
 
 async def test_pleg_event_stream_open_relists_rarely() -> None:

@@ -51,6 +51,21 @@ async def test_prober_kubelet_restart_without_status_readiness_does_not_flap() -
         assert here.verdicts() == [("startup", "success"), ("readiness", "success")]
 
 
+async def test_prober_kubelet_restart_without_restores_container_begins_as_new() -> None:
+    asked = full_pod()
+    status = ContainerStatus(name="app", ready=True, started=True, container_id="containerd://c1")
+    asked.status.container_statuses = [status]
+    async with scene(restores=False) as here:
+        old = observed(running("app", "c1", here.clock() - 100 * SECOND))
+        assert here.prober.update_status(asked, old)["app"] == (False, False)
+        here.prober.add_pod(asked)
+        here.prober.observe(asked, old)
+        assert here.prober.update_status(asked, old)["app"] == (False, False)
+        await asyncio.sleep(10)
+        assert here.prober.update_status(asked, old)["app"] == (True, True)
+        assert here.verdicts()[:2] == [("startup", "success"), ("readiness", "success")]
+
+
 async def test_prober_kubelet_restart_unready_container_is_probed_immediately() -> None:
     asked = pod(Container(name="app", readiness_probe=exec_probe("r", period_seconds=100)))
     status = ContainerStatus(name="app", ready=False, started=True, container_id="containerd://c1")

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykubelet.apiserver.errors import TimedOut
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.server.auth.identity import (
     AuthorizerAttributes,
@@ -303,5 +304,5 @@ async def test_make_authenticator_invalid_config_raises_with_reason(
             place = getattr(place, parent)
         setattr(place, name, value)
     with pytest.raises(AuthConfigError, match=words):
-        make_authenticator(config, None, scope, metrics())
+        make_authenticator(config, FeatureGates(), None, scope, metrics())
         make_authorizer(config, None, lambda: "n", scope, metrics())

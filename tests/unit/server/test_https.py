@@ -8,9 +8,27 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 
-from pykubelet.server.auth.identity import ANONYMOUS_USER
-from pykubelet.server.tls import NoCertificate, ServingTls, TlsProblem, TlsSettings, server_context
+from pykubelet.config.feature_gates import FeatureGates
+from pykubelet.config.types import KubeletConfiguration
+from pykubelet.server.auth.identity import (
+    _UID_IN_SUBJECT,
+    ANONYMOUS_USER,
+    BadCredentials,
+    certificate_user,
+)
+from pykubelet.server.auth.request_auth import make_authenticator
+from pykubelet.server.metrics.server_metrics import ServerMetrics
+from pykubelet.server.tls import (
+    NoCertificate,
+    ServingTls,
+    TlsProblem,
+    TlsSettings,
+    reloads_certificate,
+    server_context,
+)
+from pykubelet.util.tasks import TaskScope
 from tests.support.certs import Authority, Pair, encrypt
 from tests.support.server_clients import ADMIN_TOKEN, VIEWER_TOKEN, client_context, subresources
 from tests.unit.server import https_node
@@ -174,6 +192,58 @@ async def test_https_serving_certificate_replaced_open_connections_stay(
         async with session.get(node.url + "/pods") as answer:
             assert answer.status == 200
         assert len(connector._conns) == 1
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_serving_tls_replaced_files_used_only_with_gate(
+    start: Starter, pairs: dict[str, Pair], gate: bool
+) -> None:
+    node = await start()
+    files = node.folder / "kubelet.crt", node.folder / "kubelet.key"
+    gates = FeatureGates().with_overrides({"ReloadKubeletServerCertificateFile": gate})
+    config = KubeletConfiguration(tls_cert_file=str(files[0]), tls_private_key_file=str(files[1]))
+    current = [files]
+    tls = ServingTls(TlsSettings(), lambda: current[0], reloads=reloads_certificate(config, gates))
+    first = tls.context()
+    replace(files[1], pairs["second"].key.read_bytes())
+    replace(files[0], pairs["second"].certificate.read_bytes())
+    assert (tls.context() is first) != gate
+    before = tls.context()
+    current[0] = pairs["second"].certificate, pairs["second"].key
+    assert tls.context() is not before, "a changed path of a reload is used"
+    assert reloads_certificate(KubeletConfiguration(), gates), "the gate is for configured files"
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_certificate_user_uid_in_subject_only_with_gate(gate: bool) -> None:
+    subject = [[("commonName", "ann")], [(_UID_IN_SUBJECT, "1"), (_UID_IN_SUBJECT, "2")]]
+    if gate:
+        with pytest.raises(BadCredentials, match="more than one uid"):
+            certificate_user(subject, "", reads_uid=gate)
+    del subject[1][1]
+    user = certificate_user(subject, "", reads_uid=gate)
+    assert user is not None
+    assert user.uid == ("1" if gate else "")
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_client_certificates_replaced_file_used_only_with_gate(
+    pairs: dict[str, Pair], authority: Authority, stranger: Authority, tmp_path: Path, gate: bool
+) -> None:
+    path = tmp_path / "ca.crt"
+    path.write_bytes(authority.certificate.read_bytes())
+    config = KubeletConfiguration()
+    config.authentication.webhook.enabled = False
+    config.authentication.x509.client_ca_file = str(path)
+    gates = FeatureGates().with_overrides({"ReloadKubeletClientCAFile": gate})
+    async with TaskScope() as scope:
+        authenticator = make_authenticator(config, gates, None, scope, ServerMetrics(CollectorRegistry()))
+    certificates = authenticator._certificates
+    assert certificates is not None
+    chain = [ssl.PEM_cert_to_DER_cert(pairs["admin"].certificate.read_text())]
+    assert certificates._current_authorities().problem(chain) is None
+    replace(path, stranger.certificate.read_bytes())
+    assert (certificates._current_authorities().problem(chain) is None) != gate
 
 
 async def test_serving_tls_no_certificate_raises_until_available(

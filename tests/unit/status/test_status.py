@@ -11,6 +11,8 @@ import yaml
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod, VolumeMount
 from pykubelet.api.pod_status import AddressStatus, PodStatus, ResourceHealth, ResourceStatus
+from pykubelet.cri import runtime_pb2 as pb
+from pykubelet.kuberuntime.observe import observed_container
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.probes.types import Health
@@ -292,3 +294,35 @@ def test_compute_status_host_ips_and_pod_ips_ordered_by_family(
     found = [one.ip for one in status.host_ips], [one.ip for one in status.pod_ips]
     assert found == told
     assert (status.host_ip, status.pod_ip) == tuple(next(iter(ips), "") for ips in told)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_compute_status_ready_to_start_containers_only_with_gate(gate: bool) -> None:
+    pod = given_pod("basic", "besteffort")
+    seen = view(pod, observed(container("main")), health={"main": FINE}, reports_ready_to_start=gate)
+    conditions = {condition.type for condition in compute_status(seen, NOW).conditions}
+    assert ("PodReadyToStartContainers" in conditions) == gate
+    assert {"Ready", "Initialized", "ContainersReady", "PodScheduled"} <= conditions
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_compute_status_image_volume_reference_only_with_gate(gate: bool) -> None:
+    pod = given_pod("basic", "besteffort")
+    main = pod.spec.containers[0]
+    main.volume_mounts = [
+        VolumeMount(name="model", mount_path="models/one"),
+        VolumeMount(name="x", mount_path="/x"),
+    ]
+    mount = pb.Mount(container_path="/models/one", image=pb.ImageSpec(image="sha256:abc"))
+    seen = pb.ContainerStatus(
+        id="c1",
+        state=pb.CONTAINER_RUNNING,
+        started_at=1,
+        metadata=pb.ContainerMetadata(name=main.name),
+        mounts=[mount, pb.Mount(container_path="/x", host_path="/var/x")],
+    )
+    inputs = view(pod, observed(observed_container(seen)), health={"main": FINE}, reports_image_volumes=gate)
+    mounts = plain(compute_status(inputs, NOW))["containerStatuses"][0]["volumeMounts"]
+    expected = {"volumeStatus": {"image": {"imageRef": "sha256:abc"}}} if gate else {}
+    assert mounts[0] == {"name": "model", "mountPath": "models/one"} | expected
+    assert "volumeStatus" not in mounts[1]

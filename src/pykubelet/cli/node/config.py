@@ -63,9 +63,11 @@ def report_lines(report: ReloadReport) -> list[str]:
             "The configuration is invalid, nothing has changed:",
             *(f"  {line}" for line in report.problems),
         ]
-    lines = [] if report.applied or report.other else ["Nothing has changed."]
+    lines = [] if report.applied or report.other or report.unused else ["Nothing has changed."]
     if report.applied or report.other:
         lines = ["Applied:", *(f"  {change}" for change in (*report.applied, *report.other))]
+    if report.unused:
+        lines += ["Not used by this node:", *(f"  {change}" for change in report.unused)]
     if report.restart_required:
         lines.append("Requires a restart:")
         lines += [f"  {change} ({change.restart_reason})" for change in report.restart_required]

@@ -20,14 +20,19 @@ from pathlib import Path
 
 import msgspec
 
+from pykubelet.api.meta import OwnerReference
 from pykubelet.api.names import is_extended_resource
 from pykubelet.api.pod import Container, Pod, PodResourceClaim
-from pykubelet.api.resource_claim import ResourceClaim
+from pykubelet.api.resource_claim import Consumer, ResourceClaim
 from pykubelet.cm.topology.hints import PolicyError
 from pykubelet.util.files import write_atomically
 
 DEVICE_CLASS_PREFIX = "deviceclass.resource.kubernetes.io/"
 """Prefix of extended resources that stand for a device class, which follows by name."""
+
+
+SCHEDULING_GROUP = "scheduling.k8s.io"
+"""API group of PodGroups."""
 
 
 class ClaimError(Exception):
@@ -53,23 +58,51 @@ def pod_claims(pod: Pod, *, extended: bool = True) -> list[PodClaim]:
     return list({claim.name: claim for claim in found}.values())
 
 
-def drivers_of(pod: Pod, pod_claim: PodClaim, claim: ResourceClaim) -> list[str]:
-    """Return the drivers of a claim. Raises ClaimError if the pod may not use it, or not yet."""
+def drivers_of(pod: Pod, pod_claim: PodClaim, claim: ResourceClaim, *, pod_groups: bool = False) -> list[str]:
+    """Return the drivers of a claim. Raises ClaimError if the pod may not use it, or not yet.
+
+    `pod_groups` permits claims that were created or reserved for the pod's PodGroup.
+    """
     where, name = claim.metadata, claim.metadata.name
+    group = _pod_group(pod) if pod_groups else ""
     if pod_claim.created_for_pod and not any(
-        owner.controller and owner.uid == pod.uid for owner in claim.metadata.owner_references
+        owner.controller and (owner.uid == pod.uid or _is_group(owner, group))
+        for owner in claim.metadata.owner_references
     ):
+        owners = f"neither Pod nor PodGroup {group} is the owner" if group else "Pod is not owner"
         raise ClaimError(
-            f"ResourceClaim {where.namespace}/{name} was not created for Pod {pod.full_name} "
-            "(Pod is not owner)"
+            f"ResourceClaim {where.namespace}/{name} was not created for Pod {pod.full_name} ({owners})"
         )
-    if not any(consumer.uid == pod.uid for consumer in claim.status.reserved_for):
+    if not any(
+        consumer.uid == pod.uid or _is_reserved_for_group(consumer, group)
+        for consumer in claim.status.reserved_for
+    ):
         raise ClaimError(
             f"pod {pod.metadata.name} ({pod.uid}) is not allowed to use ResourceClaim {name} ({where.uid})"
         )
     if claim.status.allocation is None:
         raise ClaimError(f"ResourceClaim {name}: not allocated")
     return sorted({result.driver for result in claim.status.allocation.devices.results})
+
+
+def _pod_group(pod: Pod) -> str:
+    """Return the name of the pod's PodGroup, "" without one."""
+    group = pod.spec.scheduling_group
+    return (group.pod_group_name or "") if group is not None else ""
+
+
+def _is_group(owner: OwnerReference, group: str) -> bool:
+    # A pod does not know the UID of its PodGroup, and the version of the API may change.
+    return (
+        bool(group)
+        and (owner.kind, owner.name) == ("PodGroup", group)
+        and owner.api_version.startswith(f"{SCHEDULING_GROUP}/")
+    )
+
+
+def _is_reserved_for_group(consumer: Consumer, group: str) -> bool:
+    found = consumer.api_group, consumer.resource, consumer.name
+    return bool(group) and found == (SCHEDULING_GROUP, "podgroups", group)
 
 
 def requests_of(pod: Pod, container: Container, *, extended: bool = True) -> dict[str, list[str]]:

@@ -126,14 +126,19 @@ class DraManager:
         drivers: DraPluginRegistry,
         *,
         extended: bool = True,
+        pod_groups: bool = False,
         metrics: DraMetrics | None = None,
         health: DeviceHealthCache | None = None,
     ) -> None:
-        """Initialize; `directory` is the kubelet's root, `extended` enables claims for extended resources."""
+        """Initialize; `directory` is the kubelet's root.
+
+        `extended` enables claims for extended resources, `pod_groups` those of PodGroups.
+        """
         self.drivers = drivers
         self._path = directory / FILE_NAME
         self._fetch = fetch
         self._extended = extended
+        self._pod_groups = pod_groups
         self._metrics = metrics or DraMetrics()
         self._health = health
         self._records: dict[Key, ClaimInfo] = {record.key: record for record in read_state(self._path)}
@@ -261,7 +266,7 @@ class DraManager:
             claim = await self._fetch(pod.metadata.namespace, pod_claim.name)
         except KubeError as err:
             raise ClaimError(f"fetch ResourceClaim {pod_claim.name}: {err_text(err)}") from err
-        drivers = drivers_of(pod, pod_claim, claim)
+        drivers = drivers_of(pod, pod_claim, claim, pod_groups=self._pod_groups)
         for driver in drivers:
             self.drivers.needed(driver, pod.uid)
         return ClaimInfo(

@@ -65,6 +65,9 @@ class ResourceFacts(Protocol):
     def active_pods(self) -> Iterable[Pod]:
         """Return the pods that run or may run."""
 
+    def listed_pods(self) -> Iterable[Pod]:
+        """Return the pods in the response to List."""
+
     def pod(self, namespace: str, name: str) -> Pod | None:
         """Return a pod of this node, or None."""
 
@@ -157,7 +160,7 @@ def methods(facts: ResourceFacts, metrics: PodResourcesMetrics) -> Methods:
 def list_pods(facts: ResourceFacts) -> pb.ListPodResourcesResponse:
     """Return the response to List."""
     return pb.ListPodResourcesResponse(
-        pod_resources=[_pod_resources(facts, pod) for pod in facts.active_pods()]
+        pod_resources=[_pod_resources(facts, pod) for pod in facts.listed_pods()]
     )
 
 

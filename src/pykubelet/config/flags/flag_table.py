@@ -555,7 +555,23 @@ RESOURCE_FLAGS = (
     ),
 )
 _STDERR = "send standard error to where the logs should go"
-_CADVISOR = "it set up a part of cAdvisor that does not exist here"
+_LOAD = (
+    "differs from upstream: container_cpu_load_average_10s is always 0; "
+    "the kernel counts the runnable tasks of a cgroup only on cgroup v1"
+)
+_APPLICATION_METRICS = (
+    "differs from upstream: no metrics that labels of containers define (io.cadvisor.metric) are collected"
+)
+_CONTAINER_HINTS = "differs from upstream: no file of hints about containers of other runtimes is read"
+_CONTAINERD = "differs from upstream: statistics are those of --container-runtime-endpoint"
+_CONTAINERD_NAMESPACE = "differs from upstream: the namespace is that of CRI"
+_OWN_USAGE = (
+    "differs from upstream: the usage of the kubelet's own cgroup is not logged; the Summary API has it"
+)
+_STORAGE_DRIVER = "statistics are kept in memory only; the upstream kubelet has no storage driver, too"
+_CADVISOR_EVENTS = (
+    "no events of containers are stored; the upstream kubelet stores them and serves them nowhere"
+)
 
 
 def _runtime(text: str) -> str:
@@ -579,7 +595,10 @@ LOG_FLAGS = (
         ),
         in_file("logging-format", STRING, "logging.format", "text or json."),
         in_both(
-            "log-flush-frequency", DURATION, "logging.flush_frequency", "How long lines may be held back."
+            "log-flush-frequency",
+            DURATION,
+            "logging.flush_frequency",
+            "How long to hold buffered lines.",
         ),
         in_file(
             "log-text-split-stream",
@@ -641,23 +660,41 @@ LOG_FLAGS = (
             "",
             "Azure's credential provider replaces it, see --image-credential-provider-config",
         ),
-        without_effect("application-metrics-count-limit", INT, "100", _CADVISOR),
-        without_effect("container-hints", STRING, "/etc/cadvisor/container_hints.json", _CADVISOR),
         without_effect(
-            "containerd", STRING, "/run/containerd/containerd.sock", "see --container-runtime-endpoint"
+            "application-metrics-count-limit",
+            INT,
+            "100",
+            _APPLICATION_METRICS,
         ),
-        without_effect("containerd-namespace", STRING, "k8s.io", "the runtime knows its namespace"),
-        without_effect("enable-load-reader", BOOL, "", _CADVISOR),
-        without_effect("event-storage-age-limit", STRING, "default=0", _CADVISOR),
-        without_effect("event-storage-event-limit", STRING, "default=0", _CADVISOR),
-        without_effect("log-cadvisor-usage", BOOL, "", _CADVISOR),
-        without_effect("storage-driver-buffer-duration", DURATION, "1m0s", _CADVISOR),
-        without_effect("storage-driver-db", STRING, "cadvisor", _CADVISOR),
-        without_effect("storage-driver-host", STRING, "localhost:8086", _CADVISOR),
-        without_effect("storage-driver-password", STRING, "root", _CADVISOR, secret=True),
-        without_effect("storage-driver-secure", BOOL, "", _CADVISOR),
-        without_effect("storage-driver-table", STRING, "stats", _CADVISOR),
-        without_effect("storage-driver-user", STRING, "root", _CADVISOR),
+        without_effect(
+            "container-hints",
+            STRING,
+            "/etc/cadvisor/container_hints.json",
+            _CONTAINER_HINTS,
+        ),
+        without_effect(
+            "containerd",
+            STRING,
+            "/run/containerd/containerd.sock",
+            _CONTAINERD,
+        ),
+        without_effect("containerd-namespace", STRING, "k8s.io", _CONTAINERD_NAMESPACE),
+        without_effect("enable-load-reader", BOOL, "", _LOAD),
+        without_effect("event-storage-age-limit", STRING, "default=0", _CADVISOR_EVENTS),
+        without_effect("event-storage-event-limit", STRING, "default=0", _CADVISOR_EVENTS),
+        without_effect(
+            "log-cadvisor-usage",
+            BOOL,
+            "",
+            _OWN_USAGE,
+        ),
+        without_effect("storage-driver-buffer-duration", DURATION, "1m0s", _STORAGE_DRIVER),
+        without_effect("storage-driver-db", STRING, "cadvisor", _STORAGE_DRIVER),
+        without_effect("storage-driver-host", STRING, "localhost:8086", _STORAGE_DRIVER),
+        without_effect("storage-driver-password", STRING, "root", _STORAGE_DRIVER, secret=True),
+        without_effect("storage-driver-secure", BOOL, "", _STORAGE_DRIVER),
+        without_effect("storage-driver-table", STRING, "stats", _STORAGE_DRIVER),
+        without_effect("storage-driver-user", STRING, "root", _STORAGE_DRIVER),
     ),
 )
 FLAGS: tuple[Flag, ...] = (*NODE_FLAGS, *POD_FLAGS, *RESOURCE_FLAGS, *LOG_FLAGS)

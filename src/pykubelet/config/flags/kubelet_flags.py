@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pykubelet.api.duration import Duration
 from pykubelet.api.ip import parse_ip
 from pykubelet.api.names import dns_subdomain_problem, label_value_problem, qualified_name_problem
+from pykubelet.api.quantity import Quantity
 from pykubelet.config.errors import Problem
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs.setup import LogOptions
@@ -128,6 +129,8 @@ def log_options(flags: KubeletFlags, config: KubeletConfiguration) -> LogOptions
         verbosity=logs.verbosity,
         vmodule=[(item.file_pattern, item.verbosity) for item in logs.vmodule],
         split_stream=routing.split_stream,
+        info_buffer_bytes=int(Quantity.parse(routing.info_buffer_size)),
+        flush_seconds=logs.flush_frequency.seconds,
         to_stderr=flags.logtostderr,
         also_to_stderr=flags.alsologtostderr,
         stderr_threshold=_LEVELS[flags.stderrthreshold],

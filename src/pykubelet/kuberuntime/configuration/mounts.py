@@ -145,7 +145,7 @@ def container_mounts(
         mounts.append(_own_file(options.hosts_file, HOSTS_PATH, options))
     if options.termination_log and container.termination_message_path:
         mounts.append(
-            _own_file(options.termination_log, _absolute(container.termination_message_path), options)
+            _own_file(options.termination_log, absolute_path(container.termination_message_path), options)
         )
     if options.id_mappings is not None and pod.spec.host_users is False:
         _map_ids(mounts, options.id_mappings)
@@ -211,7 +211,7 @@ def _volume_mount(
 ) -> cri.Mount:
     path_in_volume = sub_path(mount, env)
     message = cri.Mount(
-        container_path=_absolute(mount.mount_path),
+        container_path=absolute_path(mount.mount_path),
         readonly=mount.read_only,
         propagation=_propagation(mount),
         recursive_read_only=_recursive_read_only(mount, options.recursive_read_only),
@@ -248,7 +248,8 @@ def _map_ids(mounts: list[cri.Mount], mappings: IdMappings) -> None:
         mount.gidMappings.extend(id_messages(mappings.gids))
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
+    """Return the path of a mount in the container, which a manifest may give without the first slash."""
     return path if path.startswith("/") else f"/{path}"
 
 

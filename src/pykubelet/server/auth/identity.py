@@ -72,7 +72,9 @@ class RequestCredentials:
     """Values of the Sec-WebSocket-Protocol headers; None if not a WebSocket request."""
 
 
-def certificate_user(subject: Sequence[Sequence[tuple[str, str]]], fingerprint: str) -> User | None:
+def certificate_user(
+    subject: Sequence[Sequence[tuple[str, str]]], fingerprint: str, *, reads_uid: bool = True
+) -> User | None:
     """Return the user of a certificate; None without a common name. Raises BadCredentials.
 
     `fingerprint` is the SHA-256 digest of the certificate in hexadecimal.
@@ -81,7 +83,7 @@ def certificate_user(subject: Sequence[Sequence[tuple[str, str]]], fingerprint: 
     names = [value for kind, value in entries if kind == "commonName"]
     if not names or not names[-1]:
         return None
-    uids = [value for kind, value in entries if kind == _UID_IN_SUBJECT]
+    uids = [value for kind, value in entries if kind == _UID_IN_SUBJECT and reads_uid]
     if len(uids) > 1 or uids == [""]:
         raise BadCredentials(f"the certificate of {names[-1]} has more than one uid, or an empty one")
     groups = tuple(value for kind, value in entries if kind == "organizationName")

@@ -24,6 +24,7 @@ from typing import Protocol
 from pykubelet.apiserver.certificates.x509 import lifetime
 from pykubelet.apiserver.client import ApiClient
 from pykubelet.apiserver.tls import WatchedFile
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.logs import get_logger
 from pykubelet.server.auth.identity import (
@@ -94,8 +95,15 @@ class BadAuthorities(Exception):
 class ClientCertificates:
     """Authenticator of client certificates, verified against a CA file."""
 
-    def __init__(self, path: Path, metrics: ServerMetrics) -> None:
-        """Read the file. Raises BadAuthorities and OpensslMissing."""
+    def __init__(
+        self, path: Path, metrics: ServerMetrics, *, reloads: bool = True, reads_uid: bool = True
+    ) -> None:
+        """Read the file, with `reloads` again after a change; `reads_uid` is for the user's uid in subjects.
+
+        Raises BadAuthorities and OpensslMissing.
+        """
+        self._reloads = reloads
+        self._reads_uid = reads_uid
         self._file = WatchedFile(path)
         self._metrics = metrics
         try:
@@ -114,9 +122,11 @@ class ClientCertificates:
         fingerprint = hashlib.sha256(credentials.chain[0]).hexdigest()
         if problem := self._current_authorities().problem(credentials.chain):
             raise BadCredentials(f"the client's certificate {fingerprint[:16]} is not accepted: {problem}")
-        return certificate_user(credentials.subject, fingerprint)
+        return certificate_user(credentials.subject, fingerprint, reads_uid=self._reads_uid)
 
     def _current_authorities(self) -> Authorities:
+        if not self._reloads:
+            return self._authorities
         contents = self._file.contents(time.monotonic())
         if contents != self._contents:
             # Stored even if invalid, so that it is not parsed again until it changes.
@@ -195,14 +205,23 @@ class AuthConfigError(Exception):
 
 
 def make_authenticator(
-    config: KubeletConfiguration, client: ApiClient | None, scope: TaskScope, metrics: ServerMetrics
+    config: KubeletConfiguration,
+    gates: FeatureGates,
+    client: ApiClient | None,
+    scope: TaskScope,
+    metrics: ServerMetrics,
 ) -> Authenticator:
     """Return the configured authenticator. Raises AuthConfigError."""
     authentication = config.authentication
     certificates, tokens = None, None
     if authentication.x509.client_ca_file:
         try:
-            certificates = ClientCertificates(Path(authentication.x509.client_ca_file), metrics)
+            certificates = ClientCertificates(
+                Path(authentication.x509.client_ca_file),
+                metrics,
+                reloads=gates.enabled("ReloadKubeletClientCAFile"),
+                reads_uid=gates.enabled("AllowParsingUserUIDFromCertAuth"),
+            )
         except (BadAuthorities, OpensslMissing) as err:
             raise AuthConfigError(str(err)) from err
     if authentication.webhook.enabled:
