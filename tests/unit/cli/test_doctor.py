@@ -236,6 +236,23 @@ def test_doctor_output_as_lines_and_json() -> None:
     assert summary(findings[:1]).endswith("this machine can be a node")
 
 
+def test_doctor_output_control_characters_of_process_names_escaped() -> None:
+    owners = {10250: PortOwner(10250, "127.0.0.1", 7, "\x1b]0;x\x07é")}
+    findings = machine.evaluate_ports(owners, None)
+    text = "\n".join(as_lines(findings))
+    assert "\\x1b]0;x\\x07é" in text
+    assert "\x1b" not in text
+    assert as_document(findings).isascii()
+
+
+def test_print_table_control_characters_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    machine.print_table([Finding("a\x1b", Status.FAIL, "\x1b]0;x\x07", "do \x1b]0;y\x07")])
+    out = capsys.readouterr().out
+    assert "\\x1b]0;x\\x07" in out
+    assert "\\x1b]0;y\\x07" in out
+    assert "\x1b" not in out
+
+
 def examined(
     capsys: pytest.CaptureFixture[str], data_dir: Path, endpoint: str | None
 ) -> tuple[int, list[dict[str, Any]]]:

@@ -4,9 +4,11 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from pykubelet.cli.manifests.apply import plan_apply, run_apply
 from pykubelet.cli.manifests.change import run_remove, run_start, run_stop
 from pykubelet.cli.manifests.get import pods_of, run_get
 from pykubelet.cli.manifests.inventory import ManifestError, ManifestFile, ManifestObject, read_directory
+from pykubelet.cli.manifests.run import RunOptions, run_manifest
 from pykubelet.cli.node import up
 from pykubelet.cli.node_access import Node
 from pykubelet.cli.options import NodeSelection
@@ -216,6 +219,67 @@ def test_apply_url_is_fetched_and_errors_name_it(cli: Cli) -> None:
         thread.join()
         server.server_close()
     assert f"{base}/x cannot be fetched" in cli.apply(f"{base}/x")[2]
+
+
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """Serve one reply to every connection; yield the URL."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(reply)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "it is not a valid HTTP response (BadStatusLine: SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "it is not a valid HTTP response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\nMANIFEST", "the response ended "),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nMANIFEST",
+            "it is not a valid HTTP response (IncompleteRead",
+        ),
+        (b"HTTP/1.1 404 \x1b]0;x\x07\r\nContent-Length: 0\r\n\r\n", "the server sent 404 \\x1b]0;x\\x07"),
+    ],
+)
+def test_apply_url_unusable_response_is_one_line_and_applies_nothing(
+    cli: Cli, reply: bytes, message: str
+) -> None:
+    with replying(reply.replace(b"MANIFEST", yaml.safe_dump(job()).encode())) as url:
+        code, _, err = cli.apply(f"{url}/job.yaml")
+    assert (code, err.count("\n")) == (1, 1)
+    assert message in err
+    assert "\x1b" not in err
+    assert cli.present == []
+
+
+def test_apply_url_with_wrong_port_is_one_line(cli: Cli) -> None:
+    code, _, err = cli.apply("http://127.0.0.1:abc/x.yaml")
+    assert (code, err.count("\n"), "nonnumeric port: 'abc'" in err) == (1, 1, True)
+
+
+def test_apply_and_run_control_characters_of_manifest_are_escaped(cli: Cli) -> None:
+    document = deployment()
+    document["spec"]["selector"] = {"matchLabels": {"\x1b]0;x\x07": "web"}}
+    path = cli.file("hostile.yaml", document)
+    for code, _, err in (
+        cli.apply(path),
+        cli._run(lambda: run_manifest(cli.selection, RunOptions(Path(path)))),
+    ):
+        assert code == 1
+        assert "\\x1b]0;x\\x07" in err
+        assert "\x1b" not in err
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ from pykubelet.linux.processes import search_path
 from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.requirements import CNI_PLUGIN_DIRS, CNI_PLUGINS, PROGRAMS
+from pykubelet.util.text import escape_unprintable
 
 MI = 1024 * 1024
 GI = 1024 * MI
@@ -714,7 +715,7 @@ def as_document(findings: list[Finding]) -> str:
         ],
         **{status.value: counts[status] for status in Status},
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json.dumps(document, indent=2)
 
 
 def as_lines(findings: list[Finding]) -> list[str]:
@@ -722,9 +723,9 @@ def as_lines(findings: list[Finding]) -> list[str]:
     width = max((len(finding.area) for finding in findings), default=0)
     lines = []
     for finding in findings:
-        lines.append(f"{finding.status.value:<5} {finding.area:<{width}}  {finding.what}")
+        lines.append(f"{finding.status.value:<5} {finding.area:<{width}}  {_shown(finding.what)}")
         if finding.remedy:
-            lines.append(f"{'':5} {'':{width}}  -> {finding.remedy}")
+            lines.append(f"{'':5} {'':{width}}  -> {_shown(finding.remedy)}")
     return [*lines, summary(findings)]
 
 
@@ -739,13 +740,18 @@ def print_table(findings: list[Finding]) -> None:
     table = Table("", "Area", "Finding", header_style="bold", expand=False)
     for finding in findings:
         colour = colours[finding.status]
-        cell = Text(finding.what)
+        cell = Text(_shown(finding.what))
         if finding.remedy:
-            cell.append(f"\n-> {finding.remedy}", style=colour)
-        table.add_row(Text(finding.status.value, style=colour), Text(finding.area), cell)
+            cell.append(f"\n-> {_shown(finding.remedy)}", style=colour)
+        table.add_row(Text(finding.status.value, style=colour), Text(_shown(finding.area)), cell)
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(summary(findings)))
+
+
+def _shown(text: str) -> str:
+    """Return a text for a terminal; any process of this host chooses its name."""
+    return escape_unprintable(text, lines=False)
 
 
 def summary(findings: list[Finding]) -> str:
