@@ -7,8 +7,9 @@ A pod is selected by its name in the manifest (`web`), its name on the node (`we
 namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
 candidates: a command must never act on a pod that was not meant.
 
-`run_command` runs a command: an error is one line on standard error; Ctrl-C and a closed output pipe end a
-command without a message, with the exit code that a shell reports for the signal.
+`run_command` runs a command: an error is one line on standard error; Ctrl-C, SIGTERM, SIGHUP and a closed
+output pipe end a command without a message, with the exit code that a shell reports for the signal, after it
+has removed what is incomplete.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -434,7 +436,8 @@ _SIGNAL_EXIT_BASE = 128
 def run_command(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
     """Run `work` and return its exit code; usual and `expected` exceptions become one line and code 1."""
     try:
-        code = work()
+        with _exit_on_signals():
+            code = work()
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe. Redirect stdout, so that flushing Python's buffer at exit does not fail.
@@ -448,15 +451,32 @@ def run_command(program: str, work: Callable[[], int], *expected: type[Exception
 
 
 @contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Exit with unwinding on SIGTERM and SIGHUP; an ignored signal (`nohup`) or another handler stays."""
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        changed = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL
+        ]
+    for number in changed:
+        signal.signal(number, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM until the context ends, so that terminal output is not left half written.
+    """Defer SIGINT, SIGTERM and SIGHUP until the context ends, so that output is not left half written.
 
     Only in the main thread. Blocking them there would not suffice: the kernel delivers them to other threads.
     """
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: received.append(number)) or signal.SIG_DFL
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield
@@ -472,7 +492,6 @@ def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
     # Imported here: only terminal output needs rich.
     from rich.live import Live
 
-    exit_on_sigterm()
     live = Live(console=console, auto_refresh=False)
     try:
         for frame in frames:
@@ -482,8 +501,3 @@ def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
     finally:
         with signals_deferred():
             live.stop()
-
-
-def exit_on_sigterm() -> None:
-    """Exit with unwinding on SIGTERM, so that the terminal's cursor is restored."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))
