@@ -4,8 +4,8 @@ A request takes a few milliseconds and loads none of the kubelet's libraries, so
 Every failure is a NodeError with one line that contains the remedy.
 
 A pod is selected by its name in the manifest (`web`), its name on the node (`web-node1`), either with its
-namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
-candidates: a command must never act on a pod that was not meant.
+namespace in front (`kube-system/dns`), `pod/NAMESPACE/NAME` as `-o name` prints it, or a prefix of its uid.
+An ambiguous name is an error that lists the candidates: a command must never act on a pod that was not meant.
 
 `run_command` runs a command: an error is one line on standard error; Ctrl-C, SIGTERM, SIGHUP and a closed
 output pipe end a command without a message, with the exit code that a shell reports for the signal, after it
@@ -347,6 +347,7 @@ def _error_text(body: bytes) -> str:
 
 
 SHORTEST_UID = 4
+KIND_PREFIX = "pod/"
 _MAX_ERROR_CHARACTERS = 300
 _MAX_LISTED = 10
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -410,8 +411,18 @@ def manifest_name(pod: Pod) -> str:
     return pod.metadata.name
 
 
-def _matching(pods: Iterable[Pod], text: str) -> list[Pod]:
-    """Return the best matches: by pod name, else by name in the manifest, else by uid prefix."""
+def _matching(pods: Sequence[Pod], text: str) -> list[Pod]:
+    """Return the best matches: by pod name, else by name in the manifest, else by uid prefix.
+
+    `pod/` in front, as in the output of `-o name`, is the kind if it is no namespace.
+    """
+    found = _matching_name(pods, text)
+    if not found and text.startswith(KIND_PREFIX):
+        return _matching_name(pods, text.removeprefix(KIND_PREFIX))
+    return found
+
+
+def _matching_name(pods: Iterable[Pod], text: str) -> list[Pod]:
     namespace, slash, name = text.rpartition("/")
     candidates = [pod for pod in pods if not slash or pod.metadata.namespace == namespace]
     matches = (

@@ -328,6 +328,18 @@ def test_get_documents_are_as_written_without_secret_values(cli: Cli, output: st
     assert yaml.safe_load("\n".join(cli.get("deploy", "web", output)[1]))["kind"] == "Deployment"
 
 
+def test_get_names_are_arguments_of_get_and_rm(cli: Cli) -> None:
+    other = deployment("web")
+    other["metadata"]["namespace"] = "prod"
+    cli.apply(cli.file("a.yaml", deployment()), cli.file("b.yaml", other))
+    _, names, _ = cli.get(output="name")
+    assert names == ["deployment/web", "deployment/prod/web"]
+    for name in names[1:]:
+        assert cli.get(name)[0] == 0
+        assert cli.rm(name)[0] == 0
+    assert cli.present == ["a.yaml"]
+
+
 def test_stop_and_start_hide_and_show_the_file(cli: Cli) -> None:
     cli.apply(cli.file("app.yaml", deployment(), CONFIG))
     assert cli.stop("web")[1] == ["deployment/web stopped", "configmap/conf stopped"]

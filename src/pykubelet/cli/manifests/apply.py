@@ -176,7 +176,7 @@ def run_apply(selection: NodeSelection, sources: Sequence[str], *, prune: bool =
             raise require_root(err) from err
         for change in planned:
             for found, what in change.changes:
-                print(f"{_short(found)} {what}")
+                print(f"{found.reference} {what}")
         if not node.is_running():
             print(f"The node is not running: {node.start_hint}.", file=sys.stderr)
         return 0
@@ -213,12 +213,6 @@ def _write(change: FileChange) -> None:
     has_secret = any(found.kind in _KINDS_WITH_SECRETS for found in file.objects)
     plan = InstallationPlan(file.path, change.remove)
     install_manifest(plan, file.content, PRIVATE if has_secret else PUBLIC)
-
-
-def _short(found: ManifestObject) -> str:
-    """Return `deployment/web`, with the namespace in front of the name unless it is the default one."""
-    name = found.name if found.namespace == "default" else f"{found.namespace}/{found.name}"
-    return f"{found.kind.lower()}/{name}"
 
 
 def read_sources(text: str) -> list[Source]:

@@ -90,7 +90,7 @@ def run_get(selection: NodeSelection, kind: str | None, name: str | None, output
             _print_documents(items, output, single=name is not None and len(items) == 1)
         elif output == "name":
             for _, found in chosen:
-                print(f"{found.kind.lower()}/{found.name}")
+                print(escape_unprintable(found.reference, lines=False))
         else:
             rows = [object_row(file, found, state, datetime.now(UTC)) for file, found in chosen]
             if kind is None or parse_reference(kind, name)[0] == "PersistentVolumeClaim":
