@@ -310,6 +310,8 @@ def test_get_lists_objects_of_running_stopped_and_broken_files(cli: Cli) -> None
     assert cli.get("job/once", output="name")[1] == ["job/once"]
     code, _, err = cli.get("pod", "nothing")
     assert (code, "there is no pod 'nothing'" in err) == (1, True)
+    code, out, err = cli.get("deploy/prod/nothing")
+    assert (code, out, "there is no deploy 'prod/nothing'" in err) == (1, [], True)
     assert "is not a kind of a manifest" in cli.get("widgets")[2]
 
 
