@@ -51,8 +51,9 @@ def _wrong_usage(err: typer.TyperException) -> int:
         return err.exit_code
     context = getattr(err, "ctx", None)
     program = context.command_path if context is not None else "pykubelet"
+    parameters = context.command.params if context is not None else []
     remedy = f"see `{program} --help`"
-    if kind == "NoSuchOption" and any(one.metavar == "COMMAND" for one in context.command.params):
+    if kind == "NoSuchOption" and any(one.metavar == "COMMAND" for one in parameters):
         remedy = f"if it belongs to the command, write -- before the command; {remedy}"
     print_error(program, f"{' '.join(err.format_message().split()).rstrip('.')}; {remedy}")
     return err.exit_code

@@ -269,6 +269,20 @@ def test_apply_url_with_wrong_port_is_one_line(cli: Cli) -> None:
     assert (code, err.count("\n"), "nonnumeric port: 'abc'" in err) == (1, 1, True)
 
 
+def test_apply_and_run_control_characters_of_ignored_fields_are_escaped(cli: Cli) -> None:
+    document = deployment()
+    document["spec"]["\x1b]0;x\x07"] = 1
+    path = cli.file("ignored.yaml", document)
+    for code, _, err in (
+        cli.apply(path),
+        cli._run(lambda: run_manifest(cli.selection, RunOptions(Path(path)))),
+    ):
+        assert code == 0, err
+        assert "warning: " in err
+        assert "spec.\\x1b]0;x\\x07: is ignored" in err
+        assert "\x1b" not in err
+
+
 def test_apply_and_run_control_characters_of_manifest_are_escaped(cli: Cli) -> None:
     document = deployment()
     document["spec"]["selector"] = {"matchLabels": {"\x1b]0;x\x07": "web"}}

@@ -227,7 +227,7 @@ def _validated(content: bytes, origin: str) -> Contents:
     if written.is_empty:
         raise ConfigError([Problem(origin, "holds no pod")])
     for warning in written.warnings:
-        print(f"{PROGRAM}: warning: {escape_unprintable(warning, lines=False)}", file=sys.stderr)
+        print(f"{PROGRAM}: warning: {escape_unprintable(str(warning), lines=False)}", file=sys.stderr)
     return written
 
 
