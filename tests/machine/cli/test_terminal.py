@@ -1,14 +1,18 @@
-"""Every command of `pykubelet` in a terminal of 80x24 on a standalone node, with right and wrong input.
+"""Every command of `pykubelet` in a terminal of 80x24, with right and wrong input.
 
 The commands come from the application: one without a case fails. The cases run in order, because later ones
-use what earlier ones created; the last one removes the node.
+use what earlier ones created; the last one removes the node of `pykubelet up`. The drop-in `kubelet` runs the
+same cases as far as it has the command.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +23,8 @@ from pykubelet.standalone.seed_images import BUSYBOX_IMAGE
 from tests.support.cli_node import PYKUBELET, Terminal
 from tests.support.data_dir import short_dir
 from tests.support.manifests import container, pod
-from tests.support.node import Node, running, up_node
+from tests.support.node import Node, kubelet_node, running, up_node
+from tests.support.runtime import RunningRuntime
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 USAGE = 2
@@ -146,10 +151,24 @@ CASES = (
 )
 
 
+NOT_ON_DROP_INS = ("up", "down", "dev", "images unpin {image}")
+"""Commands of another kind of node, and a pin that the runtime's other users need."""
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     with short_dir() as path, running(up_node(path)) as started:
         yield started  # the last case removes it
+
+
+@pytest.fixture
+def drop_in(runtime: RunningRuntime) -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as root:
+        with running(kubelet_node(runtime, root=Path(root))) as started:
+            yield started
+            started.clear()
+        # The kubelet mounts its root directory on itself.
+        subprocess.run(["umount", root], check=False, capture_output=True)
 
 
 def test_cases_cover_every_command() -> None:
@@ -164,6 +183,16 @@ def test_cases_cover_every_command() -> None:
 
 @pytest.mark.machine
 async def test_every_command_in_a_terminal(node: Node, tmp_path: Path) -> None:
+    await run_cases(CASES, node, f"PYKUBELET_DATA_DIR={node.instance.data_dir}", tmp_path)
+
+
+@pytest.mark.machine
+async def test_every_command_in_a_terminal_on_a_drop_in(drop_in: Node, tmp_path: Path) -> None:
+    cases = [case for case in CASES if not case.line.startswith(NOT_ON_DROP_INS)]
+    await run_cases(cases, drop_in, f"PYKUBELET_ROOT_DIR={drop_in.root}", tmp_path)
+
+
+async def run_cases(cases: Iterable[Case], node: Node, variable: str, tmp_path: Path) -> None:
     script = "echo hello; while sleep 1; do echo tick; done"
     web = pod("web", container(command=["sh", "-c", script], image=BUSYBOX_IMAGE))
     web["spec"]["terminationGracePeriodSeconds"] = 0
@@ -171,26 +200,32 @@ async def test_every_command_in_a_terminal(node: Node, tmp_path: Path) -> None:
     conf = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "conf"}, "data": {"a": "1"}}
     (tmp_path / "conf.yaml").write_text(json.dumps(conf))
     (tmp_path / "broken.yaml").write_text("kind: Pod\n\x1b")
-    for case in CASES:
-        code, said = await recorded(case, node, tmp_path)
+    for case in cases:
+        code, said = await recorded(case, node, variable, tmp_path)
         lines = [line for line in ESCAPES.sub("", said).replace("\r", "").split("\n") if line.strip()]
         first = case.first.format(tmp=tmp_path, data=node.instance.data_dir, image=BUSYBOX_IMAGE)
+        assert lines, case
         assert re.match(first, lines[0]), (case, said)
         assert code in (case.code if isinstance(case.code, tuple) else (case.code,)), (case, said)
         assert "Traceback" not in said, (case, said)
         assert said.rfind(HIDE_CURSOR) <= said.rfind(SHOW_CURSOR), (case, said)
 
 
-async def recorded(case: Case, node: Node, directory: Path) -> tuple[int, str]:
+async def recorded(case: Case, node: Node, variable: str, directory: Path) -> tuple[int, str]:
     """Run a command in a terminal; return its exit code and what it printed."""
     line = case.line.format(tmp=directory, data=node.instance.data_dir, image=BUSYBOX_IMAGE)
-    variables = f"PYKUBELET_DATA_DIR={node.instance.data_dir} PYKUBELET_DEV_DATA_DIR={directory}/dev"
+    variables = f"{variable} PYKUBELET_DEV_DATA_DIR={directory}/dev"
     shell = f"unset COLUMNS; cd {directory}; {variables} exec {PYKUBELET} {line}"
     terminal = Terminal(["/bin/sh", "-c", shell], rows=24, columns=80)
-    if case.until:
-        await terminal.until(case.until)
-        terminal.type(case.keys)
-    await terminal.read_all()
+    try:
+        if case.until:
+            await terminal.until(case.until)
+            terminal.type(case.keys)
+        await terminal.read_all()
+    except BaseException:
+        terminal.signal(signal.SIGKILL)
+        await terminal.end()
+        raise
     code = await terminal.end()
     # A command that a signal ends has the code that a shell reports.
     return code if code >= 0 else 128 - code, terminal.said.decode(errors="replace")
