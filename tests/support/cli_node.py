@@ -101,6 +101,15 @@ class Terminal:
         """Pull at the window's corner."""
         ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
+    async def read_all(self) -> None:
+        """Read until the program has closed the terminal."""
+        async with asyncio.timeout(60):
+            try:
+                while data := await asyncio.to_thread(os.read, self.fd, 4096):
+                    self.said += data
+            except OSError:
+                return  # EIO: no process has it open any more
+
     async def end(self) -> int:
         """Wait for the program's end and return its exit code."""
         _, status = await asyncio.to_thread(os.waitpid, self.pid, 0)

@@ -305,9 +305,7 @@ def build_pod_engine(
     handler_of = cluster.handler_of if cluster is not None else default_handler
     wait_for = []
     if workloads is not None:
-        wait_for.append(
-            WaitForStage(store.pods, statuses.get, workloads.has_completed, workers.wake, history)
-        )
+        wait_for.append(WaitForStage(store.pods, statuses.get, workloads.job_outcome, workers.wake, history))
         statuses.add_listener(wait_for[0].handle_status)
     stages = StageList(
         *wait_for,

@@ -37,6 +37,7 @@ from pykubelet.images.image_gc import ImageGC
 from pykubelet.images.image_manager import ImageManager
 from pykubelet.kuberuntime.log_rotation.readers import LogReaders
 from pykubelet.logs import get_logger
+from pykubelet.logs.setup import log_file
 from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podconfig.static_sources import served_kinds
@@ -236,6 +237,7 @@ async def _published_info(parts: ServerDependencies) -> NodeInfo:
         bootstrap_kubeconfig=flags.bootstrap_kubeconfig,
         client_ca_file=config.authentication.x509.client_ca_file,
         tls_cert_file=config.tls_cert_file,
+        log_file=str(log_file() or ""),
         standalone=parts.cluster is None,
         version=__version__,
         pid=os.getpid(),

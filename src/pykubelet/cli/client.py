@@ -4,11 +4,12 @@ A request takes a few milliseconds and loads none of the kubelet's libraries, so
 Every failure is a NodeError with one line that contains the remedy.
 
 A pod is selected by its name in the manifest (`web`), its name on the node (`web-node1`), either with its
-namespace in front (`kube-system/dns`), or a prefix of its uid. An ambiguous name is an error that lists the
-candidates: a command must never act on a pod that was not meant.
+namespace in front (`kube-system/dns`), `pod/NAMESPACE/NAME` as `-o name` prints it, or a prefix of its uid.
+An ambiguous name is an error that lists the candidates: a command must never act on a pod that was not meant.
 
-`run_command` runs a command: an error is one line on standard error; Ctrl-C and a closed output pipe end a
-command without a message, with the exit code that a shell reports for the signal.
+`run_command` runs a command: an error is one line on standard error; Ctrl-C, SIGTERM, SIGHUP and a closed
+output pipe end a command without a message, with the exit code that a shell reports for the signal, after it
+has removed what is incomplete.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -345,6 +347,7 @@ def _error_text(body: bytes) -> str:
 
 
 SHORTEST_UID = 4
+KIND_PREFIX = "pod/"
 _MAX_ERROR_CHARACTERS = 300
 _MAX_LISTED = 10
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
@@ -408,8 +411,18 @@ def manifest_name(pod: Pod) -> str:
     return pod.metadata.name
 
 
-def _matching(pods: Iterable[Pod], text: str) -> list[Pod]:
-    """Return the best matches: by pod name, else by name in the manifest, else by uid prefix."""
+def _matching(pods: Sequence[Pod], text: str) -> list[Pod]:
+    """Return the best matches: by pod name, else by name in the manifest, else by uid prefix.
+
+    `pod/` in front, as in the output of `-o name`, is the kind if it is no namespace.
+    """
+    found = _matching_name(pods, text)
+    if not found and text.startswith(KIND_PREFIX):
+        return _matching_name(pods, text.removeprefix(KIND_PREFIX))
+    return found
+
+
+def _matching_name(pods: Iterable[Pod], text: str) -> list[Pod]:
     namespace, slash, name = text.rpartition("/")
     candidates = [pod for pod in pods if not slash or pod.metadata.namespace == namespace]
     matches = (
@@ -434,7 +447,8 @@ _SIGNAL_EXIT_BASE = 128
 def run_command(program: str, work: Callable[[], int], *expected: type[Exception]) -> int:
     """Run `work` and return its exit code; usual and `expected` exceptions become one line and code 1."""
     try:
-        code = work()
+        with _exit_on_signals():
+            code = work()
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader closed the pipe. Redirect stdout, so that flushing Python's buffer at exit does not fail.
@@ -448,15 +462,32 @@ def run_command(program: str, work: Callable[[], int], *expected: type[Exception
 
 
 @contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Exit with unwinding on SIGTERM and SIGHUP; an ignored signal (`nohup`) or another handler stays."""
+    changed = []
+    if threading.current_thread() is threading.main_thread():
+        changed = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL
+        ]
+    for number in changed:
+        signal.signal(number, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM until the context ends, so that terminal output is not left half written.
+    """Defer SIGINT, SIGTERM and SIGHUP until the context ends, so that output is not left half written.
 
     Only in the main thread. Blocking them there would not suffice: the kernel delivers them to other threads.
     """
     received: list[int] = []
     handlers = {
         number: signal.signal(number, lambda number, _: received.append(number)) or signal.SIG_DFL
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield
@@ -472,7 +503,6 @@ def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
     # Imported here: only terminal output needs rich.
     from rich.live import Live
 
-    exit_on_sigterm()
     live = Live(console=console, auto_refresh=False)
     try:
         for frame in frames:
@@ -482,8 +512,3 @@ def draw_live(frames: Iterable[RenderableType], console: Console) -> None:
     finally:
         with signals_deferred():
             live.stop()
-
-
-def exit_on_sigterm() -> None:
-    """Exit with unwinding on SIGTERM, so that the terminal's cursor is restored."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(_SIGNAL_EXIT_BASE + number))

@@ -4,9 +4,10 @@
 the drop-in `kubelet` (`--root-dir`). Without either option, in this order:
 
 1. the directory in PYKUBELET_DATA_DIR or PYKUBELET_ROOT_DIR,
-2. the default data directory, if it exists,
+2. the default data directory, if its kubelet runs,
 3. the only running kubelet of this host, found by its control socket,
-4. the default root directory of the drop-in, if a kubelet of this project has run there.
+4. the default data directory, if it exists,
+5. the default root directory of the drop-in, if a kubelet of this project has run there.
 
 Several running kubelets are an error that lists them with the option that chooses each. Paths and names come
 from the running kubelet, else from the file that it wrote at its last start (`server/node_info`).
@@ -157,31 +158,37 @@ def select_node(selection: NodeSelection) -> Node:
 
     Raises NodeError without a node or with several, and DirectoryError for an unusable data directory.
     """
+    chosen = selection_or_environment(selection)
+    if chosen.root_dir is not None:
+        return _existing(chosen.root_dir)
+    if chosen.data_dir is not None:
+        return Node.of(Instance.at(chosen.data_dir))
+    if not DEFAULT_DATA_DIR.is_dir():
+        return _only_running()
+    default = Node.of(Instance.at(DEFAULT_DATA_DIR))
+    if default.is_running():
+        return default
+    # `pykubelet down --keep-data` leaves the directory.
+    found = running_kubelets()
+    return found[0] if len(found) == 1 else default
+
+
+def selection_or_environment(selection: NodeSelection) -> NodeSelection:
+    """Return the selection of the options, else that of the environment. Raises NodeError for two."""
     if selection.data_dir is not None and selection.root_dir is not None:
         raise NodeError("--data-dir and --root-dir each select a node: give one of the two")
-    data_dir, root_dir = selection.data_dir, selection.root_dir
-    if data_dir is None and root_dir is None:
-        data_dir, root_dir = _from_environment()
-    if root_dir is not None:
-        return _existing(root_dir)
-    if data_dir is not None:
-        return Node.of(Instance.at(data_dir))
-    if DEFAULT_DATA_DIR.is_dir():
-        return Node.of(Instance.at(DEFAULT_DATA_DIR))
-    return _only_running()
+    if selection.data_dir is not None or selection.root_dir is not None:
+        return selection
+    data_dir, root_dir = os.environ.get(DATA_DIR_VARIABLE), os.environ.get(ROOT_DIR_VARIABLE)
+    if data_dir and root_dir:
+        raise NodeError(f"{DATA_DIR_VARIABLE} and {ROOT_DIR_VARIABLE} are both set: unset one of the two")
+    return NodeSelection(Path(data_dir) if data_dir else None, Path(root_dir) if root_dir else None)
 
 
 def running_kubelets(proc: Path = Path("/proc")) -> list[Node]:
     """Return the nodes of this host whose kubelet runs, sorted by root directory."""
     roots = {root for root in _listening_roots(proc) if _is_kubelet_socket(root / SOCKET_NAME, proc)}
     return [Node.at_root(root) for root in sorted(roots)]
-
-
-def _from_environment() -> tuple[Path | None, Path | None]:
-    data_dir, root_dir = os.environ.get(DATA_DIR_VARIABLE), os.environ.get(ROOT_DIR_VARIABLE)
-    if data_dir and root_dir:
-        raise NodeError(f"{DATA_DIR_VARIABLE} and {ROOT_DIR_VARIABLE} are both set: unset one of the two")
-    return Path(data_dir) if data_dir else None, Path(root_dir) if root_dir else None
 
 
 def _existing(root_dir: Path) -> Node:

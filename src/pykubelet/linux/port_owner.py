@@ -97,6 +97,6 @@ def _sockets(directory: Path) -> set[int]:
 
 def _command(pid: int, proc: Path) -> str:
     try:
-        return (proc / str(pid) / "comm").read_text().strip()
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
     except OSError:
         return "ended meanwhile"

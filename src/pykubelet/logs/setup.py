@@ -42,6 +42,7 @@ class BoundedFile(logging.Handler):
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         super().__init__()
+        self.path = path.absolute()
         self._limit = limit_bytes
         self.failure: OSError | None = None
         # File names in messages need not be valid UTF-8.
@@ -99,6 +100,12 @@ def set_levels(verbosity: int, vmodule: list[tuple[str, int]]) -> None:
 def set_verbosity(verbosity: int) -> None:
     """Change `-v` at runtime (the debug flags handler does)."""
     logging.getLogger(ROOT).setLevel(level_for(verbosity))
+
+
+def log_file() -> Path | None:
+    """Return the file that this process logs to, if any."""
+    files = (handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, BoundedFile))
+    return next((file.path for file in files), None)
 
 
 def log_health() -> str | None:

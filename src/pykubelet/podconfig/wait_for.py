@@ -5,8 +5,8 @@ Deployments, DaemonSets, StatefulSets and Jobs that own them. A pod is waited fo
 succeeded, a Job until it has completed. A pod that has started is not stopped when another one becomes
 unready.
 
-A missing pod and a cycle are reported and never resolve by themselves; everything is a pure function of the
-present pods.
+A missing pod, a failed Job and a cycle are reported and never resolve by themselves; everything is a pure
+function of the present pods.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from pykubelet.util.text import quoted
 WAIT_FOR_ANNOTATION = "pykubelet.dev/wait-for"
 MAX_NAMES = 20
 WAITING = "WaitingForPods"
+FAILED = "WaitForFailedJob"
 CYCLE = "WaitForCycle"
 MISSING = "WaitForMissing"
 Target = tuple[str, str]
 """Namespace and name of a pod or of its owner."""
+JobOutcome = tuple[str, str]
+"""Outcome of a Job, empty while it runs, and the reason of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +69,21 @@ def find_wait(
     pod: Pod,
     pods: Sequence[Pod],
     is_ready: Callable[[Pod], bool],
-    has_completed: Callable[[str, str], bool | None],
+    job_outcome: Callable[[str, str], JobOutcome | None],
 ) -> Wait | None:
-    """Return why a pod cannot start yet, or None.
-
-    `has_completed` returns whether a Job has completed, None for an unknown Job.
-    """
-    waiting, missing = [], []
+    """Return why a pod cannot start yet, or None; `job_outcome` returns None for an unknown Job."""
+    waiting, missing, failed = [], [], []
     index = _index(pods)
     for target in _valid_targets(pod):
-        completed, found = has_completed(*target), index.get(target, [])
-        if completed is None and not found:
+        job, found = job_outcome(*target), index.get(target, [])
+        outcome, reason = job or ("", "")
+        if job is None and not found:
             missing.append(_text(target, pod))
-        elif completed is False or (completed is None and not all(map(is_ready, found))):
+        elif outcome == "Failed":
+            failed.append(f"Job {_name(target, pod)}, which failed ({reason})")
+        elif (job is not None and not outcome) or (job is None and not all(map(is_ready, found))):
             waiting.append(_text(target, pod))
-    if not waiting and not missing:
+    if not waiting and not missing and not failed:
         return None
     if cycle := _find_cycle(pod, index):
         chain = " → ".join(cycle)
@@ -93,6 +96,8 @@ def find_wait(
             f"waits for {', '.join(missing)}, which this node does not have: apply the manifest, or remove "
             f"the name from {WAIT_FOR_ANNOTATION}",
         )
+    if failed:
+        return Wait(FAILED, f"waits for {', '.join(failed)}: correct and apply it")
     return Wait(WAITING, f"waits for {', '.join(waiting)} to be ready")
 
 
@@ -142,5 +147,9 @@ def _awaited(pod: Pod, index: dict[Target, list[Pod]]) -> Iterator[Pod]:
 
 
 def _text(target: Target, pod: Pod) -> str:
+    return f"pod {_name(target, pod)}"
+
+
+def _name(target: Target, pod: Pod) -> str:
     namespace, name = target
-    return f"pod {name}" if namespace == pod.metadata.namespace else f"pod {namespace}/{name}"
+    return name if namespace == pod.metadata.namespace else f"{namespace}/{name}"

@@ -35,6 +35,8 @@ class NodeInfo(msgspec.Struct, kw_only=True, rename="camel"):
     bootstrap_kubeconfig: str = ""
     client_ca_file: str = ""
     tls_cert_file: str = ""
+    log_file: str = ""
+    """File of `--log-file` or `--log-dir`."""
     standalone: bool = False
     """Whether the kubelet has no API server."""
     version: str = ""

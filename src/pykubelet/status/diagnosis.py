@@ -15,7 +15,7 @@ from typing import Literal
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStateTerminated, ContainerStatus
 from pykubelet.podconfig.pod_history import Event
-from pykubelet.podconfig.wait_for import CYCLE, MISSING, WAITING
+from pykubelet.podconfig.wait_for import CYCLE, FAILED, MISSING, WAITING
 from pykubelet.status.columns import (
     has_condition,
     is_finished,
@@ -31,7 +31,7 @@ STEPS: tuple[StepName, ...] = ("admission", "volumes", "image", "sandbox", "init
 RESTART_SECONDS = 600.0
 """Time for which a pod needs attention after a container of it was restarted because of a failure."""
 _WAITING_FOR_START = frozenset({"", "ContainerCreating", "PodInitializing"})
-_WAIT_FOR = frozenset({WAITING, MISSING, CYCLE})
+_WAIT_FOR = frozenset({WAITING, MISSING, CYCLE, FAILED})
 """Reasons of containers whose pod waits for other pods, before anything of it is set up."""
 _WITHOUT_REASON = frozenset({"Running", "Pending", "ContainerCreating", "PodInitializing"})
 """Status texts that do not name a problem."""

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,62 @@ async def test_images_commands_stopped_kubelet_work_except_prune(
         assert "no node runs on" in ran.err or "starting, or stopping" in ran.err
     finally:
         node.start()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+async def test_images_save_ended_by_signal_leaves_neither_file_nor_ctr(
+    node: Node,
+    cri: RuntimeConnection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("the signal is ignored here (nohup), and so by the commands that are started")
+    programs, target = tmp_path / "bin", tmp_path / "out"
+    programs.mkdir()
+    target.mkdir()
+    ctr = programs / "ctr"
+    ctr.write_text(
+        f'#!/bin/sh\necho part > "$5"\necho $$ > {tmp_path}/pid.new\n'
+        f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 600\n"
+    )
+    ctr.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    async with started(node.instance, "save", BUSYBOX_IMAGE, "-o", str(target / "x.tar")) as process:
+        async with asyncio.timeout(60):
+            while not (tmp_path / "pid").exists():
+                await asyncio.sleep(0.02)
+        [partial] = target.iterdir()
+        assert partial.read_text() == "part\n"
+        process.send_signal(number)
+        async with asyncio.timeout(30):
+            assert await process.wait() == code
+    assert list(target.iterdir()) == []
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+
+
+async def test_images_load_of_standard_input_ends_with_first_ctrl_c(node: Node) -> None:
+    async with started(node.instance, "load", "-") as process:
+        assert process.stdin is not None
+        process.stdin.write(bytes(MIB))
+        await process.stdin.drain()
+        spool = str(node.instance.kubelet_root)
+        async with asyncio.timeout(60):
+            while not any(spool in link for link in open_files(process.pid)):
+                await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(20):
+            assert await process.wait() == 130
+
+
+def open_files(pid: int) -> list[str]:
+    """Return the paths of the open files of a process."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found

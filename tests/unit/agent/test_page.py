@@ -34,7 +34,7 @@ class Images:
             raise self.error
 
 
-async def nothing(*_: object) -> None:
+async def nothing(*_: object, **__: object) -> None:
     return None
 
 

@@ -109,6 +109,37 @@ def test_copy_into_hostile_target_stays_in_container(sides: Sides) -> None:
     assert not (sides.secret.parent / "f").exists()
 
 
+def test_copy_existing_directory_keeps_mode(sides: Sides) -> None:
+    (sides.container / "tmp" / "new").mkdir(parents=True)
+    (sides.container / "tmp").chmod(0o755)
+    (sides.container / "tmp" / "new").chmod(0o750)
+    (sides.host / "tmp").mkdir()
+    (sides.host / "tmp").chmod(0o1777)
+    assert sides.download("/tmp", "/").skipped == 0
+    assert (sides.host / "tmp").stat().st_mode & 0o7777 == 0o1777
+    assert (sides.host / "tmp" / "new").stat().st_mode & 0o7777 == 0o750
+
+
+def test_copy_again_replaces_links(sides: Sides) -> None:
+    source = sides.container / "d"
+    source.mkdir()
+    for name in ("same", "changed"):
+        (source / name).symlink_to("f")
+    (source / "f").touch()
+    assert sides.download("/d", "/").skipped == 0
+    same = (sides.host / "d" / "same").lstat().st_ino
+    (source / "changed").unlink()
+    (source / "changed").symlink_to("g")
+    (source / "file").symlink_to("f")
+    (sides.host / "d" / "file").write_text("mine")
+    assert sides.download("/d", "/").skipped == 1
+    assert (sides.host / "d" / "same").lstat().st_ino == same
+    assert (sides.host / "d" / "changed").readlink() == Path("g")
+    assert (sides.host / "d" / "file").read_text() == "mine"
+    assert sides.warnings == ["left out /d/file: something of this name exists that is not a link"]
+    assert names(sides.host / "d") == ["changed", "f", "file", "same"]
+
+
 def test_copy_endless_depth_bounded(sides: Sides) -> None:
     root = sides.container / "d"
     root.mkdir()

@@ -74,7 +74,7 @@ async def test_debug_image_missing_or_pod_full_is_one_line(instance: Instance) -
     async with node(instance, waiting) as pod:
         ran = await pykubelet(instance, "debug", "web", "--", "true")
         assert ran.code == 1
-        assert ran.err.endswith("does not start: ErrImageNeverPull: x\\x1b[2J\n")
+        assert ran.err.endswith("does not start: ErrImageNeverPull: x\\x1b[2J; give --image\n")
         pod.spec.ephemeral_containers *= MAX_EPHEMERAL_CONTAINERS
         ran = await pykubelet(instance, "debug", "web", "--", "true")
     assert (ran.code, ran.err.count("\n")) == (1, 1)

@@ -28,12 +28,14 @@ from pykubelet.cli.node.doctor import (
     Status,
     as_document,
     as_lines,
+    doctor_context,
     evaluate_shutdown,
     examine,
     read_shutdown_facts,
     run_doctor,
     summary,
 )
+from pykubelet.cli.options import NodeSelection
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.linux.host_info import ClockState
 from pykubelet.linux.kernel import NAMESPACES, KernelFacts, SwapArea
@@ -41,6 +43,7 @@ from pykubelet.linux.logind import DelayDropIn
 from pykubelet.linux.network import HostnameError
 from pykubelet.linux.port_owner import PortOwner
 from pykubelet.linux.process_limits import NAMES
+from pykubelet.server.node_info import NodeInfo, write_node_info
 from pykubelet.standalone.requirements import CNI_PLUGINS
 from tests.support.logind import logind_on_bus
 
@@ -236,10 +239,50 @@ def test_doctor_output_as_lines_and_json() -> None:
     assert summary(findings[:1]).endswith("this machine can be a node")
 
 
+def test_doctor_output_control_characters_of_process_names_escaped() -> None:
+    owners = {10250: PortOwner(10250, "127.0.0.1", 7, "\x1b]0;x\x07é")}
+    findings = machine.evaluate_ports(owners, None)
+    text = "\n".join(as_lines(findings))
+    assert "\\x1b]0;x\\x07é" in text
+    assert "\x1b" not in text
+    assert as_document(findings).isascii()
+
+
+def test_print_table_control_characters_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    machine.print_table([Finding("a\x1b", Status.FAIL, "\x1b]0;x\x07", "do \x1b]0;y\x07")])
+    out = capsys.readouterr().out
+    assert "\\x1b]0;x\\x07" in out
+    assert "\\x1b]0;y\\x07" in out
+    assert "\x1b" not in out
+
+
+def test_doctor_context_of_root_dir_is_its_runtime_and_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    assert run_doctor(NodeSelection(root_dir=root), None, True) == 1
+    assert "there is no directory" in capsys.readouterr().err
+    root.mkdir()
+    info = NodeInfo(
+        node_name="n",
+        root_dir=str(root),
+        cert_dir=str(root),
+        pod_logs_dir="/l",
+        container_runtime_endpoint="unix:///run/c.sock",
+        config_file="/etc/k.yaml",
+        pid=7,
+    )
+    write_node_info(root, info)
+    selection = NodeSelection(root_dir=root)
+    assert doctor_context(selection, None) == DoctorContext(root, "unix:///run/c.sock", Path("/etc/k.yaml"))
+    assert doctor_context(selection, "unix:///other").endpoint == "unix:///other"
+    assert doctor_context(NodeSelection(data_dir=tmp_path), None) == DoctorContext(tmp_path)
+
+
 def examined(
     capsys: pytest.CaptureFixture[str], data_dir: Path, endpoint: str | None
 ) -> tuple[int, list[dict[str, Any]]]:
-    code = run_doctor(data_dir, endpoint, True)
+    code = run_doctor(NodeSelection(data_dir), endpoint, True)
     return code, json.loads(capsys.readouterr().out)["findings"]
 
 
@@ -263,7 +306,7 @@ def test_run_doctor_json_covers_all_areas_and_creates_nothing(
 def test_run_doctor_plain_lines_summary_matches_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run_doctor(tmp_path, None, False)
+    code = run_doctor(NodeSelection(tmp_path), None, False)
     lines = capsys.readouterr().out.splitlines()
     assert (" 0 failed: this machine can be a node" in lines[-1]) == (code == 0)
     assert all(line.startswith(("ok ", "warn ", "fail ", "      ")) for line in lines[:-1])
@@ -272,7 +315,9 @@ def test_run_doctor_plain_lines_summary_matches_exit_code(
 def test_run_doctor_terminal_prints_table(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
-        "assert 'rich' not in sys.modules\nsys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
+        "from pykubelet.cli.options import NodeSelection\n"
+        "assert 'rich' not in sys.modules\n"
+        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, False))\n"
     )
     ours, theirs = pty.openpty()
     try:
@@ -343,7 +388,8 @@ def test_run_doctor_non_utf8_data_dir_printed_escaped(tmp_path: Path) -> None:
     place.mkdir()
     script = (
         "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
-        "sys.exit(run_doctor(Path(sys.argv[1]), None, False))\n"
+        "from pykubelet.cli.options import NodeSelection\n"
+        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, False))\n"
     )
     done = subprocess.run([sys.executable, "-c", script, place], capture_output=True)
     assert done.stderr == b""

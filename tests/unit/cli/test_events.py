@@ -82,6 +82,23 @@ async def test_pykubelet_events_without_kubelet_or_of_older_version_one_line(ins
     assert "older version" in ran.err
 
 
+async def test_pykubelet_events_follow_pod_continues_after_changed_manifest(
+    instance: Instance, log: EventLog
+) -> None:
+    """Verify that the events of the new pod are shown, which has another uid."""
+    async with answering(instance, ScriptedView(listed=[DNS]), event_routes(log)):
+        for name in ("pod/kube-system/dns-node1", "dns"):
+            terminal = Terminal(command(instance, "events", "-f", name))
+            await terminal.until("BackOff")
+            changed = pod_of("dns", f"uid-of-changed-{name}", namespace="kube-system")
+            log.pod_event(WEB, Event("Normal", "Killing", "of another pod", "", 1.0, 2.0))
+            log.pod_event(changed, Event("Normal", "Scheduled", f"changed {name}", "", 1.0, 2.0))
+            await terminal.until(f"changed {name}")
+            terminal.signal(signal.SIGINT)
+            assert await terminal.end() == 130
+            assert b"of another pod" not in terminal.said
+
+
 async def test_pykubelet_events_follow_prints_new_events_until_ctrl_c(
     instance: Instance, log: EventLog
 ) -> None:

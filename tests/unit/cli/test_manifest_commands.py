@@ -4,9 +4,11 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from pykubelet.cli.manifests.apply import plan_apply, run_apply
 from pykubelet.cli.manifests.change import run_remove, run_start, run_stop
 from pykubelet.cli.manifests.get import pods_of, run_get
 from pykubelet.cli.manifests.inventory import ManifestError, ManifestFile, ManifestObject, read_directory
+from pykubelet.cli.manifests.run import RunOptions, run_manifest
 from pykubelet.cli.node import up
 from pykubelet.cli.node_access import Node
 from pykubelet.cli.options import NodeSelection
@@ -218,6 +221,81 @@ def test_apply_url_is_fetched_and_errors_name_it(cli: Cli) -> None:
     assert f"{base}/x cannot be fetched" in cli.apply(f"{base}/x")[2]
 
 
+@contextmanager
+def replying(reply: bytes) -> Iterator[str]:
+    """Serve one reply to every connection; yield the URL."""
+
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(reply)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "it is not a valid HTTP response (BadStatusLine: SSH-2.0"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200 + b"\r\n", "it is not a valid HTTP response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\nMANIFEST", "the response ended "),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\nMANIFEST",
+            "it is not a valid HTTP response (IncompleteRead",
+        ),
+        (b"HTTP/1.1 404 \x1b]0;x\x07\r\nContent-Length: 0\r\n\r\n", "the server sent 404 \\x1b]0;x\\x07"),
+    ],
+)
+def test_apply_url_unusable_response_is_one_line_and_applies_nothing(
+    cli: Cli, reply: bytes, message: str
+) -> None:
+    with replying(reply.replace(b"MANIFEST", yaml.safe_dump(job()).encode())) as url:
+        code, _, err = cli.apply(f"{url}/job.yaml")
+    assert (code, err.count("\n")) == (1, 1)
+    assert message in err
+    assert "\x1b" not in err
+    assert cli.present == []
+
+
+def test_apply_url_with_wrong_port_is_one_line(cli: Cli) -> None:
+    code, _, err = cli.apply("http://127.0.0.1:abc/x.yaml")
+    assert (code, err.count("\n"), "nonnumeric port: 'abc'" in err) == (1, 1, True)
+
+
+def test_apply_and_run_control_characters_of_ignored_fields_are_escaped(cli: Cli) -> None:
+    document = deployment()
+    document["spec"]["\x1b]0;x\x07"] = 1
+    path = cli.file("ignored.yaml", document)
+    for code, _, err in (
+        cli.apply(path),
+        cli._run(lambda: run_manifest(cli.selection, RunOptions(Path(path)))),
+    ):
+        assert code == 0, err
+        assert "warning: " in err
+        assert "spec.\\x1b]0;x\\x07: is ignored" in err
+        assert "\x1b" not in err
+
+
+def test_apply_and_run_control_characters_of_manifest_are_escaped(cli: Cli) -> None:
+    document = deployment()
+    document["spec"]["selector"] = {"matchLabels": {"\x1b]0;x\x07": "web"}}
+    path = cli.file("hostile.yaml", document)
+    for code, _, err in (
+        cli.apply(path),
+        cli._run(lambda: run_manifest(cli.selection, RunOptions(Path(path)))),
+    ):
+        assert code == 1
+        assert "\\x1b]0;x\\x07" in err
+        assert "\x1b" not in err
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("missing.yaml", "cannot be read: No such file"), (".hidden.yaml", "is a hidden file")],
@@ -246,6 +324,8 @@ def test_get_lists_objects_of_running_stopped_and_broken_files(cli: Cli) -> None
     assert cli.get("job/once", output="name")[1] == ["job/once"]
     code, _, err = cli.get("pod", "nothing")
     assert (code, "there is no pod 'nothing'" in err) == (1, True)
+    code, out, err = cli.get("deploy/prod/nothing")
+    assert (code, out, "there is no deploy 'prod/nothing'" in err) == (1, [], True)
     assert "is not a kind of a manifest" in cli.get("widgets")[2]
 
 
@@ -262,6 +342,18 @@ def test_get_documents_are_as_written_without_secret_values(cli: Cli, output: st
     assert set(found["items"][1]["metadata"]["annotations"].values()) == {"***", "me"}
     assert "hunter2" not in text
     assert yaml.safe_load("\n".join(cli.get("deploy", "web", output)[1]))["kind"] == "Deployment"
+
+
+def test_get_names_are_arguments_of_get_and_rm(cli: Cli) -> None:
+    other = deployment("web")
+    other["metadata"]["namespace"] = "prod"
+    cli.apply(cli.file("a.yaml", deployment()), cli.file("b.yaml", other))
+    _, names, _ = cli.get(output="name")
+    assert names == ["deployment/web", "deployment/prod/web"]
+    for name in names[1:]:
+        assert cli.get(name)[0] == 0
+        assert cli.rm(name)[0] == 0
+    assert cli.present == ["a.yaml"]
 
 
 def test_stop_and_start_hide_and_show_the_file(cli: Cli) -> None:

@@ -18,7 +18,7 @@ from pykubelet.cli.options import NodeSelection
 from pykubelet.server.node_info import INFO_FILE_NAME, NodeInfo, read_node_info, write_node_info
 from pykubelet.server.node_routes import node_routes
 from pykubelet.server.pods import SOCKET_NAME
-from pykubelet.standalone.data_dir import claim
+from pykubelet.standalone.data_dir import claim, hold_lock
 from pykubelet.standalone.instance import DirectoryError, Instance
 from tests.support.cli_node import answering
 from tests.support.pod_view import ScriptedView
@@ -122,6 +122,11 @@ def test_select_node_without_options_default_then_only_running_then_stopped(
     (directory / "data").mkdir()
     monkeypatch.setattr(node_access, "DEFAULT_DATA_DIR", directory / "data")
     assert select_node(NodeSelection()).instance == Instance.at(directory / "data")
+    running[:] = nodes[:1]  # a stopped default node does not hide the one that runs
+    assert select_node(NodeSelection()) is nodes[0]
+    claim(Instance.at(directory / "data"))
+    with hold_lock(Instance.at(directory / "data"), "up"):
+        assert select_node(NodeSelection()).instance == Instance.at(directory / "data")
 
 
 def test_select_node_options_win_over_environment(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

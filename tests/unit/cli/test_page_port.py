@@ -37,7 +37,7 @@ def test_explicit_page_port_taken_is_an_error(flag: str, monkeypatch: pytest.Mon
         other.listen()
         port = other.getsockname()[1]
         ports = ["--port=1", "--healthz-port=0", "--read-only-port=0"]
-        problem = up._start_problem(load([f"{flag}={port}", *ports]))
+        problem = up.start_problem(load([f"{flag}={port}", *ports]))
     assert problem is not None
     assert problem.startswith(f"port {port} of the page server is taken by")
     assert problem.endswith("give --page-port")

@@ -326,6 +326,9 @@ PODS = [
         ("bbbb", "bbbb2222"),
         ("other/bbbb", "bbbb2222"),
         ("deadbeef", "cccc4444"),
+        ("pod/db", "aaaa3333"),
+        ("pod/other/web-node1", "bbbb2222"),
+        ("pod/default/web", "aaaa1111"),
         ("deadbeef5", "deadbeef5555"),
         ("api", "deadbeef5555"),
     ],
@@ -351,6 +354,12 @@ def test_choose_pod_no_or_ambiguous_match_error_lists_candidates(text: str, says
         choose_pod(PODS, text)
     for part in says:
         assert part in str(caught.value)
+
+
+def test_choose_pod_in_namespace_pod_comes_first() -> None:
+    pods = [pod_of("web", "u1"), pod_of("web", "u2", namespace="pod")]
+    assert choose_pod(pods, "pod/web").uid == "u2"
+    assert choose_pod(pods, "pod/default/web").uid == "u1"
 
 
 def test_choose_pod_many_candidates_list_truncated() -> None:

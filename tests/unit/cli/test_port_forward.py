@@ -5,11 +5,15 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pykubelet.cli.node_access import Node
+from pykubelet.cli.pods import port_forward
 from pykubelet.cli.pods.port_forward import PROTOCOL, Forwarder
+from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.transport.spdy import data_header
 from tests.support.spdy_runtime import UPGRADED
 
@@ -94,3 +98,20 @@ async def test_forwarder_runtime_resets_reported_in_one_line(capsys: pytest.Capt
     assert unhandled == []
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("pykubelet port-forward: the connection to the runtime broke: ")
+
+
+@pytest.mark.parametrize("address", ["x" * 64, "a..b"])
+async def test_forward_ports_invalid_host_name_is_one_line(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Runtime:
+        async def list_containers(self, _: object) -> list[pb.Container]:
+            return [pb.Container(pod_sandbox_id="s")]
+
+    @asynccontextmanager
+    async def connected(_: object) -> AsyncIterator[Runtime]:
+        yield Runtime()
+
+    monkeypatch.setattr(port_forward, "runtime_client", connected)
+    with pytest.raises(port_forward.PortError, match="it is not a valid host name"):
+        await port_forward._forward_ports(Node(Path("/none")), "id", [(0, 80)], address)

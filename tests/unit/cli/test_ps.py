@@ -154,6 +154,15 @@ async def test_pykubelet_ps_json_prints_pod_list(instance: Instance, view: Scrip
         assert (await pykubelet(instance, "ps", "-o", "json", "-w")).code == 2
 
 
+async def test_pykubelet_ps_names_are_arguments_of_describe(instance: Instance, view: ScriptedView) -> None:
+    async with answering(instance, view):
+        names = (await pykubelet(instance, "ps", "-o", "name")).out.split()
+        assert names
+        for name in names:
+            ran = await pykubelet(instance, "describe", name)
+            assert ran.code == 0, ran
+
+
 async def test_pykubelet_ps_no_pods_prints_hint(instance: Instance) -> None:
     async with answering(instance, ScriptedView()):
         ran = await pykubelet(instance, "ps")

@@ -1,5 +1,6 @@
 """`pykubelet run`: where a manifest goes and what becomes of its pod, as tables; and without a node."""
 
+import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pykubelet.api.meta import to_json
+from pykubelet.api.meta import from_document, to_json
 from pykubelet.api.pod import Pod
 from pykubelet.cli.manifests.run import (
     FAILURE_REASONS,
@@ -40,11 +41,14 @@ from pykubelet.podconfig.static_pods import (
     read_manifest_dir,
     static_pods,
 )
+from pykubelet.podconfig.workloads.job import JobRecord, pod_uid, run_hash
+from pykubelet.podconfig.workloads.records import DIRECTORY, WorkloadRecord, write_records
 from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from pykubelet.util.files import write_atomically
 from tests.support.cli_node import Terminal, answering, command, pykubelet
 from tests.support.pod_view import START, ScriptedView, pod_of
+from tests.unit.podconfig.workloads.making import job, job_spec
 
 WEB, DB, API = "pod default/web", "pod default/db", "configMap kube-system/api"
 FOLDER = Path("/m")
@@ -439,6 +443,71 @@ async def test_pykubelet_run_pod_never_appears_exits_1_after_timeout(
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(tmp_path / "web.yaml"))
     assert ran.code == 1
     assert "the node has not taken the manifest up" in ran.err
+
+
+def job_file(directory: Path, **spec: object) -> tuple[Path, str]:
+    """Write the manifest of a Job; return it and the hash of its run."""
+    file = directory / "job.yaml"
+    file.write_text(json.dumps(job(**spec)))  # type: ignore[arg-type]
+    return file, run_hash(job_spec(**spec))  # type: ignore[arg-type]
+
+
+def record_job(instance: Instance, **fields: Any) -> None:
+    record = WorkloadRecord(
+        kind="Job", namespace="default", name="once", job=from_document(JobRecord, {"uid": "run", **fields})
+    )
+    write_records(instance.kubelet_root / DIRECTORY, {record.key: record})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({"outcome": "Complete"}, 0, "once: complete"),
+        (
+            {"outcome": "Failed", "reason": "BackoffLimitExceeded", "message": "too often"},
+            1,
+            "once: failed (BackoffLimitExceeded: too often)",
+        ),
+    ],
+)
+async def test_pykubelet_run_job_waits_for_its_outcome(
+    instance: Instance, tmp_path: Path, fields: dict[str, str], code: int, says: str
+) -> None:
+    file, template = job_file(tmp_path)
+    record_job(instance, template="of another manifest", outcome="Complete" if code else "Failed")
+    with hold_lock(instance, "up"):
+        async with answering(instance, ScriptedView()):
+            terminal = Terminal(command(instance, "run", str(file)))
+            await terminal.until("handed over")
+            record_job(instance, template=template)
+            record_job(instance, template=template, **fields)
+            await terminal.until(says)
+            assert await terminal.end() == code
+
+
+async def test_pykubelet_run_job_whose_image_cannot_be_pulled_exits_1(
+    instance: Instance, tmp_path: Path
+) -> None:
+    file, template = job_file(tmp_path)
+    record_job(instance, template=template, pods=[{"serial": 0}])
+    failing = shown(waits("ImagePullBackOff"), phase="Pending")
+    failing.metadata.uid = pod_uid("run", 0)
+    with hold_lock(instance, "up"):
+        async with answering(instance, ScriptedView([failing])):
+            ran = await pykubelet(instance, "run", str(file))
+    assert ran.code == 1
+    assert "once: ImagePullBackOff" in ran.err
+
+
+async def test_pykubelet_run_job_that_is_suspended_or_unfinished(instance: Instance, tmp_path: Path) -> None:
+    file, template = job_file(tmp_path)
+    record_job(instance, template=template)
+    with hold_lock(instance, "up"):
+        async with answering(instance, ScriptedView()):
+            ran = await pykubelet(instance, "run", "--timeout", "500ms", str(file))
+            assert (ran.code, "not complete after" in ran.err) == (1, True)
+            job_file(tmp_path, suspend=True)
+            assert (await pykubelet(instance, "run", "--replace", str(file))).code == 0
 
 
 async def test_pykubelet_run_terminal_crashloop_shows_progress_and_exits_1(

@@ -139,7 +139,7 @@ async def test_self_test_pod_never_starts_json_after_timeout(instance: Instance)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143)]
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 async def test_self_test_interrupted_removes_manifest(instance: Instance, number: int, code: int) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:

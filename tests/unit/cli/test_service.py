@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pykubelet.cli.node import service
-from pykubelet.cli.node.service import quoted, run_install, run_uninstall, unit_text
+from pykubelet.cli.node import service, up
+from pykubelet.cli.node.service import PATH_FLAGS, quoted, run_install, run_uninstall, unit_text
+from pykubelet.config.flags.flag_table import BY_NAME
+from pykubelet.linux.port_owner import PortOwner
 from pykubelet.standalone.data_dir import claim, hold_lock
 from pykubelet.standalone.instance import Instance
 
@@ -19,6 +21,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     monkeypatch.setattr(service, "UNITS", tmp_path / "units")
     monkeypatch.setattr(service, "RUNNING_SYSTEMD", tmp_path / "run")
     monkeypatch.setattr(service, "is_root", lambda: True)
+    monkeypatch.setattr(up, "is_root", lambda: True)
+    monkeypatch.setattr(up, "find_port_owner", lambda port: None)
     monkeypatch.setattr(service, "_is_active", lambda name: False)
     monkeypatch.setattr(service, "_systemctl", lambda *arguments: made.append(arguments))
     return made
@@ -77,6 +81,46 @@ def test_install_problems_one_line_and_nothing_written(
     assert run_install(data_dir, None, 0, []) == 1
     assert "sudo" in capsys.readouterr().err
     assert calls == []
+
+
+def test_install_taken_port_is_a_problem_unless_the_service_has_it(
+    data_dir: Path,
+    tmp_path: Path,
+    calls: list[tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner = PortOwner(10250, "127.0.0.1", 7, "kubelet")
+    monkeypatch.setattr(up, "find_port_owner", lambda port: owner if port == 10250 else None)
+    assert run_install(data_dir, None, 0, []) == 1
+    assert "port 10250 of the API server is taken by pid 7 (kubelet)" in capsys.readouterr().err
+    assert (list((tmp_path / "units").iterdir()), calls) == ([], [])
+    monkeypatch.setattr(service, "_is_active", lambda name: True)
+    assert run_install(data_dir, None, 0, []) == 0
+
+
+def test_install_relative_paths_of_flags_become_absolute(
+    data_dir: Path, tmp_path: Path, calls: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = [
+        "--resolv-conf",
+        "r.conf",
+        "--log-file=/l",
+        "--runonce",
+        "--volume-plugin-dir=a/b",
+        "--node-labels=a=b",
+    ]
+    assert run_install(data_dir, None, 0, flags) == 0
+    text = (tmp_path / "units" / f"{Instance.at(data_dir).name}.service").read_text()
+    assert (
+        f"--resolv-conf={tmp_path}/r.conf --log-file=/l --runonce=true "
+        f"--volume-plugin-dir={tmp_path}/a/b --node-labels=a=b\n"
+    ) in text
+
+
+def test_path_flags_exist() -> None:
+    assert BY_NAME.keys() >= PATH_FLAGS
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import web
 
 from pykubelet.cli.node import support_bundle
-from pykubelet.cli.node.support_bundle import masked_log, run_support_bundle
+from pykubelet.cli.node.support_bundle import masked_log, run_support_bundle, unit_of
 from pykubelet.cli.options import NodeSelection
+from pykubelet.server.node_info import NodeInfo, write_node_info
 from pykubelet.standalone.instance import Instance
 from tests.support.cli_node import answering
 from tests.support.pod_view import ScriptedView, pod_of
@@ -98,6 +99,84 @@ async def test_support_bundle_planted_secrets_absent(instance: Instance, tmp_pat
     assert b"fine" in found["logs/pods/default_web_u1/main/0.log"]
     assert json.loads(found["state/cpu_manager_state"])["policyName"] == "none"
     assert found["pressure.json"].startswith(b"not collected: ")  # this node has no such route
+
+
+JOURNALCTL = """#!/bin/sh
+echo "$@" > {arguments}
+echo "password={secret} is cut"
+yes "2026-01-02T03:04:05+0000 n kubelet[1]: padding" | head -n 30000
+echo "2026-01-02T03:04:05+0000 n kubelet[1]: password={secret}"
+echo "2026-01-02T03:04:05+0000 n kubelet[1]: Authorization: Bearer {secret}"
+echo "2026-01-02T03:04:05+0000 n kubelet[1]: the end"
+"""
+
+
+def journalctl(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Install an executable of this name."""
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "journalctl").write_text(text)
+    (programs / "journalctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+
+
+def test_support_bundle_log_of_kubelet_bounded_and_masked(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, log = tmp_path / "arguments", tmp_path / "kubelet.log"
+    journalctl(tmp_path, monkeypatch, JOURNALCTL.format(arguments=arguments, secret=PLANTED))
+    log.write_text(f"I0102 started\nE0102 token: {PLANTED}\n")
+    root = instance.kubelet_root
+    info = NodeInfo(
+        node_name="n",
+        root_dir=str(root),
+        cert_dir=str(root),
+        pod_logs_dir=str(instance.pod_logs),
+        container_runtime_endpoint="",
+        log_file=str(log),
+    )
+    write_node_info(root, info)
+    assert run_support_bundle(NodeSelection(instance.data_dir), tmp_path / "b.tar.gz") == 0
+    found = members(tmp_path / "b.tar.gz")
+    journal = found["logs/kubelet-journal.log"]
+    assert PLANTED.encode() not in journal + found["logs/kubelet.log"]
+    assert b"the end" in journal
+    assert support_bundle.MAX_LOG_BYTES // 2 < len(journal) <= support_bundle.MAX_LOG_BYTES + 100
+    assert found["logs/kubelet.log"].startswith(b"I0102 started\n")
+    assert arguments.read_text().split() == [
+        *("--no-pager", "-o", "short-iso", "-n", "20000", "-u", f"{instance.name}.service")
+    ]
+
+
+def test_support_bundle_journal_that_does_not_end_is_left_out(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journalctl(tmp_path, monkeypatch, "#!/bin/sh\necho first\nexec sleep 600\n")
+    monkeypatch.setattr(support_bundle, "_TIMEOUT_SECONDS", 0.5)
+    assert run_support_bundle(NodeSelection(instance.data_dir), tmp_path / "b") == 0
+    journal = members(tmp_path / "b")["logs/kubelet-journal.log"]
+    assert journal == b"not collected: journalctl took longer than 0.5s\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "unit"),
+    [
+        ("0::/system.slice/kubelet.service/init.scope\n", "kubelet.service"),
+        ("4:cpu:/k8s.slice\n1:name=systemd:/system.slice/own.service\n", "own.service"),
+        ("0::/user.slice/session.scope\n", "kubelet.service"),
+    ],
+)
+def test_unit_of_cgroups(cgroups: str, unit: str) -> None:
+    assert (unit_of(cgroups) or "kubelet.service") == unit
+
+
+def test_support_bundle_doctor_and_certs_of_the_selected_node(tmp_path: Path, instance: Instance) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    assert run_support_bundle(NodeSelection(root_dir=root), tmp_path / "b") == 0
+    found = members(tmp_path / "b")
+    assert found["doctor.json"] == f"doctor --json --root-dir {root}".encode()
+    assert found["certs.json"] == f"certs -o json --root-dir {root}".encode()
 
 
 async def test_support_bundle_of_stopped_node_and_wrong_files(

@@ -75,3 +75,15 @@ def test_find_port_owner_unreadable_process_is_another_process(tmp_path: Path) -
     assert holder.pid == 0
     assert str(holder) == "another process"
     assert str(PortOwner(1, "::", 5, "foo")) == "pid 5 (foo)"
+
+
+def test_find_port_owner_any_bytes_in_process_name_replaced(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    entry = f"   0: 0100007F:2808 00000000:0000 0A {TAIL} 1664 1 0000 100 0 0 10 0\n"
+    (tmp_path / "net" / "tcp").write_text(HEADINGS + entry)
+    (tmp_path / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "7" / "fd" / "3").symlink_to("socket:[1664]")
+    (tmp_path / "7" / "comm").write_bytes(b"a\xff\n")
+    owner = find_port_owner(10248, tmp_path)
+    assert owner is not None
+    assert (owner.pid, owner.command) == (7, "a\ufffd")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pykubelet.api.pod import Pod
 from pykubelet.podconfig.wait_for import (
     CYCLE,
+    FAILED,
     MAX_NAMES,
     MISSING,
     WAIT_FOR_ANNOTATION,
@@ -31,7 +32,7 @@ def pod(name: str, *names: str) -> Pod:
 
 
 def wait_of(
-    chosen: Pod, *others: Pod, ready: tuple[str, ...] = (), jobs: dict[str, bool] | None = None
+    chosen: Pod, *others: Pod, ready: tuple[str, ...] = (), jobs: dict[str, tuple[str, str]] | None = None
 ) -> Wait | None:
     return find_wait(
         chosen,
@@ -62,10 +63,17 @@ def test_find_wait_ready_pods_by_manifest_name_node_name_and_owner() -> None:
 
 
 def test_find_wait_job_counts_when_completed_also_without_pods() -> None:
-    assert wait_of(pod("app", "migrate"), jobs={"migrate": True}) is None
-    found = wait_of(pod("app", "migrate"), jobs={"migrate": False})
+    assert wait_of(pod("app", "migrate"), jobs={"migrate": ("Complete", "CompletionsReached")}) is None
+    found = wait_of(pod("app", "migrate"), jobs={"migrate": ("", "")})
     assert found is not None
     assert found.reason == WAITING
+
+
+def test_find_wait_failed_job_is_named_with_reason_and_remedy() -> None:
+    jobs = {"migrate": ("Failed", "BackoffLimitExceeded"), "other": ("", "")}
+    assert wait_of(pod("app", "other", "migrate"), jobs=jobs) == Wait(
+        FAILED, "waits for Job migrate, which failed (BackoffLimitExceeded): correct and apply it"
+    )
 
 
 def test_find_wait_missing_pod_has_remedy() -> None:

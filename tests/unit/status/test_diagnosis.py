@@ -221,7 +221,9 @@ def test_summary_status_of_failing_pod_is_its_reason() -> None:
     assert summary_status(pod, "syncing", diagnosis) == ("FailedMount", "bad")
 
 
-@pytest.mark.parametrize(("reason", "attention"), [("WaitingForPods", False), ("WaitForMissing", True)])
+@pytest.mark.parametrize(
+    ("reason", "attention"), [("WaitingForPods", False), ("WaitForMissing", True), ("WaitForFailedJob", True)]
+)
 def test_diagnose_pod_that_waits_for_others_has_not_started_a_step(reason: str, attention: bool) -> None:
     status = {"phase": "Pending", "containerStatuses": [waiting(reason, "waits for pod db to be ready")]}
     diagnosis = found(status, event(reason))

@@ -14,7 +14,7 @@ from typing import NoReturn
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.duration import Duration
-from pykubelet.cli.client import run_command
+from pykubelet.cli.client import KubeletNotRunning, run_command
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.printers import escape_unprintable
@@ -27,7 +27,7 @@ from pykubelet.images.image_reference import InvalidImageName, parse_image_name
 from pykubelet.images.importer import ImportFailed
 from pykubelet.images.pins import PinError, PinRecord
 from pykubelet.images.puller import PullFailed
-from pykubelet.transport.errors import CriError, NotFound
+from pykubelet.transport.errors import ConnectError, CriError, NotFound
 from pykubelet.util.text import quoted
 
 CALL_SECONDS = 30.0
@@ -67,13 +67,19 @@ def run_on_images(
 @asynccontextmanager
 async def node_images(node: Node) -> AsyncIterator[NodeImages]:
     """Connect to the runtime of a node. Raises ConnectError and NodeError."""
-    connection = await connect(
-        node.endpoint,
-        node.image_endpoint,
-        timeout=Duration.from_seconds(CALL_SECONDS),
-        connect_timeout=Duration.from_seconds(CONNECT_SECONDS),
-        metrics=CriMetrics(CollectorRegistry()),
-    )
+    try:
+        connection = await connect(
+            node.endpoint,
+            node.image_endpoint,
+            timeout=Duration.from_seconds(CALL_SECONDS),
+            connect_timeout=Duration.from_seconds(CONNECT_SECONDS),
+            metrics=CriMetrics(CollectorRegistry()),
+        )
+    except ConnectError:
+        # A private runtime ends with its node.
+        if node.instance is not None and not node.is_running():
+            raise KubeletNotRunning(f"no node runs on {node.title}: {node.start_hint}") from None
+        raise
     async with connection as cri:
         yield NodeImages(node, cri, PinRecord(node.root_dir))
 

@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from pykubelet.cli.images.access import NodeImages, choose_images, image_names, run_on_images
 from pykubelet.cli.images.progress import display
 from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.pods.exec import read_input
 from pykubelet.cli.printers import escape_unprintable
 from pykubelet.images.archive import ArchiveError
 from pykubelet.images.image_reference import parse_image_name
 from pykubelet.images.importer import ArchiveImporter, ImportFailed, open_archive
-from pykubelet.images.tar_reader import CHUNK_BYTES
+from pykubelet.util.tasks import finish_in_thread
 from pykubelet.util.text import format_size
 
 LOAD, SAVE = "pykubelet images load", "pykubelet images save"
 STANDARD = "-"
 """Name of standard input or output."""
+SPOOL_SHARE = 2
+"""Part of the free space that standard input may need: a half."""
 
 
 def run_load(selection: NodeSelection, file: str, base_name: str) -> int:
@@ -41,12 +44,13 @@ def run_load(selection: NodeSelection, file: str, base_name: str) -> int:
         repository = _repository(base_name)
         title = "standard input" if file == STANDARD else file
         try:
-            with _opened(file, images.node.root_dir) as archive, display() as shown:
-                shown.update(f"Checking {title}", None, None)
-                contents = await importer.check(archive, base_name=repository)
-                loaded = await importer.load(
-                    archive, contents, base_name=repository, on_progress=shown.update
-                )
+            async with _opened(file, images.node.root_dir) as archive:
+                with display() as shown:
+                    shown.update(f"Checking {title}", None, None)
+                    contents = await importer.check(archive, base_name=repository)
+                    loaded = await importer.load(
+                        archive, contents, base_name=repository, on_progress=shown.update
+                    )
         except ArchiveError as err:
             raise ImportFailed(escape_unprintable(f"{title} {err}", lines=False)) from None
         except asyncio.CancelledError:
@@ -69,8 +73,8 @@ def _repository(base_name: str) -> str:
     return name.repository
 
 
-@contextmanager
-def _opened(file: str, spool_dir: Path) -> Iterator[BinaryIO]:
+@asynccontextmanager
+async def _opened(file: str, spool_dir: Path) -> AsyncIterator[BinaryIO]:
     """Open the archive; standard input is copied to a file without a name. Raises ImportFailed."""
     if file != STANDARD:
         with open_archive(Path(file)) as archive:
@@ -80,13 +84,27 @@ def _opened(file: str, spool_dir: Path) -> Iterator[BinaryIO]:
         raise ImportFailed("standard input is a terminal: give a file, or pipe an archive")
     with tempfile.TemporaryFile(dir=spool_dir if spool_dir.is_dir() else None) as spool:
         try:
-            shutil.copyfileobj(sys.stdin.buffer, spool, CHUNK_BYTES)
-            spool.flush()
+            await _spool_input(spool)
         except OSError as err:
             raise ImportFailed(
                 f"standard input cannot be stored in {spool_dir}: {err.strerror}: give a file"
             ) from err
         yield spool
+
+
+async def _spool_input(spool: BinaryIO) -> None:
+    """Copy standard input to a file, at most half of what is free there. Raises ImportFailed and OSError."""
+    disk = os.fstatvfs(spool.fileno())
+    left = limit = disk.f_bavail * disk.f_frsize // SPOOL_SHARE
+    async for data in read_input(sys.stdin.fileno()):
+        left -= len(data)
+        if left < 0:
+            raise ImportFailed(
+                f"standard input has more than {format_size(limit)}, half of the free space on the disk of "
+                "the kubelet's root directory: give a file"
+            )
+        await finish_in_thread(partial(spool.write, data))
+    await finish_in_thread(spool.flush)
 
 
 def run_save(selection: NodeSelection, names: Sequence[str], output: str, *, force: bool) -> int:

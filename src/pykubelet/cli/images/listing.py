@@ -7,6 +7,7 @@ image was last used only the running kubelet knows, and only since its start.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -16,6 +17,7 @@ from pykubelet.cli.client import NodeError
 from pykubelet.cli.images.access import NodeImages, choose_images, image_names, run_on_images, users_of
 from pykubelet.cli.node_access import Node
 from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import serialized
 from pykubelet.cli.pods.usage import format_size
 from pykubelet.cli.printers import escape_unprintable, format_age, format_columns
 from pykubelet.cri.containerd_store import ContainerdStore
@@ -53,6 +55,9 @@ def run_list(selection: NodeSelection, names: Sequence[str], output: str) -> int
         if names:
             kept = {image.id for image in choose_images(await images.cri.images.list_images(), names)}
             found = [image for image in found if image.id in kept]
+        if not found and output in ("table", "wide"):
+            print("The node has no images", file=sys.stderr)
+            return 0
         text = render(found, output, datetime.now(UTC))
         print(text, end="" if not text or text.endswith("\n") else "\n")
         return 0
@@ -105,18 +110,11 @@ async def _created(images: NodeImages) -> Mapping[str, float]:
 
 def render(images: Sequence[ListedImage], output: str, now: datetime) -> str:
     """Return the images in an output format."""
-    if output == "json":
-        return msgspec.json.format(msgspec.json.encode({"items": images}), indent=2).decode()
-    if output == "yaml":
-        # Imported here: only this output needs it.
-        import yaml
-
-        return str(yaml.safe_dump({"items": msgspec.to_builtins(images)}, sort_keys=False))
+    if output in ("json", "yaml"):
+        return serialized({"items": msgspec.to_builtins(images)}, output)
     if output == "name":
         names = (name for image in images for name in image.names or image.digests)
         return "\n".join(escape_unprintable(name, lines=False) for name in names)
-    if not images:
-        return "The node has no images"
     wide = output == "wide"
     rows = [row for image in images for row in _rows(image, now, wide=wide)]
     return "\n".join(format_columns([[*_HEADINGS, *(["DIGEST"] if wide else [])], *rows]))

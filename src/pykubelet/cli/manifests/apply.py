@@ -39,6 +39,7 @@ Change = Literal["created", "configured", "unchanged", "started", "pruned"]
 MAX_FILES = 1000
 """Manifests of a directory that are applied at once."""
 URL_TIMEOUT_SECONDS = 30.0
+_MAX_SENT_CHARACTERS = 200
 _KINDS_WITH_SECRETS = frozenset({"Secret"})
 
 
@@ -175,7 +176,7 @@ def run_apply(selection: NodeSelection, sources: Sequence[str], *, prune: bool =
             raise require_root(err) from err
         for change in planned:
             for found, what in change.changes:
-                print(f"{_short(found)} {what}")
+                print(f"{found.reference} {what}")
         if not node.is_running():
             print(f"The node is not running: {node.start_hint}.", file=sys.stderr)
         return 0
@@ -214,12 +215,6 @@ def _write(change: FileChange) -> None:
     install_manifest(plan, file.content, PRIVATE if has_secret else PUBLIC)
 
 
-def _short(found: ManifestObject) -> str:
-    """Return `deployment/web`, with the namespace in front of the name unless it is the default one."""
-    name = found.name if found.namespace == "default" else f"{found.namespace}/{found.name}"
-    return f"{found.kind.lower()}/{name}"
-
-
 def read_sources(text: str) -> list[Source]:
     """Return the manifests of a file, a directory, `-` or a URL. Raises ManifestError, ConfigError."""
     if text == "-":
@@ -247,8 +242,14 @@ def _read(path: Path) -> Source:
         raise ManifestError(f"{path} cannot be read: {err.strerror or err}") from err
 
 
+def _brief(sent: object) -> str:
+    """Return what a server sent as one short line."""
+    return " ".join(str(sent).split())[:_MAX_SENT_CHARACTERS]
+
+
 def _fetch(url: str) -> Source:
     # Imported here: files need none of it.
+    import http.client
     import urllib.error
     import urllib.parse
     import urllib.request
@@ -256,11 +257,20 @@ def _fetch(url: str) -> Source:
     try:
         with urllib.request.urlopen(url, timeout=URL_TIMEOUT_SECONDS) as response:  # noqa: S310
             content = response.read(MAX_BYTES + 1)
+            missing = response.length if len(content) <= MAX_BYTES else 0
     except urllib.error.HTTPError as err:
-        raise ManifestError(f"{url} cannot be fetched: the server sent {err.code} {err.reason}") from err
-    except (OSError, ValueError) as err:
+        raise ManifestError(
+            f"{url} cannot be fetched: the server sent {err.code} {_brief(err.reason)}"
+        ) from err
+    except (OSError, ValueError, http.client.InvalidURL) as err:
         reason = getattr(err, "reason", err)
         raise ManifestError(f"{url} cannot be fetched: {reason}") from err
+    except http.client.HTTPException as err:
+        reason = f"{type(err).__name__}: {_brief(err)}"
+        raise ManifestError(f"{url} cannot be fetched: it is not a valid HTTP response ({reason})") from err
+    if missing:
+        # `read` with a size returns what it got.
+        raise ManifestError(f"{url} cannot be fetched: the response ended {missing} bytes early; try again")
     name = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).name
     usable = name.endswith(SUFFIXES) and not name.startswith(".") and name.isprintable() and len(name) < 200
     try:

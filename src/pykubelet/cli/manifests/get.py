@@ -85,18 +85,20 @@ def run_get(selection: NodeSelection, kind: str | None, name: str | None, output
         for file in files:
             for problem in file.problems:
                 print(f"{PROGRAM}: {escape_unprintable(str(problem), lines=False)}", file=sys.stderr)
+        if not chosen:
+            _require_found(kind, name, state)
         if output in ("json", "yaml"):
             items = [_document(file, found, state) for file, found in chosen]
             _print_documents(items, output, single=name is not None and len(items) == 1)
         elif output == "name":
             for _, found in chosen:
-                print(f"{found.kind.lower()}/{found.name}")
+                print(escape_unprintable(found.reference, lines=False))
         else:
             rows = [object_row(file, found, state, datetime.now(UTC)) for file, found in chosen]
             if kind is None or parse_reference(kind, name)[0] == "PersistentVolumeClaim":
                 rows += retained_rows(files, state, parse_reference(kind, name)[2])
             _print_table(rows, directory, wide=output == "wide")
-        return 0 if chosen or name is None else _missing(kind, name, state)
+        return 0
 
     return run_command(PROGRAM, work, OSError)
 
@@ -129,11 +131,13 @@ def select_objects(
     return sorted(found, key=lambda pair: pair[1].key)
 
 
-def _missing(kind: str | None, name: str | None, state: NodeState) -> int:
+def _require_found(kind: str | None, name: str | None, state: NodeState) -> None:
+    """Raise SelectionError if a name was given, of which not even the volume of a claim is left."""
     _, namespace, base = parse_reference(kind, name)
-    if f"{namespace or 'default'}/{base}" in state.volumes:
-        return 0
-    raise SelectionError(f"there is no {kind} {name!r}: `pykubelet get` lists what there is")
+    if base is None or kind is None or f"{namespace or 'default'}/{base}" in state.volumes:
+        return
+    chosen, _, reference = (kind, "", name) if name is not None else kind.partition("/")
+    raise SelectionError(f"there is no {chosen} {reference!r}: `pykubelet get` lists what there is")
 
 
 def _read_state(node: Node) -> NodeState:

@@ -70,6 +70,12 @@ class ManifestObject:
         """Description for messages: `deployment default/web`."""
         return f"{self.kind[0].lower()}{self.kind[1:]} {self.namespace}/{self.name}"
 
+    @property
+    def reference(self) -> str:
+        """Argument of commands: `deployment/web`, or `deployment/NAMESPACE/web` outside of `default`."""
+        name = self.name if self.namespace == "default" else f"{self.namespace}/{self.name}"
+        return f"{self.kind.lower()}/{name}"
+
 
 @dataclass(frozen=True, slots=True)
 class ManifestFile:

@@ -5,10 +5,10 @@ waiting. A running node receives the manifest over its control socket; otherwise
 manifest directory, which the node reads when it starts. After Ctrl-C or a timeout the manifest stays
 installed.
 
-A pod is done when it is ready or has succeeded. It has failed when its phase is Failed, when it is
-terminating, or when a container waits for one of the FAILURE_REASONS: the next attempt most likely fails
-in the same way, and the user needs the cause now. With `restartPolicy: OnFailure` CrashLoopBackOff is not a
-failure.
+A pod is done when it is ready or has succeeded, a Job when it has completed or failed. A pod has failed when
+its phase is Failed, when it is terminating, or when a container waits for one of the FAILURE_REASONS: the
+next attempt most likely fails in the same way, and the user needs the cause now. With `restartPolicy:
+OnFailure` CrashLoopBackOff is not a failure.
 
 Progress is shown by `run_view`.
 """
@@ -18,10 +18,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import ContainerStatus
@@ -57,6 +58,10 @@ from pykubelet.podconfig.static_pods import (
     read_manifest_dir,
     static_contents,
 )
+from pykubelet.podconfig.workloads.job import pod_uid, run_hash
+from pykubelet.podconfig.workloads.kinds import JobSpec, Workload
+from pykubelet.podconfig.workloads.records import DIRECTORY as RECORDS
+from pykubelet.podconfig.workloads.records import read_record
 from pykubelet.server.logs.log_files import LogFile
 from pykubelet.server.pods import NodePods
 
@@ -173,14 +178,15 @@ def run_manifest(selection: NodeSelection, options: RunOptions) -> int:
         directory = manifest_directory(node)
         target = _install(node, directory, options, content, written)
         if not node.is_running():
-            what = "the pod starts" if written.written_pods else "it is used"
+            has_pods = written.written_pods or any(job.sample for job in written.workloads)
+            what = "the pod starts" if has_pods else "it is used"
             start = f"`pykubelet up{node.option}`" if node.instance is not None else "start of the kubelet"
             print(f"The node is not running: {what} with the next {start}.")
             return 0
-        pods = written.written_pods
-        if options.detach or not pods:
+        waits = [*(_PodWait(pod, target) for pod in written.written_pods), *_job_waits(node, written)]
+        if options.detach or not waits:
             return 0
-        return _wait_for_pods(node, [_PodWait(pod, target) for pod in pods], options.timeout)
+        return _wait(node, waits, options.timeout)
 
     return run_command(PROGRAM, work, ManifestConflict, OSError)
 
@@ -221,7 +227,7 @@ def _validated(content: bytes, origin: str) -> Contents:
     if written.is_empty:
         raise ConfigError([Problem(origin, "holds no pod")])
     for warning in written.warnings:
-        print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
+        print(f"{PROGRAM}: warning: {escape_unprintable(str(warning), lines=False)}", file=sys.stderr)
     return written
 
 
@@ -259,35 +265,54 @@ def _write_manifest(target: Path, options: RunOptions, content: bytes, written: 
     return target
 
 
-@dataclass(slots=True)
-class _PodWait:
-    """A pod to wait for, and its last observed state."""
+@dataclass(slots=True, kw_only=True)
+class _Wait:
+    """What is waited for, with the last observed state of its pod."""
 
-    written: Pod
-    target: Path
+    goal: ClassVar[str]
     pod: Pod | None = None
     state: str = "syncing"
     events: list[Event] = field(default_factory=list)
-    ready_since: float | None = None
     outcome: RunOutcome | None = None
 
     @property
     def name(self) -> str:
-        return self.written.metadata.name
+        raise NotImplementedError
+
+    def update(self, client: NodeClient, node: NodePods, now: float) -> None:
+        """Update the observed state and the outcome."""
+        raise NotImplementedError
 
     @property
     def snapshot(self) -> PodSnapshot:
         return PodSnapshot(self.name, self.pod, self.state, tuple(self.events))
 
+    def observe(self, client: NodeClient, node: NodePods, found: Pod) -> None:
+        """Update the state of the pod. Raises NotFoundError if it has just been removed."""
+        self.pod, self.state = found, node.states.get(found.uid, "syncing")
+        self.events = client.journal(found.uid).events
+
+
+@dataclass(slots=True)
+class _PodWait(_Wait):
+    """A pod to wait for."""
+
+    goal = "ready"
+    written: Pod
+    target: Path
+    ready_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.written.metadata.name
+
     def update(self, client: NodeClient, node: NodePods, now: float) -> None:
-        """Update the observed state of the pod and the outcome."""
         found = find_running_pod(node.pods, self.written, self.target)
         if found is None:
             self.outcome = RunOutcome(False, "gone") if self.pod is not None else None
             return
-        self.pod, self.state = found, node.states.get(found.uid, "syncing")
         try:
-            self.events = client.journal(found.uid).events
+            self.observe(client, node, found)
         except NotFoundError:
             return
         self.ready_since = (self.ready_since or now) if is_ready(found) else None
@@ -295,7 +320,54 @@ class _PodWait:
         self.outcome = run_outcome(found, self.state, steady)
 
 
-def _wait_for_pods(node: Node, pod_waits: Sequence[_PodWait], timeout: float) -> int:
+@dataclass(slots=True)
+class _JobWait(_Wait):
+    """A Job to wait for; its outcome is in the record that the node keeps."""
+
+    goal = "complete"
+    job: Workload
+    template: str
+    """Hash of the run: the record of a run of another manifest does not count."""
+    records: Path
+
+    @property
+    def name(self) -> str:
+        return self.job.title
+
+    def update(self, client: NodeClient, node: NodePods, now: float) -> None:
+        try:
+            record = read_record(self.records, self.job.key)
+        except ValueError as err:
+            raise NodeError(f"the record of {self.name} cannot be read: {err}") from err
+        run = record.job if record is not None else None
+        if run is None or run.template != self.template:
+            return
+        uids = {pod_uid(run.uid, entry.serial): entry.status is None for entry in run.pods}
+        pods = sorted((pod for pod in node.pods if pod.uid in uids), key=lambda pod: uids[pod.uid])
+        if pods:
+            with suppress(NotFoundError):
+                self.observe(client, node, pods[-1])
+        if run.outcome:
+            why = f" ({run.reason}: {run.message})" if run.outcome == "Failed" else ""
+            self.outcome = RunOutcome(run.outcome == "Complete", f"{run.outcome.lower()}{why}")
+            return
+        for pod in pods:
+            found = run_outcome(pod, node.states.get(pod.uid, "syncing"), 0.0)
+            # A pod that ended is replaced until the Job itself fails.
+            if found is not None and found.status in FAILURE_REASONS:
+                self.outcome = found
+
+
+def _job_waits(node: Node, written: Contents) -> list[_JobWait]:
+    records = node.root_dir / RECORDS
+    return [
+        _JobWait(job, run_hash(job.spec), records)
+        for job in written.workloads
+        if isinstance(job.spec, JobSpec) and not job.spec.suspend
+    ]
+
+
+def _wait(node: Node, pod_waits: Sequence[_Wait], timeout: float) -> int:
     client, started_at = node.client, time.monotonic()
     try:
         with LiveView() if sys.stdout.isatty() else PlainView() as view:
@@ -315,7 +387,7 @@ def _wait_for_pods(node: Node, pod_waits: Sequence[_PodWait], timeout: float) ->
     return 0 if all(results) else 1
 
 
-def _pulls(client: NodeClient, pod_waits: Sequence[_PodWait]) -> Sequence[PullProgress]:
+def _pulls(client: NodeClient, pod_waits: Sequence[_Wait]) -> Sequence[PullProgress]:
     """Return the node's pulls if a container of a pod may wait for one."""
     for pod_wait in pod_waits:
         if pod_wait.outcome is None and pod_wait.pod is not None:
@@ -325,13 +397,14 @@ def _pulls(client: NodeClient, pod_waits: Sequence[_PodWait]) -> Sequence[PullPr
     return ()
 
 
-def _print_result(node: Node, pod_wait: _PodWait, seconds: float) -> bool:
-    outcome = pod_wait.outcome or RunOutcome(False, f"not ready after {seconds:.0f}s")
+def _print_result(node: Node, pod_wait: _Wait, seconds: float) -> bool:
+    outcome = pod_wait.outcome or RunOutcome(False, f"not {pod_wait.goal} after {seconds:.0f}s")
     if outcome.good:
-        address = pod_wait.pod.status.pod_ip if pod_wait.pod is not None else ""
+        # A pod that has ended has no address any more.
+        address = pod_wait.pod.status.pod_ip if pod_wait.pod and outcome.status == "ready" else ""
         print(f"{pod_wait.name}: {outcome.status}" + (f", at {address}" if address else ""))
         return True
-    print(f"{pod_wait.name}: {outcome.status}", file=sys.stderr)
+    print(escape_unprintable(f"{pod_wait.name}: {outcome.status}", lines=False), file=sys.stderr)
     if pod_wait.pod is None:
         print("  the node has not taken the manifest up: see its log", file=sys.stderr)
         return False

@@ -14,7 +14,6 @@ from typing import Self
 
 from pykubelet.api.pod import Pod, is_sidecar
 from pykubelet.api.pod_status import ContainerStatus
-from pykubelet.cli.client import exit_on_sigterm
 from pykubelet.cli.images.progress import LINE_SECONDS
 from pykubelet.cli.pods.describe import state_text
 from pykubelet.cli.printers import escape_unprintable, status_text
@@ -147,7 +146,6 @@ class LiveView:
         self._live = Live(console=Console(highlight=False), refresh_per_second=8)
 
     def __enter__(self) -> Self:
-        exit_on_sigterm()
         self._live.start()
         return self
 

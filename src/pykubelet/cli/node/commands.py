@@ -98,14 +98,15 @@ def down(
 
 @app.command()
 def doctor(
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    data_dir: NodeDataDir = None,
+    root_dir: RootDir = None,
     endpoint: Endpoint = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check whether this host can run a node; print a remedy for each problem."""
     from pykubelet.cli.node.doctor import run_doctor
 
-    sys.exit(run_doctor(data_dir, endpoint, as_json))
+    sys.exit(run_doctor(NodeSelection(data_dir, root_dir), endpoint, as_json))
 
 
 @app.command()

@@ -26,6 +26,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pykubelet.cli.client import NodeError
+from pykubelet.cli.errors import print_error
+from pykubelet.cli.node_access import select_node, selection_or_environment
+from pykubelet.cli.options import DEFAULT_DATA_DIR, NodeSelection
 from pykubelet.linux import HostError
 from pykubelet.linux import process_limits as capabilities
 from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
@@ -55,6 +59,7 @@ from pykubelet.linux.processes import search_path
 from pykubelet.standalone.data_dir import lock_owner
 from pykubelet.standalone.instance import EmbeddedError, Instance
 from pykubelet.standalone.requirements import CNI_PLUGIN_DIRS, CNI_PLUGINS, PROGRAMS
+from pykubelet.util.text import escape_unprintable
 
 MI = 1024 * 1024
 GI = 1024 * MI
@@ -109,6 +114,10 @@ class DoctorContext:
     data_dir: Path
     endpoint: str | None = None
     """Endpoint of the container runtime; None for the embedded one."""
+    config: Path | None = None
+    """Configuration file of the kubelet; None for the usual one."""
+    pid: int = 0
+    """Process of the running kubelet of `--root-dir`."""
 
 
 Check = Callable[[DoctorContext], list[Finding]]
@@ -371,7 +380,8 @@ class ShutdownFacts:
 
 def check_shutdown(context: DoctorContext) -> list[Finding]:
     """Check whether pods get their grace periods when the host shuts down."""
-    path = context.data_dir / "kubelet.yaml" if context.endpoint is None else SYSTEM_CONFIG
+    usual = context.data_dir / "kubelet.yaml" if context.endpoint is None else SYSTEM_CONFIG
+    path = context.config or usual
     return evaluate_shutdown(asyncio.run(read_shutdown_facts(path)))
 
 
@@ -636,9 +646,9 @@ def evaluate_packet_filter(version: str, listing: subprocess.CompletedProcess[st
 
 
 def _running_node(context: DoctorContext) -> int | None:
-    """Return the pid of the node that already runs on the data directory, or None."""
+    """Return the pid of the node that already runs on the directory, or None."""
     if context.endpoint is not None:
-        return None
+        return context.pid or None
     try:
         owner = lock_owner(Instance.at(context.data_dir))
     except EmbeddedError:
@@ -677,12 +687,17 @@ __all__ = ["CHECKS", "DoctorContext", "Finding", "Status", "examine", "run_docto
 CHECKS: tuple[Check, ...] = (*MACHINE_CHECKS, *RUNTIME_CHECKS)
 
 
-def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
+def run_doctor(selection: NodeSelection, endpoint: str | None, as_json: bool) -> int:
     """Check this host and print the findings; return 1 if a node cannot work here, else 0.
 
-    `endpoint` is the container runtime to query; None checks the embedded runtime's requirements.
+    `endpoint` is the container runtime to query; None checks the embedded runtime's requirements, or the
+    runtime of the kubelet of `--root-dir`.
     """
-    findings = examine(DoctorContext(data_dir, endpoint))
+    try:
+        context = doctor_context(selection, endpoint)
+    except (EmbeddedError, NodeError) as err:
+        return print_error("pykubelet doctor", err)
+    findings = examine(context)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain any bytes
     if as_json:
@@ -692,6 +707,23 @@ def run_doctor(data_dir: Path, endpoint: str | None, as_json: bool) -> int:
     else:
         print("\n".join(as_lines(findings)))
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
+
+
+def doctor_context(selection: NodeSelection, endpoint: str | None) -> DoctorContext:
+    """Return what is checked: by default the host for a node of `pykubelet up`. Raises NodeError."""
+    chosen = selection_or_environment(selection)
+    if chosen.root_dir is None:
+        return DoctorContext(chosen.data_dir or DEFAULT_DATA_DIR, endpoint)
+    node = select_node(chosen)
+    if node.instance is not None:
+        return DoctorContext(node.instance.data_dir, endpoint)
+    info = node.info
+    return DoctorContext(
+        node.root_dir,
+        endpoint or info.container_runtime_endpoint,
+        Path(info.config_file) if info.config_file else None,
+        info.pid if node.is_running() else 0,
+    )
 
 
 def examine(context: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
@@ -731,7 +763,7 @@ def as_document(findings: list[Finding]) -> str:
         ],
         **{status.value: counts[status] for status in Status},
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json.dumps(document, indent=2)
 
 
 def as_lines(findings: list[Finding]) -> list[str]:
@@ -739,9 +771,9 @@ def as_lines(findings: list[Finding]) -> list[str]:
     width = max((len(finding.area) for finding in findings), default=0)
     lines = []
     for finding in findings:
-        lines.append(f"{finding.status.value:<5} {finding.area:<{width}}  {finding.what}")
+        lines.append(f"{finding.status.value:<5} {finding.area:<{width}}  {_shown(finding.what)}")
         if finding.remedy:
-            lines.append(f"{'':5} {'':{width}}  -> {finding.remedy}")
+            lines.append(f"{'':5} {'':{width}}  -> {_shown(finding.remedy)}")
     return [*lines, summary(findings)]
 
 
@@ -756,13 +788,18 @@ def print_table(findings: list[Finding]) -> None:
     table = Table("", "Area", "Finding", header_style="bold", expand=False)
     for finding in findings:
         colour = colours[finding.status]
-        cell = Text(finding.what)
+        cell = Text(_shown(finding.what))
         if finding.remedy:
-            cell.append(f"\n-> {finding.remedy}", style=colour)
-        table.add_row(Text(finding.status.value, style=colour), Text(finding.area), cell)
+            cell.append(f"\n-> {_shown(finding.remedy)}", style=colour)
+        table.add_row(Text(finding.status.value, style=colour), Text(_shown(finding.area)), cell)
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(summary(findings)))
+
+
+def _shown(text: str) -> str:
+    """Return a text for a terminal; any process of this host chooses its name."""
+    return escape_unprintable(text, lines=False)
 
 
 def summary(findings: list[Finding]) -> str:

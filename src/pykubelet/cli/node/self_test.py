@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pykubelet.api.pod import Pod
-from pykubelet.cli.client import NodeError, NotFoundError, exit_on_sigterm, run_command, signals_deferred
+from pykubelet.cli.client import NodeError, NotFoundError, run_command, signals_deferred
 from pykubelet.cli.manifests.run import explain, manifest_directory, run_outcome
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
@@ -157,9 +156,6 @@ class SelfTest:
     @contextmanager
     def _manifest(self) -> Iterator[None]:
         """Install the manifest, and remove it however the context ends."""
-        exit_on_sigterm()
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         try:
             with signals_deferred():  # a manifest that is still being written could not be removed
                 content = json.dumps(manifest(self.name, self._options.image, self._mark)).encode()

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.node.up import start_problem
 from pykubelet.config.errors import ConfigError
+from pykubelet.config.flags.parser import FlagOccurrence, parse_flags
 from pykubelet.config.load import load
 from pykubelet.linux.process_limits import is_root
 from pykubelet.standalone.data_dir import claim, lock_owner
@@ -26,6 +28,32 @@ PROGRAM = "pykubelet up"
 UNITS = Path("/etc/systemd/system")
 RUNNING_SYSTEMD = Path("/run/systemd/system")
 """Directory that exists if systemd is the service manager of this host (sd_booted)."""
+PATH_FLAGS = frozenset(
+    {
+        "bootstrap-kubeconfig",
+        "cert-dir",
+        "client-ca-file",
+        "cloud-config",
+        "config",
+        "config-dir",
+        "device-plugin-dir",
+        "experimental-mounter-path",
+        "image-credential-provider-bin-dir",
+        "image-credential-provider-config",
+        "kubeconfig",
+        "lock-file",
+        "log-dir",
+        "log-file",
+        "pod-checkpoint-dir",
+        "pod-manifest-path",
+        "resolv-conf",
+        "root-dir",
+        "tls-cert-file",
+        "tls-private-key-file",
+        "volume-plugin-dir",
+    }
+)
+"""Flags of the kubelet whose value is a path."""
 _FIRST_LINE = "# Written by `pykubelet up --install`; install again with other flags to change it."
 _TIMEOUT_SECONDS = 300.0
 
@@ -68,18 +96,35 @@ def quoted(word: str) -> str:
     return text if text and not set(text) & set(" \t'\";") else f'"{text}"'
 
 
+def with_absolute_paths(flags: Sequence[str], directory: Path) -> Sequence[str]:
+    """Return flags of the kubelet with absolute paths: the unit has another working directory."""
+    found = parse_flags(flags).occurrences
+    if not any(_is_relative(one) for one in found):
+        return flags
+    texts = [str(directory / one.text) if _is_relative(one) else one.text for one in found]
+    return [f"--{one.flag.name}={text}" for one, text in zip(found, texts, strict=True)]
+
+
+def _is_relative(occurrence: FlagOccurrence) -> bool:
+    text = occurrence.text
+    return occurrence.flag.name in PATH_FLAGS and text != "" and not text.startswith("/")
+
+
 def run_install(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence[str]) -> int:
     """Install, enable and start the service; return the exit code."""
     try:
         instance = Instance.at(data_dir)
         _require_systemd()
-        load(flags)
+        requested = load(flags)
+        flags = with_absolute_paths(flags, Path.cwd())
         if bad := [word for word in (*flags, str(instance.data_dir)) if not word.isprintable()]:
             raise ServiceError(f"a unit file cannot contain {bad[0]!r}: leave out control characters")
         path = _unit(instance)
         _require_own(path)
         if lock_owner(instance) is not None and not _is_active(path.name):
             raise ServiceError(f"a node runs on {instance.data_dir} already: stop it with Ctrl-C first")
+        if not _is_active(path.name) and (problem := start_problem(requested)):
+            raise ServiceError(problem)
         claim(instance)
         text = unit_text(_command(instance, endpoint, verbosity, flags))
         changed = write_if_changed(path, text.encode(), 0o644)

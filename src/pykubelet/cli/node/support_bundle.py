@@ -12,6 +12,8 @@ import contextlib
 import io
 import json
 import os
+import select
+import shutil
 import stat
 import subprocess
 import sys
@@ -25,6 +27,8 @@ from pykubelet.cli.client import NodeError, run_command
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.pods.usage import format_size
+from pykubelet.linux.cgroupfs import parse_own_cgroups
+from pykubelet.linux.processes import search_path
 from pykubelet.logs.mask import MASK, is_secret_key, mask_text
 
 PROGRAM = "pykubelet support-bundle"
@@ -32,6 +36,7 @@ MAX_LOG_BYTES = 1 << 20
 """Size of the newest part of one log."""
 MAX_LOGS_BYTES = 32 << 20
 """Size of all logs of containers."""
+MAX_JOURNAL_LINES = 20_000
 MAX_STATE_BYTES = 4 << 20
 """Size of a state file."""
 STATE_FILES = (
@@ -55,6 +60,7 @@ _CONTROL = {
     "metrics.txt": "/metrics",
 }
 _TIMEOUT_SECONDS = 20.0
+_BLOCK = 64 * 1024
 _VALUES = frozenset({"value", "data", "stringData", "binaryData"})
 """Fields whose contents are never shown: environment variables, and objects that pods use."""
 _PLAIN_ANNOTATIONS = ("kubernetes.io/config.",)
@@ -109,8 +115,10 @@ def parts(node: Node) -> Iterator[tuple[str, bytes]]:
     selection = ["--data-dir", node.title] if node.instance is not None else ["--root-dir", root]
     yield "version.txt", _collected(lambda: _command("version"))
     yield "certs.json", _collected(lambda: _command("certs", "-o", "json", *selection))
-    doctor = ["--data-dir", node.title] if node.instance is not None else []
-    yield "doctor.json", _collected(lambda: _command("doctor", "--json", *doctor))
+    yield "doctor.json", _collected(lambda: _command("doctor", "--json", *selection))
+    yield "logs/kubelet-journal.log", _collected(lambda: _journal(node))
+    if path := _log_file(node):
+        yield "logs/kubelet.log", _collected(lambda path=path: masked_log(path))  # type: ignore[misc]
     for name in STATE_FILES:
         path = node.root_dir / name
         if path.exists():
@@ -161,9 +169,51 @@ def masked_log(path: Path) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a file")
-        file.seek(max(0, found.st_size - MAX_LOG_BYTES))
-        text = file.read(MAX_LOG_BYTES).decode(errors="replace")
-    return _masked_lines(text).encode() + b"\n"
+        start = file.seek(max(0, found.st_size - MAX_LOG_BYTES))
+        return _masked_end(file.read(MAX_LOG_BYTES), is_cut=start > 0)
+
+
+def _masked_end(data: bytes, *, is_cut: bool) -> bytes:
+    """Return the end of a log without secrets; one of a line that is cut could not be recognized."""
+    whole = data.partition(b"\n")[2] if is_cut else data
+    return _masked_lines(whole.decode(errors="replace")).encode() + b"\n"
+
+
+def _log_file(node: Node) -> Path | None:
+    with contextlib.suppress(NodeError):
+        return Path(node.info.log_file) if node.info.log_file else None
+    return None
+
+
+def _journal(node: Node) -> bytes:
+    """Return the newest part of the kubelet's log in the journal. Raises NodeError and OSError."""
+    program = shutil.which("journalctl", path=search_path())
+    if program is None:
+        raise NodeError("journalctl is not in PATH")
+    command = [program, "--no-pager", "-o", "short-iso", "-n", str(MAX_JOURNAL_LINES), "-u", _unit(node)]
+    data, is_cut = b"", False
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0) as process:
+        assert process.stdout is not None
+        try:
+            while select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                block = process.stdout.read(_BLOCK)
+                if not block:
+                    return _masked_end(data, is_cut=is_cut)
+                is_cut |= len(data) + len(block) > MAX_LOG_BYTES
+                data = (data + block)[-MAX_LOG_BYTES:]
+            raise NodeError(f"journalctl took longer than {_TIMEOUT_SECONDS:g}s")
+        finally:
+            process.kill()
+
+
+def _unit(node: Node) -> str:
+    """Return the unit of the running kubelet, else the usual one."""
+    if node.is_running():
+        with contextlib.suppress(NodeError, OSError):
+            if unit := unit_of(Path(f"/proc/{node.info.pid}/cgroup").read_text()):
+                return unit
+    return f"{node.instance.name if node.instance is not None else 'kubelet'}.service"
 
 
 def _masked_lines(text: str) -> str:
@@ -188,6 +238,16 @@ def _masked_line(line: str) -> str:
                 word = f"{name}:{MASK}"
             words.append(word)
     return " ".join(words)
+
+
+def unit_of(text: str) -> str:
+    """Return the service that a process with this /proc/PID/cgroup belongs to, or ""."""
+    cgroups = parse_own_cgroups(text)
+    for cgroup in (cgroups.get("name=systemd", ""), cgroups.get("", "")):
+        for name in reversed(cgroup.split("/")):
+            if name.endswith(".service"):
+                return name
+    return ""
 
 
 def _from_node(node: Node, path: str) -> bytes:

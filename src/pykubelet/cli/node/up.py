@@ -96,7 +96,7 @@ def run_up(data_dir: Path, endpoint: str | None, verbosity: int, flags: Sequence
     try:
         instance = Instance.at(data_dir)
         requested = load(flags)
-        if problem := _start_problem(requested):
+        if problem := start_problem(requested):
             return print_error(PROGRAM, problem)
         claim(instance)
         config = _config(instance, endpoint or instance.endpoint, requested)
@@ -128,7 +128,7 @@ def _default_page_port() -> int:
     return 0
 
 
-def _start_problem(requested: LoadedConfig) -> str | None:
+def start_problem(requested: LoadedConfig) -> str | None:
     """Return the reason why a start would fail, or None; nothing is created before."""
     if not is_root():
         return "root is needed to manage containers: run it with sudo"

@@ -110,7 +110,7 @@ class _Walk:
     def file(self, opened: int, parent: int, name: str, path: str) -> None:
         """Copy an open regular file to a name in an open directory."""
         found = os.fstat(opened)
-        temporary = f".{name[:200]}.{os.urandom(4).hex()}"
+        temporary = _temporary_name()
         with _explained(path):
             _require_no_directory(parent, name)
             written = os.open(temporary, _CREATE, 0o600, dir_fd=parent)
@@ -136,16 +136,21 @@ class _Walk:
             self._skip(path, f"it is deeper than {MAX_DEPTH} directories")
             return
         with _explained(path):
-            with suppress(FileExistsError):
+            is_new = True
+            try:
                 os.mkdir(name, 0o700, dir_fd=parent)
+            except FileExistsError:
+                is_new = False
             created = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
         try:
             with _explained(path), os.scandir(opened) as entries:
                 for entry in entries:
                     self._entry(opened, created, entry.name, f"{path.rstrip('/')}/{entry.name}", inside)
-                if self._owner is not None:
-                    os.fchown(created, *self._owner)
-                os.fchmod(created, os.fstat(opened).st_mode & _MODE_BITS)
+                # One that existed, such as /tmp, keeps its owner and mode.
+                if is_new:
+                    if self._owner is not None:
+                        os.fchown(created, *self._owner)
+                    os.fchmod(created, os.fstat(opened).st_mode & _MODE_BITS)
         finally:
             os.close(created)
 
@@ -177,11 +182,33 @@ class _Walk:
         try:
             os.symlink(leads_to, name, dir_fd=created)
         except FileExistsError:
-            self._skip(path, "something of this name exists")
+            self._replace_link(leads_to, created, name, path)
+
+    def _replace_link(self, leads_to: str, created: int, name: str, path: str) -> None:
+        """Replace an existing link, which is that of an earlier copy, unless it is equal."""
+        try:
+            if os.readlink(name, dir_fd=created) == leads_to:
+                return
+        except OSError:
+            self._skip(path, "something of this name exists that is not a link")
+            return
+        temporary = _temporary_name()
+        with _explained(path):
+            os.symlink(leads_to, temporary, dir_fd=created)
+            try:
+                os.rename(temporary, name, src_dir_fd=created, dst_dir_fd=created)
+            except OSError:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=created)
+                raise
 
     def _skip(self, path: str, reason: str) -> None:
         self._copied.skipped += 1
         self._warn(f"left out {path}: {reason}")
+
+
+def _temporary_name() -> str:
+    return f".pykubelet-cp.{os.urandom(8).hex()}"
 
 
 def stays_inside(leads_to: str, depth: int) -> bool:

@@ -125,7 +125,9 @@ def _wait_for_start(client: NodeClient, pod: Pod, name: str, seconds: float) -> 
         if status is not None and (waiting := status.state.waiting) is not None:
             state = escape_unprintable(f"{waiting.reason}: {waiting.message}".strip(": "), lines=False)
             if waiting.reason in FAILURES:
-                raise NodeError(f"container {name} does not start: {state}")
+                # The default image comes with the nodes of `pykubelet up`, and from no registry.
+                remedy = "; give --image" if waiting.reason == "ErrImageNeverPull" else ""
+                raise NodeError(f"container {name} does not start: {state}{remedy}")
         time.sleep(_POLL_SECONDS)
     raise NodeError(f"container {name} has not started after {seconds:g}s: {state}")
 

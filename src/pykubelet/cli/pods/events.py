@@ -14,7 +14,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pykubelet.cli.client import KubeletNotRunning, NodeClient, NodeError, choose_pod, run_command
+from pykubelet.cli.client import (
+    KIND_PREFIX,
+    KubeletNotRunning,
+    NodeClient,
+    NodeError,
+    choose_pod,
+    manifest_name,
+    run_command,
+)
 from pykubelet.cli.node_access import select_node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.output import Output, print_listing
@@ -81,31 +89,44 @@ def event_line(event: LoggedEvent) -> str:
 
 def _filter(client: NodeClient, page: EventPage, options: EventOptions) -> Callable[[LoggedEvent], bool]:
     oldest = time.time() - options.since if options.since is not None else 0.0
-    uids = _uids(client, page, options.pod) if options.pod is not None else None
+    chosen = _choose(client, page, options.pod) if options.pod is not None else None
 
     def is_shown(event: LoggedEvent) -> bool:
         return (
             event.last >= oldest
             and (not options.warnings or event.type == "Warning")
             and (not options.node or not event.uid)
-            and (uids is None or event.uid in uids)
+            and (chosen is None or event.uid in chosen.uids or (event.namespace, event.pod) in chosen.names)
         )
 
     return is_shown
 
 
-def _uids(client: NodeClient, page: EventPage, name: str) -> set[str]:
-    """Return the uids of a pod, which may have been removed. Raises SelectionError."""
-    namespace, slash, short = name.rpartition("/")
-    former = {
-        event.uid
-        for event in page.events
-        if event.uid and event.pod == short and (not slash or event.namespace == namespace)
-    }
-    if former:
-        return former
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The pod whose events are shown; a changed manifest gives it a new uid."""
+
+    uids: frozenset[str] = frozenset()
+    names: frozenset[tuple[str, str]] = frozenset()
+    """Namespace and name; empty if it was selected by its uid."""
+
+
+def _choose(client: NodeClient, page: EventPage, text: str) -> _Chosen:
+    """Return a pod, which may have been removed. Raises SelectionError."""
+    for name in dict.fromkeys((text, text.removeprefix(KIND_PREFIX))):
+        namespace, slash, short = name.rpartition("/")
+        former = frozenset(
+            (event.namespace, event.pod)
+            for event in page.events
+            if event.uid and event.pod == short and (not slash or event.namespace == namespace)
+        )
+        if former:
+            return _Chosen(names=former)
     node = client.pods()
-    return {choose_pod(node.pods, name, node.states).uid}
+    pod = choose_pod(node.pods, text, node.states)
+    if text.rpartition("/")[2] in (pod.metadata.name, manifest_name(pod)):
+        return _Chosen(names=frozenset({(pod.metadata.namespace, pod.metadata.name)}))
+    return _Chosen(uids=frozenset({pod.uid}))
 
 
 def _cells(event: LoggedEvent, now: float, wide: bool) -> Sequence[str]:

@@ -258,8 +258,10 @@ async def _session(
             _cancel_on(signal.SIGTERM, signal.SIGHUP)
             stack.enter_context(raw_mode(0))
         else:
-            # There is no state to restore, and a blocked pipe must not delay Ctrl-C.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            # There is no state to restore, and a blocked pipe must not delay signals.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
         result = await _run_streams(url, streams, raw=raw)
     if result.message:
         print_error(program, " ".join(escape_unprintable(result.message).split()))

@@ -101,6 +101,8 @@ async def _forward_ports(
                 server = await asyncio.start_server(forwarder.handler(remote), address, local)
             except OSError as err:
                 raise ForwardError(f"cannot listen on {address}:{local}: {err.strerror or err}") from err
+            except UnicodeError as err:
+                raise ForwardError(f"cannot listen on {address}: it is not a valid host name") from err
             await stack.enter_async_context(server)
             for name in (listener.getsockname() for listener in server.sockets):
                 print(f"Forwarding from {name[0]}:{name[1]} -> {remote}", flush=True)

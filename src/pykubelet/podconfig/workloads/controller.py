@@ -32,6 +32,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.file_source import Emit
 from pykubelet.podconfig.static_pods import complete_static_pod, without_duplicates
 from pykubelet.podconfig.stopped import stopped_path
+from pykubelet.podconfig.wait_for import JobOutcome
 from pykubelet.podconfig.workloads.cron_job import CronJobRecord, plan_cron_job
 from pykubelet.podconfig.workloads.job import (
     JobPodRecord,
@@ -152,12 +153,12 @@ class WorkloadController:
         if pod.uid in self._pods:
             self._changed.set()
 
-    def has_completed(self, namespace: str, name: str) -> bool | None:
-        """Return whether a Job has completed; None if there is no such Job."""
+    def job_outcome(self, namespace: str, name: str) -> JobOutcome | None:
+        """Return the outcome of a Job and its reason; None if there is no such Job."""
         record = (self._records or {}).get(("Job", namespace, name))
         if record is None or record.job is None:
-            return None if ("Job", namespace, name) not in self._workloads else False
-        return record.job.outcome == "Complete"
+            return None if ("Job", namespace, name) not in self._workloads else ("", "")
+        return record.job.outcome, record.job.reason
 
     async def run(self) -> None:
         """Control the Jobs until cancelled."""

@@ -62,6 +62,8 @@ class JobRecord(ObjectStruct):
     succeeded: int = 0
     failed: int = 0
     last_failure: float = 0.0
+    recent_failures: int = 0
+    """Failures since the last success, which determine the delay of the next pod."""
     done: list[int] = []
     """Completed indexes of an Indexed Job."""
     pods: list[JobPodRecord] = []
@@ -133,6 +135,7 @@ def _with_results(record: JobRecord, status_of: StatusOf, now: float) -> JobReco
     """Return the record with the results of the pods that have finished since."""
     pods, done = [], list(record.done)
     succeeded, failed, last_failure = record.succeeded, record.failed, record.last_failure
+    ended: list[PodStatus] = []
     for pod in record.pods:
         status = status_of(pod_uid(record.uid, pod.serial)) if pod.status is None else None
         if status is None:
@@ -143,6 +146,7 @@ def _with_results(record: JobRecord, status_of: StatusOf, now: float) -> JobReco
             pods.append(pod if restarts == pod.restarts else msgspec.structs.replace(pod, restarts=restarts))
             continue
         pods.append(msgspec.structs.replace(pod, restarts=restarts, status=_final(status)))
+        ended.append(status)
         if status.phase == "Failed":
             failed, last_failure = failed + 1, now
         elif pod.index is None or pod.index not in done:
@@ -154,8 +158,21 @@ def _with_results(record: JobRecord, status_of: StatusOf, now: float) -> JobReco
         succeeded=succeeded,
         failed=failed,
         last_failure=last_failure,
+        recent_failures=_recent_failures(record.recent_failures, ended),
         done=sorted(done),
     )
+
+
+def _recent_failures(before: int, ended: list[PodStatus]) -> int:
+    """Return the failures since the last success, after these pods have ended."""
+    for status in sorted(ended, key=lambda status: (_finish_time(status), status.phase == "Succeeded")):
+        before = before + 1 if status.phase == "Failed" else 0
+    return before
+
+
+def _finish_time(status: PodStatus) -> float:
+    ends = (c.state.terminated.finished_at for c in status.container_statuses if c.state.terminated)
+    return max((end.timestamp() for end in ends if end is not None), default=0.0)
 
 
 def _final(status: PodStatus) -> PodStatus:
@@ -262,8 +279,8 @@ def _with_new_pods(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRec
         return _replace(record, pods=[pod for pod in record.pods if pod.serial not in excess]), None
     if len(active) == desired:
         return record, None
-    if record.failed:
-        retry_at = record.last_failure + retry_delay(record.failed)
+    if record.recent_failures:
+        retry_at = record.last_failure + retry_delay(record.recent_failures)
         # The clock may have been set back: no delay is longer than the longest.
         if now < retry_at <= now + MAX_DELAY_SECONDS:
             return record, retry_at
@@ -273,9 +290,9 @@ def _with_new_pods(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRec
     return _replace(record, pods=[*record.pods, *new], next_serial=serials.stop), None
 
 
-def retry_delay(failed: int) -> float:
-    """Return the seconds between the last failure and the next pod."""
-    return exponential_delay(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS, failed)
+def retry_delay(failures: int) -> float:
+    """Return the seconds between the last failure and the next pod, after failures without a success."""
+    return exponential_delay(FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS, failures)
 
 
 def _free_indexes(spec: JobSpec, record: JobRecord, count: int) -> list[int | None]:

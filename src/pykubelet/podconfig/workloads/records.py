@@ -65,6 +65,14 @@ def read_records(directory: Path) -> tuple[dict[Key, WorkloadRecord], dict[str, 
     return found, unreadable
 
 
+def read_record(directory: Path, key: Key) -> WorkloadRecord | None:
+    """Return the record of a workload, or None. Raises OSError, and ValueError if it cannot be read."""
+    try:
+        return _read(record_path(directory, key))
+    except FileNotFoundError:
+        return None
+
+
 def _read(file: Path) -> WorkloadRecord:
     with file.open("rb") as opened:
         data = opened.read(MAX_FILE_BYTES + 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.podconfig.pod_history import EventKind, PodHistory
-from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION, WAITING, Wait, find_wait
+from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION, WAITING, JobOutcome, Wait, find_wait
 from pykubelet.podsync.contract import StartDelayed
 from pykubelet.podsync.stages.base import PodStart, Stage
 
@@ -28,17 +28,17 @@ class WaitForStage(Stage):
         self,
         pods: Callable[[], Sequence[Pod]],
         status_of: Callable[[str], PodStatus | None],
-        has_completed: Callable[[str, str], bool | None],
+        job_outcome: Callable[[str, str], JobOutcome | None],
         wake: Callable[[str], None],
         history: PodHistory,
     ) -> None:
-        """Initialize; `has_completed` returns whether a Job has completed, None for an unknown Job.
+        """Initialize; `job_outcome` returns None for an unknown Job.
 
         `wake` starts the next sync of a pod.
         """
         self._pods = pods
         self._status_of = status_of
-        self._has_completed = has_completed
+        self._job_outcome = job_outcome
         self._wake = wake
         self._history = history
         self._started: set[str] = set()
@@ -58,7 +58,7 @@ class WaitForStage(Stage):
         has_sandbox = any(sandbox.ready for sandbox in start.observed.sandboxes)
         wait = None
         if not has_sandbox:
-            wait = find_wait(pod, self._pods(), self._is_ready, self._has_completed)
+            wait = find_wait(pod, self._pods(), self._is_ready, self._job_outcome)
         if wait is None:
             self._started.add(pod.uid)
             if self._waiting.pop(pod.uid, None) is not None:

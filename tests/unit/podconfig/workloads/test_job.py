@@ -1,6 +1,7 @@
 """States of Jobs and CronJobs, step by step and under random results."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,33 @@ def test_plan_job_failures_are_retried_after_growing_delays_up_to_limit() -> Non
 
 def test_retry_delay_grows_and_is_bounded() -> None:
     assert [retry_delay(failed) for failed in (1, 2, 3, 7, 10**9)] == [10, 20, 40, 360, 360]
+
+
+def test_plan_job_success_resets_the_retry_delay() -> None:
+    """Verify that the delay counts failures since the last success, as upstream."""
+    run = Run(job_spec(completions=3, parallelism=2, backoffLimit=9))
+    run.end(0, "Failed")
+    run.step(10)
+    assert run.end(run.active[-1], "Failed").wake_at == pytest.approx(run.now + 20)
+    run.end(run.active[0], "Succeeded")
+    assert len(run.active) == 2, "after a success there is no delay"
+    assert run.end(run.active[0], "Failed").wake_at == pytest.approx(run.now + 10)
+    assert (run.record.failed, run.record.recent_failures) == (3, 1)
+
+
+def test_plan_job_results_of_one_step_in_order_of_their_end() -> None:
+    for failed_at, recent in ((1, 0), (2, 0), (3, 1)):
+        run = Run(job_spec(completions=3, parallelism=2))
+        for serial, phase, second in ((0, "Failed", failed_at), (1, "Succeeded", 2)):
+            end = ContainerStateTerminated(
+                exit_code=0, finished_at=datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
+            )
+            status = ContainerStatus(name="main", state=ContainerState(terminated=end))
+            run.statuses[pod_uid(run.record.uid, serial)] = PodStatus(
+                phase=phase, container_statuses=[status]
+            )
+        run.step()
+        assert run.record.recent_failures == recent
 
 
 def test_plan_job_clock_set_back_does_not_delay_retry_for_long() -> None:
