@@ -113,5 +113,5 @@ async def test_forward_ports_invalid_host_name_is_one_line(
         yield Runtime()
 
     monkeypatch.setattr(port_forward, "runtime_client", connected)
-    with pytest.raises(port_forward.PortError, match="it is not a valid host name"):
+    with pytest.raises(port_forward.ForwardError, match="it is not a valid host name"):
         await port_forward._forward_ports(Node(Path("/none")), "id", [(0, 80)], address)
