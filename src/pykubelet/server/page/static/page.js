@@ -8,6 +8,8 @@ const root = document.documentElement;
 // Charts
 
 const charts = [];
+// Series of the charts on this page that have no value yet.
+const unmeasured = new Set();
 const MOST_POINTS = 1200;
 const MOST_PARTS = 3;
 const SHORTEST = 30;
@@ -39,7 +41,9 @@ function label(name) {
 
 function makeChart(figure, data) {
   const peak = (name) => Math.max(0, ...data.series[name].filter((value) => value != null));
-  const known = figure.dataset.series.split(" ").filter((name) => data.series[name]);
+  const wanted = figure.dataset.series.split(" ");
+  for (const name of wanted) if (!data.series[name]) unmeasured.add(name);
+  const known = wanted.filter((name) => data.series[name]);
   // That of the whole pod, and the largest ones of its containers.
   const [wholes, parts] = [known.filter((name) => !name.includes("@")), known.filter((name) => name.includes("@"))];
   const names = [...wholes, ...parts.sort((a, b) => peak(b) - peak(a)).slice(0, MOST_PARTS)];
@@ -141,11 +145,17 @@ async function drawCharts() {
   if (!response.ok) return;
   const data = await response.json();
   charts.splice(0).forEach(({ chart }) => chart.destroy());
+  unmeasured.clear();
   figures.forEach((figure) => makeChart(figure, data));
 }
 
 function addSample(sample) {
   if (!sample.values) return;
+  // The first value of a series: its chart is drawn, or drawn again with it.
+  if (Object.keys(sample.values).some((name) => unmeasured.has(name))) {
+    drawCharts();
+    return;
+  }
   for (const { chart, names, show } of charts) {
     const times = chart.data[0];
     if (sample.time <= times[times.length - 1]) continue;
