@@ -38,7 +38,7 @@ from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.pod_logs import PodLogs
 from pykubelet.kuberuntime.removal import ContainerRemover
 from pykubelet.kuberuntime.resize import Resizer
-from pykubelet.kuberuntime.start import ContainerStarter, PostStartHooks
+from pykubelet.kuberuntime.start import ContainerStarter, PostStartHooks, StartRecords
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.objects.services import no_services
@@ -294,11 +294,9 @@ def build_pod_engine(
         container_images,
         pod_logs,
         PostStartHooks(hooks, killer, history),
-        history,
+        StartRecords(history, node_event, metrics.starts),
         pleg.learn,
         cpusets=resources.allocator,
-        node_event=node_event,
-        metrics=metrics.starts,
     )
     remover = ContainerRemover(cri, runtime.legacy_logs)
     restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")

@@ -8,6 +8,7 @@ created and never started is removed, and its attempt number is used again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pykubelet.api.pod import Container, Pod
@@ -83,6 +84,15 @@ class PostStartHooks:
             raise StartError("PostStartHookError", str(err)) from err
 
 
+@dataclass(frozen=True, slots=True)
+class StartRecords:
+    """Where starts are recorded: events of the pod and of the node, and metrics."""
+
+    history: PodHistory
+    node_event: Record = no_record
+    metrics: StartMetrics = field(default_factory=StartMetrics)
+
+
 class ContainerStarter:
     """Starts sandboxes and containers."""
 
@@ -94,12 +104,10 @@ class ContainerStarter:
         images: ContainerImages,
         logs: PodLogs,
         post_start: PostStartHooks,
-        history: PodHistory,
+        records: StartRecords,
         on_created: OnCreated,
         *,
         cpusets: CpusetAssigner | None = None,
-        node_event: Record = no_record,
-        metrics: StartMetrics | None = None,
     ) -> None:
         self._cri = cri
         self._observer = observer
@@ -107,11 +115,11 @@ class ContainerStarter:
         self._images = images
         self._logs = logs
         self._post_start = post_start
-        self._history = history
+        self._history = records.history
+        self._node_event = records.node_event
+        self._metrics = records.metrics
         self._on_created = on_created
         self._cpusets = cpusets or UnrestrictedAssigner()
-        self._node_event = node_event
-        self._metrics = metrics or StartMetrics()
 
     def sandbox_config(self, pod: Pod, attempt: int, context: PodStartContext) -> pb.PodSandboxConfig:
         """Return the config of the pod's sandbox. Raises ContainerConfigError and OSError."""

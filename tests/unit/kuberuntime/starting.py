@@ -17,7 +17,7 @@ from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedContainer, ObservedPod
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.kuberuntime.pod_logs import PodLogs
-from pykubelet.kuberuntime.start import ContainerStarter, OnCreated
+from pykubelet.kuberuntime.start import ContainerStarter, OnCreated, StartRecords
 from pykubelet.objects.base import PodObjects
 from pykubelet.objects.services import no_services
 from pykubelet.podconfig.pod_history import PodHistory
@@ -54,10 +54,8 @@ def make_starter(
         images,
         logs,
         nothing,
-        history,
+        StartRecords(history, node_event, metrics or StartMetrics()),
         on_created,
-        node_event=node_event,
-        metrics=metrics,
     )
 
 
