@@ -39,7 +39,8 @@ class Life:
         self.diary.append(what)
         await asyncio.sleep(self.slow.get(what, 0))
         if what in self.failing:
-            raise self.failing[what]
+            # Without the traceback of the last time, which would grow with each retry.
+            raise self.failing[what].with_traceback(None)
 
     async def sync(self, pod: Pod, *, resync: bool = False) -> Outcome:
         self.resyncs.append(resync)
