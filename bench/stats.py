@@ -5,9 +5,10 @@ are held, first without requests, then with a scraper at the usual intervals. Th
 several times on one connection. A scrape's processor time is measured
 in three ways:
 
-- windows, the measure of the bound: the difference of two windows of the same length, one without scrapes
-  and one with several in the intervals of a real scraper. It contains all work that scraping causes, also in
-  the background, and scatters, because holding the pods takes more processor time than a scrape, in bursts;
+- windows, the measure of the bound: the difference of two windows of the same length, one before the first
+  scrape and one with several in the intervals of a real scraper. It contains all work that scraping causes,
+  also in the background, and scatters, because holding the pods takes more processor time than a scrape, in
+  bursts;
 - slots: a scrape begins with a short slot and costs what the slot takes more than the median of the slots
   before it, with the quartiles as scatter. It leaves out what scraping causes later;
 - back to back, which is mostly the rendering.
@@ -39,6 +40,7 @@ from pykubelet.devcluster.reference_kubelet import undo_host_changes
 from pykubelet.standalone.instance import Instance
 
 PATHS = ("/metrics/cadvisor", "/stats/summary")
+"""The summary last: the kubelet refreshes its sources for 90 s after a request, which is no idle node."""
 _MANY = 2.5
 """How many times as many pods are held after the first ones: 100 after 40."""
 _CPU_BOUND = {40: 0.5, 100: 1.0}
@@ -226,22 +228,25 @@ def _scrape_path(
     agent: Agent, connection: http.client.HTTPSConnection, path: str, stall_rounds: int
 ) -> Scrapes | None:
     """Scrape a path; None if it is not served."""
+    # Before the first scrape: the work in the background that it causes is not part of an idle node.
+    idle = cost_over(agent.pid, _SCRAPES * _INTERVAL_SECONDS)
     first = _scrape(connection, path)
     if first is None:
         return None
-    idle = cost_over(agent.pid, _SCRAPES * _INTERVAL_SECONDS)
     others, costs = [], []
-    window_used, window_began = cpu_seconds(agent.pid), time.monotonic()
-    for _ in range(_SCRAPES):
+    window_used = window_began = 0.0
+    for number in range(_SCRAPES):
         before = _slots(agent.pid, round(_INTERVAL_SECONDS / _SLOT_SECONDS) - 1)
         used, began = cpu_seconds(agent.pid), time.monotonic()
+        if number == 0:
+            window_used, window_began = used, began
         scrape = _scrape(connection, path)
         assert scrape is not None
         time.sleep(max(0.0, began + _SLOT_SECONDS - time.monotonic()))
         share = (time.monotonic() - began) / _SLOT_SECONDS
         costs.append(cpu_seconds(agent.pid) - used - share * statistics.median(before))
         others.append(scrape)
-    # A scrape ends an interval: what the last one causes is in the interval after it.
+    # The window begins with a scrape, and what the last one causes is in the interval after it.
     time.sleep(_INTERVAL_SECONDS - _SLOT_SECONDS)
     elapsed = time.monotonic() - window_began
     window = cpu_seconds(agent.pid) - window_used - idle.cpu_percent / 100 * elapsed

@@ -96,7 +96,6 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "QOSReserved",
         "RecursiveReadOnlyMounts",
         "ReduceDefaultCrashLoopBackOffDecay",
-        "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",
         "ResourceHealthStatusMessage",
@@ -128,6 +127,10 @@ UNREAD_GATES: Mapping[str, str] = {
     "PodDeletionCost": "it is about an annotation for the controllers, which a static pod does not have",
     "PodLevelResourceManagers": (
         "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
+    ),
+    "ReloadKubeletClientCAFile": (
+        "a changed clientCAFile is always used, also by upstream, whose gate is for the names of authorities "
+        "in TLS handshakes; none are sent here"
     ),
     "StrictIPCIDRValidation": "IP addresses in static pods are validated strictly in any case",
     "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,

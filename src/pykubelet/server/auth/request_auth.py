@@ -95,14 +95,11 @@ class BadAuthorities(Exception):
 class ClientCertificates:
     """Authenticator of client certificates, verified against a CA file."""
 
-    def __init__(
-        self, path: Path, metrics: ServerMetrics, *, reloads: bool = True, reads_uid: bool = True
-    ) -> None:
-        """Read the file, with `reloads` again after a change; `reads_uid` is for the user's uid in subjects.
+    def __init__(self, path: Path, metrics: ServerMetrics, *, reads_uid: bool = True) -> None:
+        """Read the file; `reads_uid` is for the user's uid in subjects.
 
         Raises BadAuthorities and OpensslMissing.
         """
-        self._reloads = reloads
         self._reads_uid = reads_uid
         self._file = WatchedFile(path)
         self._metrics = metrics
@@ -125,8 +122,6 @@ class ClientCertificates:
         return certificate_user(credentials.subject, fingerprint, reads_uid=self._reads_uid)
 
     def _current_authorities(self) -> Authorities:
-        if not self._reloads:
-            return self._authorities
         contents = self._file.contents(time.monotonic())
         if contents != self._contents:
             # Stored even if invalid, so that it is not parsed again until it changes.
@@ -219,7 +214,6 @@ def make_authenticator(
             certificates = ClientCertificates(
                 Path(authentication.x509.client_ca_file),
                 metrics,
-                reloads=gates.enabled("ReloadKubeletClientCAFile"),
                 reads_uid=gates.enabled("AllowParsingUserUIDFromCertAuth"),
             )
         except (BadAuthorities, OpensslMissing) as err:
