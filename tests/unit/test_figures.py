@@ -26,6 +26,10 @@ class Callback(Protocol):
 
 class Named(Protocol):
     name: str
+
+
+class Line:
+    points = 2
 ''',
     "kinds/square.py": """from package.shapes import Shape
 
@@ -41,6 +45,10 @@ class Square:
 
 class Point:
     name = ""
+
+
+class Line:
+    def __init__(self, start: Point, end: Point, *, width: int) -> None: ...
 """,
     "messages_pb2.py": "x = 1\n" * 50,
     "long.py": "x = 1\n" * 60,
@@ -61,12 +69,12 @@ def test_figures_of_small_package_are_counted(tmp_path: Path) -> None:
         path.write_text(text)
     assert run(tmp_path / "package") == {
         "modules": "3",
-        "code lines": "76",
+        "code lines": "80",
         "modules under 40 code lines": "2",
         "modules with a single importer": "1",
-        "median module": "9 code lines",
+        "median module": "11 code lines",
         "largest module": "60 code lines (long)",
-        "largest constructor": "2 arguments (Square)",
+        "largest constructor": "3 arguments (Line)",
         "protocols with one implementation": "1 (Shape)",
     }
 

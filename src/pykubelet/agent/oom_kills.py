@@ -37,8 +37,9 @@ def build_oom_watcher(
 ) -> Callable[[], None]:
     """Return the function that starts to record OOM kills; `node_event` records events of the node.
 
-    That function raises StartupError in a user namespace that hides the kernel log, without the feature gate.
+    Raises StartupError in a user namespace that hides the kernel log, without the feature gate.
     """
+    check_kernel_log(settings.gates)
     cgroups = detect_cgroups()
 
     def cgroups_of_pods() -> Iterator[tuple[str, str]]:
@@ -69,7 +70,6 @@ def build_oom_watcher(
         events.handle(kill)
 
     def start() -> None:
-        check_kernel_log(settings.gates)
         tasks.start(events.run(), name="oom-events")
         tasks.start(record_oom_kills(node_event, on_kill), name="oom-watch")
 

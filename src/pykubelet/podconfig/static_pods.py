@@ -79,11 +79,12 @@ def static_contents(
 
     `origin` is the path of the file or the URL, `now` Unix time in nanoseconds, and `served` the kinds of API
     objects that pods may refer to here (see `validate_pod`). ConfigMaps and Secrets are decoded if `served`
-    includes them, unless `objects` overrides this. Raises ConfigError with all problems: a manifest is
-    accepted completely or not at all. The pods of Deployments and the like are among the pods.
+    is that of a standalone node (`LOCAL_KINDS`), unless `objects` overrides this. Raises ConfigError with all
+    problems: a manifest is accepted completely or not at all. The pods of Deployments and the like are among
+    the pods.
     """
     pods, problems = [], []
-    manifest = read_manifest(data, origin, objects=served >= LOCAL_KINDS if objects is None else objects)
+    manifest = read_manifest(data, origin, objects=served == LOCAL_KINDS if objects is None else objects)
     for written in manifest.pods:
         if not written.metadata.name:
             problems.append(Problem(origin, "metadata.name: must be set"))
@@ -112,7 +113,8 @@ def static_contents(
 
 def _problems(pod: Pod, served: frozenset[str]) -> list[Problem]:
     problems = validate_pod(pod, served=served)
-    if served >= LOCAL_KINDS and (message := wait_for_problem(pod)):
+    # With an API server, which serves more kinds, no pod waits for others.
+    if served == LOCAL_KINDS and (message := wait_for_problem(pod)):
         problems.append(Problem(f"metadata.annotations[{WAIT_FOR_ANNOTATION}]", message))
     return problems
 

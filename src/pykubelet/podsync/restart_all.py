@@ -102,14 +102,16 @@ def _without_rule(pod: Pod) -> Pod:
 
 
 def _with_pod_policy(pod: Pod) -> Pod:
-    """Return a pod whose containers have no restart policy and rules of their own, except for sidecars."""
+    """Return a pod whose containers have no restart policy and rules of their own; sidecars have no rules."""
 
     def plain(container: Container) -> Container:
         return msgspec.structs.replace(container, restart_policy=None, restart_policy_rules=[])
 
     def sidecar_only(container: Container) -> Container:
-        # The policy is what makes an init container a sidecar.
-        return container if is_sidecar(container) else plain(container)
+        # The policy is what makes an init container a sidecar, but its rules could restart all containers.
+        if is_sidecar(container):
+            return msgspec.structs.replace(container, restart_policy_rules=[])
+        return plain(container)
 
     spec = pod.spec
     if not any(c.restart_policy or c.restart_policy_rules for c in (*spec.init_containers, *spec.containers)):

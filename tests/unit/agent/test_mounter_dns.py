@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 
 import pytest
 
+from pykubelet.agent import mounter_dns
 from pykubelet.agent.cluster import AgentSettings
 from pykubelet.agent.live_consumers import prepare_mounter_dns
 from pykubelet.agent.mounter_dns import MounterDns, mounter_resolv_conf
@@ -14,6 +16,7 @@ from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.kuberuntime.errors import ContainerConfigError
 from pykubelet.logs.logger import ROOT
+from pykubelet.util.files import write_if_changed
 from pykubelet.util.tasks import TaskScope
 
 
@@ -43,18 +46,30 @@ def settings(root: Path) -> AgentSettings:
     return AgentSettings(flags, KubeletConfiguration(resolv_conf=""), FeatureGates(), "vm")
 
 
-async def test_mounter_dns_reloads_of_cluster_dns_write_last_servers(tmp_path: Path) -> None:
+async def test_mounter_dns_reloads_of_cluster_dns_write_last_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rootfs" / "etc" / "resolv.conf"
     path.parent.mkdir(parents=True)
     dns = MounterDns(settings(tmp_path))
     await dns.write(["10.0.0.10"])
     assert path.read_text() == "nameserver 10.0.0.10\n"
+    written: list[bytes] = []
+
+    def write(path: Path, data: bytes) -> None:
+        if b"10.0.0.11" in data:
+            time.sleep(0.2)  # the later ones must not overtake it
+        write_if_changed(path, data)
+        written.append(data)
+
+    monkeypatch.setattr(mounter_dns, "write_if_changed", write)
     async with asyncio.timeout(20), TaskScope() as tasks:
         for number in range(11, 15):
             config = KubeletConfiguration(cluster_dns=[f"10.0.0.{number}"])
             (await prepare_mounter_dns(dns, tasks, config))()
-        while path.read_text() != "nameserver 10.0.0.14\n":
+        while len(written) < 4:
             await asyncio.sleep(0.01)
+    assert path.read_text() == "nameserver 10.0.0.14\n"
 
 
 async def test_mounter_dns_write_fails_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,11 +1,15 @@
 """A kubelet in a user namespace, where kernel settings and the kernel log may be out of reach."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pykubelet.agent import oom_kills
 from pykubelet.agent.host_setup import StartupError, set_kernel_defaults
-from pykubelet.agent.oom_kills import check_kernel_log
+from pykubelet.agent.oom_kills import build_oom_watcher, check_kernel_log
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.linux import kernel
 
@@ -56,3 +60,13 @@ def test_user_namespace_without_gate_does_not_start(
         else:
             set_kernel_defaults(gates)
             check_kernel_log(gates, denied)
+
+
+def test_build_oom_watcher_kernel_log_hidden_raises_before_any_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify that no pod has been started when the kubelet cannot start."""
+    monkeypatch.setattr(kernel, "in_user_namespace", lambda: True)
+    monkeypatch.setattr(oom_kills, "check_kernel_log", partial(check_kernel_log, open_log=denied))
+    settings: Any = SimpleNamespace(gates=OFF)
+    unused: Any = None
+    with pytest.raises(StartupError, match="/dev/kmsg cannot be opened"):
+        build_oom_watcher(settings, unused, unused, unused, unused, unused, unused)

@@ -14,6 +14,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
+from pykubelet.podconfig.manifests import Contents
 from pykubelet.podconfig.mux import PodMux
 from pykubelet.podconfig.static_pods import (
     MIRROR_ANNOTATION,
@@ -23,10 +24,12 @@ from pykubelet.podconfig.static_pods import (
     is_static_pod,
     seen_time,
     source_of,
+    static_contents,
     static_pods,
     without_duplicates,
 )
 from pykubelet.podconfig.static_sources import StaticSources, served_kinds
+from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION
 from pykubelet.util.tasks import TaskScope
 from tests.unit.podconfig.making import NOW, document, manifest, static, written
 
@@ -239,6 +242,24 @@ async def test_static_sources_api_references_only_without_gate(tmp_path: Path, g
         put(manifest(volumes=[{"name": "p", "projected": {"sources": [bundle]}}]))
         while "clustertrustbundles" not in found[-1][1]:
             await asyncio.sleep(0.01)
+
+
+def test_static_contents_cluster_node_without_gate_has_no_objects_and_workloads_of_its_own() -> None:
+    """Verify that kinds of the API server do not make the node one whose manifests contain the objects."""
+    gates = FeatureGates().with_overrides({"PreventStaticPodAPIReferences": False})
+    served = served_kinds(gates, standalone=False)
+
+    def read(*documents: dict[str, Any]) -> Contents:
+        data = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}).encode()
+        return static_contents(data, source="file", origin="/m", node_name="n", now=NOW, served=served)
+
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"key": "1"}}
+    waiting = document("web")
+    waiting["metadata"]["annotations"] = {WAIT_FOR_ANNOTATION: "web"}
+    contents = read(config_map, waiting)
+    assert (len(contents.pods), contents.objects, contents.unused) == (1, [], ["ConfigMap"])
+    with pytest.raises(ConfigError):
+        read({**document(), "apiVersion": "apps/v1", "kind": "Deployment"})
 
 
 def test_served_kinds_standalone_node_has_no_api_objects() -> None:

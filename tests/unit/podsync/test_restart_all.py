@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.api.pod import Container, ExitCodes, Pod, RestartRule, is_sidecar
-from pykubelet.kuberuntime.decide import Waves, restarts_after_exit
+from pykubelet.kuberuntime.decide import Waves, may_restart_all, restarts_after_exit
 from pykubelet.kuberuntime.kill import ContainerKiller
 from pykubelet.kuberuntime.labels import container_hash
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
@@ -149,12 +149,14 @@ def test_restart_all_container_rules_only_with_gate(rules: bool) -> None:
     pod = a_pod("Always")
     first = Container(name="first", restart_policy="OnFailure", restart_policy_rules=[ONE_ON_3])
     pod.spec.init_containers.append(first)
+    pod.spec.init_containers[0].restart_policy_rules = [ALL_ON_3]
     seen = subject.honoured(pod)
     main, first = seen.spec.containers[0], seen.spec.init_containers[1]
     assert restarts_after_exit(seen, main, 3) == rules
     assert restarts_after_exit(seen, main, 0) == rules
     assert restarts_after_exit(seen, first, 1) == rules
     assert is_sidecar(seen.spec.init_containers[0]), "the policy that makes a sidecar stays"
+    assert may_restart_all(seen.spec) == rules, "also of a sidecar"
     assert container_hash(main) == container_hash(pod.spec.containers[0])
     assert pod.spec.containers[0].restart_policy == "Always", "the argument is not changed"
 
