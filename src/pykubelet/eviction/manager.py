@@ -349,9 +349,9 @@ class EvictionManager:
         """Measure once per interval and after notifications until an urgent threshold is met."""
         clock = asyncio.get_running_loop().time
         while True:
-            started = clock()
+            await self._wait(clock())
+            # Not before: a notification since the last measurement may be the only one.
             self._notified.clear()
-            await self._wait(started)
             try:
                 decision, observations = await self._update_state()
             except Exception as err:  # as in a round

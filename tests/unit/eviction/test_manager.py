@@ -443,6 +443,30 @@ async def test_run_soft_eviction_conditions_and_notifications_are_handled() -> N
 
 
 @pytest.mark.looptime
+async def test_run_notification_before_soft_eviction_waits_is_handled() -> None:
+    """Verify that a notification between the measurement of a round and its eviction is not lost."""
+    node, made = slow_node(memory="1500Mi"), list[Notifier]()
+
+    def make(notify: Any) -> Any:
+        made.append(Notifier(notify))
+        return made[-1]
+
+    manager = node.manager(HARD, SOFT, max_pod_grace_period=600, make_notifier=make)
+    measure = manager._measurements.pods
+
+    async def slow_measure(*args: Any, **options: Any) -> Any:
+        node.memory = "900Mi"
+        node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
+        made[0].notify()
+        return await measure(*args, **options)
+
+    manager._measurements.pods = slow_measure  # type: ignore[method-assign]
+    async with running(manager):
+        await asyncio.sleep(12)
+        assert node.killed == [("hog", 600), ("hog", 1)]
+
+
+@pytest.mark.looptime
 async def test_run_hard_memory_during_reclaim_evicts_and_reclaims_later() -> None:
     node = node_with_pods(nodefs="5Gi", reclaim_seconds=250.0)
     node.on_reclaim = lambda what: setattr(node, "nodefs", "20Gi")
