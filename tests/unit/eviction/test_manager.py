@@ -20,7 +20,7 @@ from pykubelet.eviction.manager import EvictionManager, SplitDiskError
 from pykubelet.eviction.observations import NodeMeasurements
 from pykubelet.eviction.signals import Disks
 from pykubelet.podconfig.static_pods import is_critical_pod
-from tests.support.eviction import ScriptedNode, names, pod, threshold, usage
+from tests.support.eviction import ScriptedNode, disk, names, pod, threshold, usage
 
 HARD = threshold("memory.available", "1Gi")
 NODEFS = threshold("nodefs.available", "10Gi", reclaim="5Gi")
@@ -248,6 +248,26 @@ async def test_synchronize_split_disks_only_with_gate(gate: bool) -> None:
         await manager.synchronize()
     assert node.killed == []
     await manager.report()
+
+
+async def test_synchronize_split_disks_without_gate_sets_conditions_and_enforces_limits() -> None:
+    """Verify that what does not depend on the disks still works, as upstream."""
+    limited = pod("limited", limits={"ephemeral-storage": "1Gi"})
+    node = node_with_pods(memory="900Mi")
+    node.pods.append(limited)
+    node.usages["limited"] = usage(ephemeral="2Gi")
+    manager = node.manager(HARD, local_storage=True, separate_disks=False)
+    measure = manager._measurements.node
+
+    async def split() -> NodeMeasurements:
+        return replace(await measure(), containerfs=disk("50Gi", minor=32))
+
+    manager._measurements.node = split  # type: ignore[method-assign]
+    assert names(await manager.synchronize()) == ["limited"]
+    assert node.conditions.current == ("MemoryPressure",)
+    with pytest.raises(SplitDiskError):
+        await manager.synchronize()
+    assert node.killed == [("limited", 1)]
 
 
 async def test_synchronize_reclaim_fails_evicts() -> None:
