@@ -1,7 +1,8 @@
 """resolv.conf of the root directory that `--experimental-mounter-path` mounts in.
 
 The mounter resolves names of services with it. It is written at the start and after a change of the cluster's
-name servers; a failure is logged, and the file is written again with the next change or start.
+name servers; a failure is logged, and the file is written again with the next change or start. Without the
+host's file it has no search domains, as upstream.
 """
 
 from __future__ import annotations
@@ -35,12 +36,17 @@ class MounterDns:
         async with self._lock:
             try:
                 await finish_in_thread(partial(self._write, cluster_dns))
-            except (OSError, UnicodeDecodeError, ContainerConfigError) as err:
+            except OSError as err:
                 log.error(err, "Failed to write resolv.conf for --experimental-mounter-path", path=self._path)
 
     def _write(self, cluster_dns: Sequence[str]) -> None:
-        text = mounter_resolv_conf(cluster_dns, Path(self._host).read_text() if self._host else "")
-        write_if_changed(self._path, text.encode())
+        try:
+            host = Path(self._host).read_text(errors="surrogateescape") if self._host else ""
+            text = mounter_resolv_conf(cluster_dns, host)
+        except (OSError, ContainerConfigError) as err:
+            log.error(err, "Failed to read search domains for --experimental-mounter-path", path=self._host)
+            text = mounter_resolv_conf(cluster_dns, "")
+        write_if_changed(self._path, text.encode(errors="surrogateescape"))
 
 
 def mounter_resolv_conf(cluster_dns: Sequence[str], host: str) -> str:

@@ -247,7 +247,7 @@ class EvictionManager:
 
     def _log_split(self, err: SplitDiskError) -> None:
         if not self._split_logged:
-            log.error(err, "Failed to observe the node, no pods are evicted")
+            log.error(err, "Failed to relieve the node, pods are only evicted for limits of their own")
         self._split_logged = True
 
     async def _wait(self, started: float) -> None:
@@ -261,7 +261,10 @@ class EvictionManager:
         await asyncio.sleep(wait_seconds(started + MIN_ROUND_SECONDS - loop.time()))
 
     async def synchronize(self) -> Sequence[Pod]:
-        """Run one round, and return the evicted pods. Raises SplitDiskError."""
+        """Run one round, and return the evicted pods.
+
+        Raises SplitDiskError if the thresholds cannot act: conditions are set and limits enforced before.
+        """
         settings = self._settings
         # Conditions of thresholds that are no longer configured end after the transition period.
         if not settings.thresholds and not settings.local_storage and not self._state.conditions:
@@ -273,6 +276,11 @@ class EvictionManager:
         self._warned &= uids
         if settings.local_storage and (evicted := await self._enforce_limits(pods)):
             return evicted
+        if self._disks is not None and self._disks.split and not settings.separate_disks:
+            raise SplitDiskError(
+                "KubeletSeparateDiskGC is turned off but we still have a split filesystem: "
+                "enable the feature gate, or put images and writable layers on one file system"
+            )
         if not decision.to_act:
             return ()
         return await self._relieve(decision.to_act, observations, pods)
@@ -324,13 +332,8 @@ class EvictionManager:
         return thresholds, observations
 
     async def _update_state(self) -> tuple[Decision, Observations]:
-        """Measure the node, set its conditions and return both results. Raises SplitDiskError."""
+        """Measure the node, set its conditions and return both results."""
         thresholds, observations = await self._observe()
-        if self._disks is not None and self._disks.split and not self._settings.separate_disks:
-            raise SplitDiskError(
-                "KubeletSeparateDiskGC is turned off but we still have a split filesystem: "
-                "enable the feature gate, or put images and writable layers on one file system"
-            )
         now = asyncio.get_running_loop().time()
         decision = decide(self._state, thresholds, observations, now, self._settings.transition_period)
         self._state = decision.state
@@ -349,9 +352,9 @@ class EvictionManager:
         """Measure once per interval and after notifications until an urgent threshold is met."""
         clock = asyncio.get_running_loop().time
         while True:
-            started = clock()
+            await self._wait(clock())
+            # Not before: a notification since the last measurement may be the only one.
             self._notified.clear()
-            await self._wait(started)
             try:
                 decision, observations = await self._update_state()
             except Exception as err:  # as in a round

@@ -78,7 +78,7 @@ class MemoryNotifier:
 
     def _watch(self, key: object, usage: int, open_watch: Callable[[], _Watch]) -> None:
         known = self._watches.get(key)
-        if known is not None and known.is_gone():
+        if known is not None and (known.is_closed or known.is_gone()):
             del self._watches[key]
             known.close()
             known = None

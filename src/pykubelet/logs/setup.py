@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import sys
 import time
@@ -136,6 +137,9 @@ def _handlers(options: LogOptions) -> list[logging.Handler]:
 
 
 def _information(options: LogOptions) -> logging.Handler:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As standard error: a file name that is not valid UTF-8 must not cost a line, or a whole buffer.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if options.info_buffer_bytes > 0:
         # Before the handler of errors, which it has to precede on the terminal as in time.
         return BufferedStream(sys.stdout, options.info_buffer_bytes, options.flush_seconds)

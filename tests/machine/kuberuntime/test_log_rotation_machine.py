@@ -85,11 +85,7 @@ async def follow_all(container: Container) -> list[int]:
         container.readers.reading(str(container.path)) as reader,
         closing(LogFile(container.path)) as log,
     ):
-
-        def on_file(stem: str | None) -> None:
-            reader.stem = stem
-
-        async with aclosing(follow_blocks(log, may_grow, on_file)) as blocks:
+        async with aclosing(follow_blocks(log, may_grow, reader.on_file)) as blocks:
             async for block in blocks:
                 output += b"".join(writer.texts(block))
     return [int(line) for line in output.split()]

@@ -40,10 +40,10 @@ def test_mounter_resolv_conf_malformed_host_file_raises() -> None:
         mounter_resolv_conf([], "nameserver\n")
 
 
-def settings(root: Path) -> AgentSettings:
-    """Return the settings of a node with a mounter below `root`."""
+def settings(root: Path, host: str = "") -> AgentSettings:
+    """Return the settings of a node with a mounter below `root`, and with `host` as `resolvConf`."""
     flags = KubeletFlags(experimental_mounter_path=str(root / "mounter"))
-    return AgentSettings(flags, KubeletConfiguration(resolv_conf=""), FeatureGates(), "vm")
+    return AgentSettings(flags, KubeletConfiguration(resolv_conf=host), FeatureGates(), "vm")
 
 
 async def test_mounter_dns_reloads_of_cluster_dns_write_last_servers(
@@ -81,3 +81,24 @@ async def test_mounter_dns_write_fails_logged(tmp_path: Path, caplog: pytest.Log
     finally:
         logger.propagate = before
     assert "Failed to write resolv.conf for --experimental-mounter-path" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, b"nameserver 10.0.0.10\n"),
+        (b"nameserver\n", b"nameserver 10.0.0.10\n"),
+        (b"search a\xff\n", b"nameserver 10.0.0.10\nsearch a\xff\n"),
+    ],
+    ids=["missing", "malformed", "not UTF-8"],
+)
+async def test_mounter_dns_invalid_host_file_name_servers_are_written(
+    tmp_path: Path, content: bytes | None, expected: bytes
+) -> None:
+    path, host = tmp_path / "rootfs" / "etc" / "resolv.conf", tmp_path / "host"
+    path.parent.mkdir(parents=True)
+    path.write_text("nameserver 10.0.0.9\n")
+    if content is not None:
+        host.write_bytes(content)
+    await MounterDns(settings(tmp_path, str(host))).write(["10.0.0.10"])
+    assert path.read_bytes() == expected

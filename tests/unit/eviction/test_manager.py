@@ -20,7 +20,7 @@ from pykubelet.eviction.manager import EvictionManager, SplitDiskError
 from pykubelet.eviction.observations import NodeMeasurements
 from pykubelet.eviction.signals import Disks
 from pykubelet.podconfig.static_pods import is_critical_pod
-from tests.support.eviction import ScriptedNode, names, pod, threshold, usage
+from tests.support.eviction import ScriptedNode, disk, names, pod, threshold, usage
 
 HARD = threshold("memory.available", "1Gi")
 NODEFS = threshold("nodefs.available", "10Gi", reclaim="5Gi")
@@ -250,6 +250,26 @@ async def test_synchronize_split_disks_only_with_gate(gate: bool) -> None:
     await manager.report()
 
 
+async def test_synchronize_split_disks_without_gate_sets_conditions_and_enforces_limits() -> None:
+    """Verify that what does not depend on the disks still works, as upstream."""
+    limited = pod("limited", limits={"ephemeral-storage": "1Gi"})
+    node = node_with_pods(memory="900Mi")
+    node.pods.append(limited)
+    node.usages["limited"] = usage(ephemeral="2Gi")
+    manager = node.manager(HARD, local_storage=True, separate_disks=False)
+    measure = manager._measurements.node
+
+    async def split() -> NodeMeasurements:
+        return replace(await measure(), containerfs=disk("50Gi", minor=32))
+
+    manager._measurements.node = split  # type: ignore[method-assign]
+    assert names(await manager.synchronize()) == ["limited"]
+    assert node.conditions.current == ("MemoryPressure",)
+    with pytest.raises(SplitDiskError):
+        await manager.synchronize()
+    assert node.killed == [("limited", 1)]
+
+
 async def test_synchronize_reclaim_fails_evicts() -> None:
     node = node_with_pods(nodefs="5Gi")
 
@@ -439,6 +459,30 @@ async def test_run_soft_eviction_conditions_and_notifications_are_handled() -> N
         node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
         made[0].notify()
         await asyncio.sleep(1.5)
+        assert node.killed == [("hog", 600), ("hog", 1)]
+
+
+@pytest.mark.looptime
+async def test_run_notification_before_soft_eviction_waits_is_handled() -> None:
+    """Verify that a notification between the measurement of a round and its eviction is not lost."""
+    node, made = slow_node(memory="1500Mi"), list[Notifier]()
+
+    def make(notify: Any) -> Any:
+        made.append(Notifier(notify))
+        return made[-1]
+
+    manager = node.manager(HARD, SOFT, max_pod_grace_period=600, make_notifier=make)
+    measure = manager._measurements.pods
+
+    async def slow_measure(*args: Any, **options: Any) -> Any:
+        node.memory = "900Mi"
+        node.on_kill = lambda victim: setattr(node, "memory", "3Gi")
+        made[0].notify()
+        return await measure(*args, **options)
+
+    manager._measurements.pods = slow_measure  # type: ignore[method-assign]
+    async with running(manager):
+        await asyncio.sleep(12)
         assert node.killed == [("hog", 600), ("hog", 1)]
 
 

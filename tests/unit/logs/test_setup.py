@@ -180,6 +180,19 @@ def test_info_buffer_flushed_periodically_and_when_closed(capsys: Streams) -> No
     assert "last" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("size", [0, 10_000])
+def test_split_stream_invalid_unicode_no_line_is_lost(capsys: Streams, size: int) -> None:
+    handler = buffered(size)
+    log = get_logger("pykubelet.x")
+    log.info("before")
+    log.info("Found file", path="\udcff.log")
+    handler.flush()
+    said = capsys.readouterr()
+    assert "before" in said.out
+    assert "\\udcff.log" in said.out
+    assert (said.err, log_health()) == ("", None)
+
+
 @pytest.mark.parametrize("end", ["", "raise ValueError('crash')", "sys.exit(3)"])
 def test_info_buffer_process_ends_lines_are_written(end: str) -> None:
     code = (

@@ -6,10 +6,13 @@ import os
 import time
 from contextlib import aclosing, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pykubelet.kuberuntime.log_rotation.readers import STALL_SECONDS, LogReaders
 from pykubelet.server.logs import log_chain
+from pykubelet.server.logs.container_logs import ContainerLogs, PodLogOptions
 from pykubelet.server.logs.log_chain import GzipLog, open_newest_rotated
 from pykubelet.server.logs.log_files import (
     LogFile,
@@ -261,3 +264,28 @@ async def test_container_logs_since_large_compressed_files_keep_loop_running(sta
     await watching
     assert (status, text[-2:]) == (200, "1\n")
     assert longest < 0.5
+
+
+async def test_blocks_client_that_reads_older_files_has_not_stalled(tmp_path: Path) -> None:
+    """Verify that a client has its time for each file, also for those before the one that it follows."""
+    path, now = tmp_path / "0.log", 0.0
+    write_chain(path)
+    readers = LogReaders(clock=lambda: now)
+    nothing: Any = None
+    logs = ContainerLogs(nothing, nothing, readers, split_streams=False, idle_seconds=60)
+
+    async def may_grow() -> bool:
+        return False
+
+    with closing(LogFile(path)) as log:
+        blocks = logs._blocks(log, PodLogOptions(follow=True, since=0), may_grow)
+        async with aclosing(blocks):
+            await anext(blocks)
+            readers.on_rotated(str(path), "20260102-030500")
+            for _ in STEMS[1:]:
+                now += STALL_SECONDS * 0.8
+                while not await anext(blocks):
+                    pass
+                assert readers.unread_after(str(path)) == "20260102-030500"
+            now += STALL_SECONDS
+            assert readers.unread_after(str(path)) is None

@@ -284,6 +284,8 @@ class ContainerLogs:
                 async with aclosing(present_blocks(older)) as blocks:
                     async for block in blocks:
                         yield block
+                if reader is not None:
+                    reader.on_file(reader.stem)  # it reads, although the log may have been rotated meanwhile
 
             async with aclosing(_newest_blocks(file, may_grow, reader)) as blocks:
                 async for block in blocks:
