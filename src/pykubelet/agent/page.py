@@ -230,6 +230,11 @@ class NodePage:
         """Return all pods."""
         return [self._pod_facts(pod) for pod in self._parts.engine.pods()]
 
+    def find_pod(self, namespace: str, name: str) -> Pod | None:
+        """Return a pod without its diagnosis; None if the node has no such pod."""
+        named = (pod for pod in self._parts.engine.pods() if pod.metadata.name == name)
+        return next((pod for pod in named if pod.metadata.namespace == namespace), None)
+
     async def node(self) -> NodeFacts:
         """Return the state of the node."""
         root, config = self._record("/"), self._parts.reloader.config
@@ -257,9 +262,7 @@ class NodePage:
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
         """Return a pod; None if the node has no such pod."""
-        engine = self._parts.engine
-        named = (pod for pod in engine.pods() if pod.metadata.name == name)
-        pod = next((pod for pod in named if pod.metadata.namespace == namespace), None)
+        engine, pod = self._parts.engine, self.find_pod(namespace, name)
         if pod is None:
             return None
         events, timeline = engine.journal(pod.uid)
@@ -447,7 +450,12 @@ class NodePage:
         if now - self._host_time >= HOST_SECONDS:
             self._host_time = now
             found = await finish_in_thread(self._parts.host_problems)
-            self._host_problems = [HostFinding(each.area, each.what, each.remedy) for each in found]
+            config = self._parts.reloader.config
+            self._host_problems = [
+                HostFinding(each.area, each.what, each.remedy)
+                for each in found
+                if _is_required(each.area, config)
+            ]
         return self._host_problems
 
     async def _certificates(self) -> dict[str, float]:
@@ -567,6 +575,16 @@ def _reserved(config: KubeletConfiguration) -> tuple[float, int]:
             if name in reservation:
                 totals[name] += Quantity.parse(reservation[name]).nanos
     return totals["cpu"] / 1e9, totals["memory"] // 10**9
+
+
+def _is_required(area: str, config: KubeletConfiguration) -> bool:
+    """Return whether what `doctor` checks in an area is a problem of a node with this configuration."""
+    match area:
+        case "swap":
+            return bool(config.fail_swap_on)
+        case "kernel settings":
+            return bool(config.protect_kernel_defaults)
+    return True
 
 
 def _data_dir(root: Path) -> str:

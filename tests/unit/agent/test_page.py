@@ -7,13 +7,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.page import NodePage
-from pykubelet.cli.node.doctor import DoctorContext, Status, examine
+from pykubelet.cli.node import doctor
+from pykubelet.cli.node.doctor import (
+    DoctorContext,
+    Finding,
+    Status,
+    evaluate_clock,
+    evaluate_kernel_defaults,
+    evaluate_swap,
+    examine,
+)
 from pykubelet.cli.process import host_problems
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.images.image_gc import ImageGCError, ImageGCPolicy
+from pykubelet.linux.host_info import ClockState
+from pykubelet.linux.kernel import SwapArea
 from pykubelet.server.page.facts import HostFinding
 from pykubelet.server.page.node_view import node_problems
 
@@ -103,6 +115,30 @@ async def test_node_has_findings_of_doctor_about_the_host_cached(tmp_path: Path)
     assert calls[0] is not threading.main_thread()
 
 
+@pytest.mark.parametrize(
+    ("fail_swap_on", "protect_kernel_defaults", "expected"),
+    [
+        (False, False, {"clock"}),
+        (True, False, {"swap", "clock"}),
+        (False, True, {"kernel settings", "clock"}),
+    ],
+)
+async def test_node_has_only_findings_that_its_configuration_requires(
+    tmp_path: Path, fail_swap_on: bool, protect_kernel_defaults: bool, expected: set[str]
+) -> None:
+    config = KubeletConfiguration(fail_swap_on=fail_swap_on, protect_kernel_defaults=protect_kernel_defaults)
+    parts = parts_of(tmp_path, config)
+    swap = SwapArea("/swap", "file", 1024, 0, -2)
+    found = [
+        *evaluate_swap([swap]),
+        *evaluate_kernel_defaults({"vm/panic_on_oom": (0, 1)}),
+        *evaluate_clock(ClockState(synchronised=False, max_error_seconds=1.0)),
+    ]
+    parts.host_problems = lambda: found
+    page = NodePage(parts, None, lambda: 0)
+    assert {each.area for each in (await page.node()).host_problems} == expected
+
+
 def test_host_problems_are_those_of_doctor() -> None:
     expected = {
         finding.area for finding in examine(DoctorContext(Path("/"))) if finding.status is not Status.OK
@@ -110,6 +146,12 @@ def test_host_problems_are_those_of_doctor() -> None:
     found = host_problems()
     assert {problem.area for problem in found} <= expected
     assert all(problem.remedy for problem in found)
+
+
+def test_host_problems_are_all_findings_that_are_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Finding("area", status, status.value, "remedy") for status in Status]
+    monkeypatch.setattr(doctor, "RUNNING_HOST_CHECKS", (lambda _: found,))
+    assert [problem.what for problem in host_problems()] == [Status.WARN.value, Status.FAIL.value]
 
 
 async def test_images_are_listed_when_older_than_ten_seconds_and_failure_is_reported(tmp_path: Path) -> None:

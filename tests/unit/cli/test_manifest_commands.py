@@ -329,6 +329,13 @@ def test_get_lists_objects_of_running_stopped_and_broken_files(cli: Cli) -> None
     assert "is not a kind of a manifest" in cli.get("widgets")[2]
 
 
+def test_get_missing_object_with_the_name_of_a_retained_claim_is_an_error(cli: Cli) -> None:
+    volume_of(cli, "data")
+    assert cli.get("pvc", "data")[0] == 0
+    code, out, err = cli.get("pod", "data")
+    assert (code, out, "there is no pod 'data'" in err) == (1, [], True)
+
+
 @pytest.mark.parametrize("output", ["json", "yaml"])
 def test_get_documents_are_as_written_without_secret_values(cli: Cli, output: str) -> None:
     copies = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(SECRET), "owner": "me"}
@@ -341,7 +348,8 @@ def test_get_documents_are_as_written_without_secret_values(cli: Cli, output: st
     assert found["items"][1]["stringData"] == {"k": "***"}
     assert set(found["items"][1]["metadata"]["annotations"].values()) == {"***", "me"}
     assert "hunter2" not in text
-    assert yaml.safe_load("\n".join(cli.get("deploy", "web", output)[1]))["kind"] == "Deployment"
+    for arguments in (("deploy", "web"), ("deploy/web", None)):
+        assert yaml.safe_load("\n".join(cli.get(*arguments, output)[1]))["kind"] == "Deployment"
 
 
 def test_get_names_are_arguments_of_get_and_rm(cli: Cli) -> None:
@@ -399,6 +407,21 @@ def test_rm_path_of_another_directory_removes_what_was_applied(cli: Cli, path: s
     code, _, err = cli.rm("path/to/other.yml")
     assert code == 1
     assert "there is no manifest and no object 'path/to/other.yml'" in err
+
+
+@pytest.mark.parametrize("path", ["./to/app", "../to/app", "/to/app", "to/app"])
+def test_rm_path_without_suffix_of_another_directory_removes_what_was_applied(cli: Cli, path: str) -> None:
+    cli.apply(cli.file("app", deployment()))
+    assert cli.rm(path)[:2] == (0, ["deployment/web removed"])
+
+
+def test_rm_path_that_reads_as_kind_names_what_to_type(cli: Cli) -> None:
+    cli.apply(cli.file("app", deployment()))
+    code, _, err = cli.rm("path/to/app")
+    assert (code, cli.present) == (1, ["app"])
+    assert "'path' is not a kind of a manifest" in err
+    assert err.endswith("; for a manifest, give the name of its file: app\n")
+    assert cli.rm("app")[0] == 0
 
 
 def test_rm_object_with_others_requires_the_file(cli: Cli) -> None:

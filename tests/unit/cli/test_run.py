@@ -506,6 +506,7 @@ async def test_pykubelet_run_job_that_is_suspended_or_unfinished(instance: Insta
         async with answering(instance, ScriptedView()):
             ran = await pykubelet(instance, "run", "--timeout", "500ms", str(file))
             assert (ran.code, "not complete after" in ran.err) == (1, True)
+            assert "has not taken the manifest up" not in ran.err
             job_file(tmp_path, suspend=True)
             assert (await pykubelet(instance, "run", "--replace", str(file))).code == 0
 

@@ -39,7 +39,6 @@ def test_install_twice_starts_and_changes_nothing_then_restarts_for_new_flags(
         f"up --data-dir {data_dir} --container-runtime-endpoint unix:///run/x.sock -v 3 --max-pods=9" in text
     )
     assert "KillMode=process\n" in text
-    assert "Restart=always\n" in text
     assert calls == [("daemon-reload",), ("enable", name), ("restart", name)]
     calls.clear()
     assert run_install(data_dir, "unix:///run/x.sock", 3, ["--max-pods=9"]) == 0
@@ -51,6 +50,15 @@ def test_install_twice_starts_and_changes_nothing_then_restarts_for_new_flags(
     assert not unit.exists()
     assert run_uninstall(data_dir) == 0
     assert "No service" in capsys.readouterr().out
+
+
+def test_unit_restarts_as_that_of_the_package() -> None:
+    """Verify that systemd does not start the node again that `pykubelet down` has stopped (exit code 0)."""
+    packaged = (Path(__file__).parents[3] / "packaging/deb/pykubelet.service").read_text().splitlines()
+    lines = unit_text(["pykubelet", "up"]).splitlines()
+    for line in ("Restart=on-failure", "StartLimitIntervalSec=0", "KillMode=process", "Delegate=yes"):
+        assert line in packaged
+        assert line in lines
 
 
 def test_install_problems_one_line_and_nothing_written(

@@ -89,7 +89,8 @@ def run_get(selection: NodeSelection, kind: str | None, name: str | None, output
             _require_found(kind, name, state)
         if output in ("json", "yaml"):
             items = [_document(file, found, state) for file, found in chosen]
-            _print_documents(items, output, single=name is not None and len(items) == 1)
+            is_named = parse_reference(kind, name)[2] is not None
+            _print_documents(items, output, single=is_named and len(items) == 1)
         elif output == "name":
             for _, found in chosen:
                 print(escape_unprintable(found.reference, lines=False))
@@ -133,8 +134,11 @@ def select_objects(
 
 def _require_found(kind: str | None, name: str | None, state: NodeState) -> None:
     """Raise SelectionError if a name was given, of which not even the volume of a claim is left."""
-    _, namespace, base = parse_reference(kind, name)
-    if base is None or kind is None or f"{namespace or 'default'}/{base}" in state.volumes:
+    found, namespace, base = parse_reference(kind, name)
+    may_be_claim = found in (None, "PersistentVolumeClaim")
+    if base is None or kind is None:
+        return
+    if may_be_claim and f"{namespace or 'default'}/{base}" in state.volumes:
         return
     chosen, _, reference = (kind, "", name) if name is not None else kind.partition("/")
     raise SelectionError(f"there is no {chosen} {reference!r}: `pykubelet get` lists what there is")

@@ -214,11 +214,12 @@ def parse_kind(text: str) -> str:
 def split_reference(text: str) -> tuple[str | None, str | None, str]:
     """Return kind, namespace and name of `web`, `deploy/web`, `prod/web` or `deploy/prod/web`."""
     parts = text.split("/")
-    is_path = text.endswith(SUFFIXES) and parts[0].lower() not in _BY_ALIAS
-    if len(parts) == 3 and not is_path:
+    is_kind = parts[0].lower() in _BY_ALIAS
+    is_path = text.endswith(SUFFIXES) or parts[0] in ("", ".", "..")
+    if len(parts) == 3 and (is_kind or not is_path):
         return parse_kind(parts[0]), parts[1], parts[2]
     if len(parts) == 2:
-        if parts[0].lower() in _BY_ALIAS:
+        if is_kind:
             return parse_kind(parts[0]), None, parts[1]
         return None, parts[0], parts[1]
     return None, None, text
@@ -244,7 +245,10 @@ def find_file(files: Sequence[ManifestFile], text: str, directory: Path) -> Mani
     for file in files:
         if file.path.name == text or (path.is_absolute() and path in (file.path, file.current)):
             return file
-    found = find_objects(files, text)
+    try:
+        found = find_objects(files, text)
+    except SelectionError as err:
+        raise SelectionError(f"{err}; for a manifest, give the name of its file: {path.name}") from None
     paths = list(dict.fromkeys(file.path for file, _ in found))
     if len(paths) > 1:
         lines = [f"  {item.title} in {file.path.name}" for file, item in found]

@@ -270,6 +270,8 @@ class _Wait:
     """What is waited for, with the last observed state of its pod."""
 
     goal: ClassVar[str]
+    is_known: bool = False
+    """Whether the node has it."""
     pod: Pod | None = None
     state: str = "syncing"
     events: list[Event] = field(default_factory=list)
@@ -289,6 +291,7 @@ class _Wait:
 
     def observe(self, client: NodeClient, node: NodePods, found: Pod) -> None:
         """Update the state of the pod. Raises NotFoundError if it has just been removed."""
+        self.is_known = True
         self.pod, self.state = found, node.states.get(found.uid, "syncing")
         self.events = client.journal(found.uid).events
 
@@ -342,6 +345,7 @@ class _JobWait(_Wait):
         run = record.job if record is not None else None
         if run is None or run.template != self.template:
             return
+        self.is_known = True
         uids = {pod_uid(run.uid, entry.serial): entry.status is None for entry in run.pods}
         pods = sorted((pod for pod in node.pods if pod.uid in uids), key=lambda pod: uids[pod.uid])
         if pods:
@@ -405,8 +409,9 @@ def _print_result(node: Node, pod_wait: _Wait, seconds: float) -> bool:
         print(f"{pod_wait.name}: {outcome.status}" + (f", at {address}" if address else ""))
         return True
     print(escape_unprintable(f"{pod_wait.name}: {outcome.status}", lines=False), file=sys.stderr)
-    if pod_wait.pod is None:
+    if not pod_wait.is_known:
         print("  the node has not taken the manifest up: see its log", file=sys.stderr)
+    if pod_wait.pod is None:
         return False
     for line in explain(pod_wait.pod, pod_wait.events, datetime.now(UTC)):
         print(f"  {escape_unprintable(line, lines=False)}", file=sys.stderr)

@@ -71,6 +71,7 @@ Description=Kubernetes node (pykubelet)
 Documentation=man:pykubelet(1)
 Wants=network-online.target
 After=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
@@ -78,7 +79,8 @@ ExecStart={" ".join(map(quoted, command))}
 ExecReload=/bin/kill -HUP $MAINPID
 KillMode=process
 Delegate=yes
-Restart=always
+# Exit code 0 is a stop on request, such as by pykubelet down; every failure is followed by a restart.
+Restart=on-failure
 RestartSec=2
 TimeoutStartSec=5min
 LimitNOFILE=1048576

@@ -198,6 +198,9 @@ class PageSource(Protocol):
     def pods(self) -> list[PodFacts]:
         """Return all pods."""
 
+    def find_pod(self, namespace: str, name: str) -> Pod | None:
+        """Return a pod without its diagnosis; None if the node has no such pod."""
+
     async def node(self) -> NodeFacts:
         """Return the state of the node."""
 

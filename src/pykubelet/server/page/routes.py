@@ -131,15 +131,11 @@ class Page:
         names: Sequence[str] = {"node": NODE_SERIES, "agent": AGENT_SERIES}.get(view.kind, ())
         owner = AGENT if view.kind == "agent" else NODE
         if view.kind == "pod":
-            found = self._find(view.namespace, view.name)
-            if found is None:
+            pod = self._source.find_pod(view.namespace, view.name)
+            if pod is None:
                 return {}
-            names, owner = series_of(found.pod), found.pod.uid
+            names, owner = series_of(pod), pod.uid
         return {"time": round(now, 1), "values": latest(history, owner, names, now)} if names else {}
-
-    def _find(self, namespace: str, name: str) -> PodFacts | None:
-        found = (each for each in self._source.pods() if each.pod.metadata.name == name)
-        return next((each for each in found if each.pod.metadata.namespace == namespace), None)
 
     # Handlers
 
@@ -204,10 +200,9 @@ class Page:
         return respond
 
     async def _pod_data(self, request: web.Request) -> web.Response:
-        found = self._find(request.match_info["namespace"], request.match_info["name"])
-        if found is None:
+        pod = self._source.find_pod(request.match_info["namespace"], request.match_info["name"])
+        if pod is None:
             raise HttpError(404, "404: no such pod\n")
-        pod = found.pod
         return _json(chart_data(self._source.history, pod.uid, series_of(pod), time.time()))
 
     async def _static(self, request: web.Request) -> web.Response:

@@ -94,16 +94,22 @@ class Source:
     def __init__(self) -> None:
         self.history = History()
         self.listed = [hostile_pod()]
+        self.diagnosed: list[str] = []
+        """Names of the pods that were diagnosed."""
         self.images_problem = ""
         self.is_defective = False
         self.failed_log: LogTail | None = None
         self.pulls = [PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)]
 
     def pods(self) -> list[PodFacts]:
-        return [
-            PodFacts(pod=pod, state="syncing", diagnosis=diagnose(pod, "syncing", [], datetime.now(UTC)))
-            for pod in self.listed
-        ]
+        return [self.facts_of(pod) for pod in self.listed]
+
+    def facts_of(self, pod: Pod) -> PodFacts:
+        self.diagnosed.append(pod.metadata.name)
+        return PodFacts(pod=pod, state="syncing", diagnosis=diagnose(pod, "syncing", [], datetime.now(UTC)))
+
+    def find_pod(self, namespace: str, name: str) -> Pod | None:
+        return next((pod for pod in self.listed if pod.metadata.name == name), None)
 
     async def node(self) -> NodeFacts:
         return NodeFacts(
@@ -123,11 +129,11 @@ class Source:
         )
 
     async def pod(self, namespace: str, name: str) -> PodDetails | None:
-        facts = next((each for each in self.pods() if each.pod.metadata.name == name), None)
-        if facts is None:
+        pod = self.find_pod(namespace, name)
+        if pod is None:
             return None
         return PodDetails(
-            facts=facts,
+            facts=self.facts_of(pod),
             events=[Event("Warning", "BackOff", HOSTILE, "spec.containers{main}", 1.0, 2.0, 3)],
             timeline=[TimelineEntry(1.0, "admission", HOSTILE)],
             logs=[LogTail(container="main", lines=[HOSTILE, "x" * 10_000])],
@@ -299,6 +305,23 @@ async def test_events_send_sections_and_sample() -> None:
                 text += (await response.content.readany()).decode()
     assert '"sections":{"pods":' in text
     assert "<script>alert" not in text
+
+
+async def test_updates_and_charts_of_a_pod_diagnose_no_other_pod() -> None:
+    source = Source()
+    source.listed = [pod_of("web", "u1"), pod_of("other", "u2")]
+    name = source.listed[0].metadata.name
+    async with serving(source) as (url, session):
+        async with session.get(f"{url}/data/pod/default/{name}") as response:
+            assert (await response.json())["series"] == {}
+        assert source.diagnosed == []
+        async with session.get(f"{url}/data/pod/default/gone") as response:
+            assert response.status == 404
+        query = {"view": "pod", "namespace": "default", "name": name}
+        async with session.get(f"{url}/events", params=query) as response, asyncio.timeout(10):
+            while b"event: update" not in await response.content.readline():
+                pass
+    assert set(source.diagnosed) == {name}
 
 
 async def page_of(source: Source, path: str) -> str:
