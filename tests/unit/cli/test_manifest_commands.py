@@ -348,8 +348,8 @@ def test_get_documents_are_as_written_without_secret_values(cli: Cli, output: st
     assert found["items"][1]["stringData"] == {"k": "***"}
     assert set(found["items"][1]["metadata"]["annotations"].values()) == {"***", "me"}
     assert "hunter2" not in text
-    for arguments in (("deploy", "web"), ("deploy/web", None)):
-        assert yaml.safe_load("\n".join(cli.get(*arguments, output)[1]))["kind"] == "Deployment"
+    for kind, name in (("deploy", "web"), ("deploy/web", None)):
+        assert yaml.safe_load("\n".join(cli.get(kind, name, output)[1]))["kind"] == "Deployment"
 
 
 def test_get_names_are_arguments_of_get_and_rm(cli: Cli) -> None:
