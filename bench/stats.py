@@ -8,7 +8,7 @@ in three ways:
 - windows, the measure of the bound: the difference of two windows of the same length, one before the first
   scrape and one with several in the intervals of a real scraper. It contains all work that scraping causes,
   also in the background, and scatters, because holding the pods takes more processor time than a scrape, in
-  bursts;
+  bursts: the summary of upstream took 25.5 and 0.9 ms in two runs with 100 pods, ours 15.6 and 13.9 ms;
 - slots: a scrape begins with a short slot and costs what the slot takes more than the median of the slots
   before it, with the quartiles as scatter. It leaves out what scraping causes later;
 - back to back, which is mostly the rendering.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -65,8 +66,10 @@ _MIN_RATE_SHARE = 0.1
 """Share of the interval that a processor usage covers at least."""
 _CURVE_SECONDS = 600.0
 """Time that a memory curve covers at least."""
-_BATCH = 16
-"""Cgroups whose details are read in one call of a thread."""
+_DETAILS_BATCH, _SUMMARY_BATCH = 16, 64
+"""Cgroups that are read in one call of a thread; for a summary hardly anything is read of most of them."""
+_SUMMARY_KINDS = ("root", "sandbox", "container")
+"""Targets with a network or a number of processes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -300,7 +303,11 @@ class Collector:
 
     async def refresh_summary(self) -> None:
         """Read networks and numbers of processes that are older than an interval, as `refresh_details`."""
-        await self._refresh("summary", lambda record: record.summary_time, self._read_summaries)
+
+        def time_of(record: Record) -> float:
+            return record.summary_time if record.target.kind in _SUMMARY_KINDS else math.inf
+
+        await self._refresh("summary", time_of, self._read_summaries)
 
     async def _refresh(
         self,
@@ -476,7 +483,9 @@ class Collector:
             record.network, record.network_time = reading.network, reading.network_time
             record.processes, record.summary_time = reading.details.processes, reading.usage.time
 
-        await self._read_in_thread(due, lambda sampler, sampled: sampler.read_details(scan, sampled), store)
+        await self._read_in_thread(
+            due, _DETAILS_BATCH, lambda sampler, sampled: sampler.read_details(scan, sampled), store
+        )
 
     async def _read_summaries(self, due: Sequence[_Entry]) -> None:
         now = self._clock()
@@ -487,18 +496,19 @@ class Collector:
                 record.processes, record.summary_time = reading.processes, now
                 record.network, record.network_time = reading.network, reading.network_time
 
-        await self._read_in_thread(due, Sampler.read_summary, store)
+        await self._read_in_thread(due, _SUMMARY_BATCH, Sampler.read_summary, store)
 
     async def _read_in_thread(
         self,
         due: Sequence[_Entry],
+        size: int,
         read: Callable[[Sampler, Usage | None], R],
         store: Callable[[_Entry, R], None],
     ) -> None:
-        """Read cgroups in a thread, in batches, and store what was read."""
-        for start in range(0, len(due), _BATCH):
+        """Read cgroups in a thread, in batches of a size, and store what was read."""
+        for start in range(0, len(due), size):
             batch = [
-                (entry, entry.sampler) for entry in due[start : start + _BATCH] if entry.sampler is not None
+                (entry, entry.sampler) for entry in due[start : start + size] if entry.sampler is not None
             ]
             for _, sampler in batch:
                 sampler.in_thread = True
