@@ -20,6 +20,7 @@ from pykubelet.objects.base import PodObjects
 from pykubelet.podconfig.api_source import ApiSource, CheckpointSource
 from pykubelet.podconfig.checkpoints import Checkpoints
 from pykubelet.podconfig.mux import SourceUpdates
+from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import is_static_pod
 from pykubelet.podworkers.pod_records import PodRecords
 from pykubelet.podworkers.workers import PodChurn, PodWorkers, PodWorkerState
@@ -86,6 +87,7 @@ class ApiServerSync:
             else None
         )
         records.statuses.add_listener(self._status_changed)
+        records.history.add_listener(self._event_recorded)
 
     def start(self, scope: TaskScope) -> None:
         """Start to watch pods and to send statuses."""
@@ -157,6 +159,10 @@ class ApiServerSync:
         self._status_manager.set_status(pod, status)
         if self._checkpoint_source is not None:
             self._checkpoint_source.update(pod, status)
+
+    def _event_recorded(self, pod: Pod, event: Event) -> None:
+        if event.kind == "Warning":
+            self._status_manager.expedite(pod.uid)
 
     def _object_of(self, uid: str) -> Pod | None:
         """Return the last observed object of a pod in the API server."""

@@ -9,7 +9,8 @@ are computed and compared again.
 - The status of a starting or terminating pod is delayed by HOLD_SECONDS: a quick start is one request, and a
   slow one still shows what it waits for. During a burst of pod starts it is delayed longer, because requests
   would take CPU time from the starts, and longest if it only reports that the pod waits for its start. All
-  other statuses are sent immediately.
+  other statuses are sent immediately, and so is a delayed one when a warning about the pod is recorded: who
+  sees the event must find the status that it is about.
 - A failed request is retried with exponential back-off. While the API server is unreachable only one request
   is tried at a time; afterwards statuses are sent in the order of their changes.
 - A pod that the API server no longer has, or that was recreated under the same name, is skipped.
@@ -119,6 +120,8 @@ class _Entry:
     """Loop time at which to check for something to send; None if nothing changed."""
     unreported_since: float | None = None
     """Loop time of the first change that is not reported yet."""
+    is_urgent: bool = False
+    """Whether the unreported status is not delayed any more."""
     current_due: float = 0.0
     """Loop time at which the check in progress was due."""
     busy: bool = False
@@ -206,6 +209,13 @@ class StatusManager:
         """Schedule an immediate check for a difference, such as a phase that can be reported now."""
         entry = self._entries.get(uid)
         if entry is not None:
+            self._schedule(entry, 0.0)
+
+    def expedite(self, uid: str) -> None:
+        """Send a pod's status now, if it is delayed."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.unreported_since is not None:
+            entry.is_urgent = True
             self._schedule(entry, 0.0)
 
     def forget(self, uid: str) -> None:
@@ -329,7 +339,7 @@ class StatusManager:
             return until
         patch = self._patch(entry, target.status)
         if not patch or patch == entry.unapplied_patch:
-            entry.unreported_since = None
+            entry.unreported_since, entry.is_urgent = None, False
             return None
         meta, status, loop = target.metadata, entry.status, asyncio.get_running_loop()
         if (until := self._hold_until(entry, target.status, patch)) is not None:
@@ -350,6 +360,7 @@ class StatusManager:
             return self._failed(entry, err)
         self._error_log.succeeded(loop.time())
         entry.response, entry.patched_uid, entry.backoff = response, response.uid, None
+        entry.is_urgent = False
         if entry.unreported_since is not None:
             self._metrics.sent(loop.time() - entry.unreported_since)
         entry.unreported_since = None if entry.status is status else loop.time()
@@ -391,7 +402,9 @@ class StatusManager:
 
     def _longest_hold(self, entry: _Entry, seconds: float) -> float | None:
         """Return the loop time until which a status may be delayed; None if it must be sent now."""
-        if not is_transient(entry.pod, entry.status) or entry.waiters or entry.unreported_since is None:
+        if entry.is_urgent or entry.waiters or entry.unreported_since is None:
+            return None
+        if not is_transient(entry.pod, entry.status):
             return None
         until = entry.unreported_since + seconds
         return until if asyncio.get_running_loop().time() < until - SLACK_SECONDS else None

@@ -135,6 +135,28 @@ async def test_status_manager_burst_ends_held_status_is_sent() -> None:
         assert api.verbs == ["patch web"]
 
 
+async def test_expedite_delayed_status_is_sent_immediately_also_in_burst() -> None:
+    """Verify that only what is delayed at that time is sent early, and nothing twice."""
+    pod = make_pod()
+    api = Api(pod)
+    async with sending(api, crowded=lambda: True) as sender:
+        sender.expedite(pod.uid)
+        sender.set_status(pod, pending())
+        await asyncio.sleep(HOLD_SECONDS + 1)
+        assert api.verbs == []
+        sender.expedite(pod.uid)
+        await asyncio.sleep(0.1)
+        assert api.verbs == ["patch web"]
+        api.sync(sender)
+        sender.expedite(pod.uid)
+        sender.set_status(pod, make_status("Pending", container("main", waiting("ErrImagePull"))))
+        await asyncio.sleep(BURST_HOLD_SECONDS - 1)
+        assert api.verbs == ["patch web"]
+        sender.expedite(pod.uid)
+        await asyncio.sleep(0.1)
+        assert api.verbs == ["patch web"] * 2
+
+
 async def test_status_manager_only_observed_generation_changed_is_held() -> None:
     known = make_status(conditions=[condition("Ready", observed_generation=1)], observed_generation=1)
     pod = make_pod(status=known)
