@@ -191,7 +191,7 @@ RESTART: Mapping[str, str] = MappingProxyType(
         "runtimeRequestTimeout": _RUNTIME,
         "seccompDefault": _PODS,
         "serverTLSBootstrap": "the serving certificate is requested from the start on",
-        "showHiddenMetricsForVersion": _NO_EFFECT,
+        "showHiddenMetricsForVersion": _LISTENERS,
         "shutdownGracePeriod": _SHUTDOWN,
         "shutdownGracePeriodByPodPriority": _SHUTDOWN,
         "shutdownGracePeriodCriticalPods": _SHUTDOWN,

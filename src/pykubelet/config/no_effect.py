@@ -28,7 +28,6 @@ FIELDS: Mapping[str, str] = {
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
-    "show_hidden_metrics_for_version": "no metric that upstream hides (`scrape_error`) is implemented",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {

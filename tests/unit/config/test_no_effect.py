@@ -211,8 +211,7 @@ REASONS = {
 
 
 def test_settings_without_effect_are_those_of_checked_list() -> None:
-    # This row is about which metrics are hidden upstream.
-    assert REASONS.keys() - {"showHiddenMetricsForVersion"} == UPSTREAM.keys()
+    assert REASONS.keys() == UPSTREAM.keys()
 
 
 @pytest.mark.parametrize(("setting", "state"), UPSTREAM.items())
@@ -286,7 +285,6 @@ SAMPLE_VALUES: dict[str, Any] = {
     "iptables_drop_bit": 13,
     "iptables_masquerade_bit": 14,  # also a value that equals the default was set by the operator
     "kernel_memcg_notification": True,
-    "show_hidden_metrics_for_version": "1.35",
     "shutdown_grace_period_by_pod_priority": [{"priority": 1, "shutdownGracePeriodSeconds": 3}],
 }
 

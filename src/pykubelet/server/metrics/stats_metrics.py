@@ -109,8 +109,10 @@ def cadvisor_routes(
     return [web.get(path, respond)]
 
 
-def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> list[web.RouteDef]:
-    """Return the route of `/metrics/resource`."""
+def resource_routes(
+    source: StatsSource, limit: ScrapeLimit | None = None, *, show_hidden: bool = False
+) -> list[web.RouteDef]:
+    """Return the route of `/metrics/resource`; `show_hidden` adds the metrics that upstream hides."""
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -118,7 +120,7 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
             has_error = await _prepare(source, detailed=False)
             sandboxes = await source.runtime_sandboxes()
             records = () if has_error else source.records()
-            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error)
+            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error, show_hidden=show_hidden)
             return await send_page(request, page, slots)
 
     return [web.get("/metrics/resource", respond)]
