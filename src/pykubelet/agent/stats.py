@@ -23,6 +23,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
@@ -34,6 +35,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.collector import NODE, Collector
+from pykubelet.stats.cpu_load import CpuLoadReader, cpu_load_reader
 from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache, machine_info, read_rlimit
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
@@ -50,6 +52,7 @@ from pykubelet.stats.storage.pod_storage import (
     volume_usage,
 )
 from pykubelet.stats.summary import SummaryInputs
+from pykubelet.stats.usage_log import UsageLog, own_cadvisor_cgroup
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
 from pykubelet.volumes.metrics import VolumeMetrics
@@ -350,7 +353,9 @@ def build_statistics(
     """Return the statistics and the function that starts to sample."""
     config, flags = settings.config, settings.flags
     cgroups = detect_cgroups()
-    collector = Collector(cgroup_reader_factory(cgroups), tasks, flags.housekeeping_interval.seconds)
+    interval = flags.housekeeping_interval.seconds
+    collector = Collector(cgroup_reader_factory(cgroups), tasks, interval)
+    load = add_sample_listeners(flags, cgroups, collector)
     runtime_name = cri.version.runtime_name
 
     def observed() -> Iterator[tuple[Pod, ObservedPod]]:
@@ -413,14 +418,34 @@ def build_statistics(
         system_containers=system,
     )
 
+    async def sample() -> None:
+        try:
+            await collector.run(targets.update)
+        finally:
+            if load is not None:
+                load.close()
+
     def start() -> None:
-        tasks.start(collector.run(targets.update), name="statistics")
+        tasks.start(sample(), name="statistics")
         if settings.gates.enabled("PodAndContainerStatsFromCRI"):
             # Shows whether the runtime supports it, before the first scrape.
             tasks.start(runtime.metrics(), name="cri-metrics")
         tasks.start(targets.find_sandbox_images(partial(sandbox_image, cri)), name="sandbox-images")
 
     return statistics, start
+
+
+def add_sample_listeners(flags: KubeletFlags, cgroups: Cgroups, collector: Collector) -> CpuLoadReader | None:
+    """Add the listeners of `--enable-load-reader` and `--log-cadvisor-usage` to the collector.
+
+    The caller closes the reader of the load that is returned.
+    """
+    load = cpu_load_reader(cgroups, collector.interval) if flags.enable_load_reader else None
+    if load is not None:
+        collector.add_listener(load.on_sample)
+    if flags.log_cadvisor_usage:
+        collector.add_listener(UsageLog(own_cadvisor_cgroup(cgroups)).on_sample)
+    return load
 
 
 def storage_rows(

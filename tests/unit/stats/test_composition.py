@@ -12,6 +12,7 @@ import pytest
 from pykubelet.agent.stats import (
     NodeStatistics,
     NodeTargets,
+    add_sample_listeners,
     container_cgroup,
     own_cgroup,
     pod_targets,
@@ -23,14 +24,16 @@ from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir, Volume
 from pykubelet.cm.cgroups.driver import CgroupWriteError
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
+from pykubelet.linux.taskstats import TaskStates
 from pykubelet.stats.collector import NODE, Collector
 from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache
-from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.stats.samples import CgroupGone, CpuLoad, Limits, Target, Usage
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage
 from pykubelet.transport.errors import Unavailable
@@ -349,3 +352,42 @@ async def test_machine_info_custom_id_files_are_read(
     node.host_filesystems = Filesystems(tmp_path, tasks)
     info = await node.machine_info()
     assert (info.machine_id, info.boot_id) == ("mine", "mine")
+
+
+class UsageReader:
+    """Reader of a cgroup whose samples are one second apart."""
+
+    procs_file = None
+
+    def __init__(self, path: str) -> None:
+        self._time = 1000.0
+
+    def read_usage(self, *, fresh: bool = False) -> Usage:
+        self._time += 1
+        return Usage(time=self._time, cpu=round(self._time * 1e9), memory=1, working_set=1)
+
+    def read_limits(self) -> Limits:
+        return Limits(created=1.0)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+async def test_add_sample_listeners_flags_select_load_and_usage_log(
+    tasks: TaskScope, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_set: bool
+) -> None:
+    caplog.set_level("INFO")
+    states = TaskStates(running=2)
+    client = SimpleNamespace(read=lambda directory: states, close=lambda: None)
+    monkeypatch.setattr("pykubelet.stats.cpu_load.TaskstatsClient", lambda: client)
+    cgroups = Cgroups(CgroupMode.V1, Path("/sys/fs/cgroup"), {"cpu": Path("/cpu")}, {"cpu": "/own"})
+    collector = Collector(UsageReader, tasks, 1.0)  # type: ignore[arg-type]
+    flags = KubeletFlags(enable_load_reader=is_set, log_cadvisor_usage=is_set)
+    assert (add_sample_listeners(flags, cgroups, collector) is not None) == is_set
+    collector.set_targets(NODE, [Target(path="/own", kind="node")])
+    for _ in range(60):
+        collector.sample_now(["/own"])
+    record = collector.record("/own")
+    assert record is not None
+    assert record.load == (CpuLoad(states, 2.0, 0.0) if is_set else None)
+    assert ("Usage of own cgroup" in caplog.text) == is_set

@@ -541,6 +541,18 @@ RESOURCE_FLAGS = (
             "it will be removed; nothing replaces it",
         ),
         deprecated(
+            "enable-load-reader",
+            BOOL,
+            "Measure the load of containers, on cgroup v1 (container_cpu_load_average_10s).",
+            "it will be removed; nothing replaces it",
+        ),
+        deprecated(
+            "log-cadvisor-usage",
+            BOOL,
+            "Log the usage of the kubelet's cgroup, with a --housekeeping-interval of at most 2s.",
+            "it will be removed; the Summary API has the usage",
+        ),
+        deprecated(
             "machine-id-file",
             STRING,
             "Files to look for the machine's id in, the first that exists counts.",
@@ -555,19 +567,12 @@ RESOURCE_FLAGS = (
     ),
 )
 _STDERR = "send standard error to where the logs should go"
-_LOAD = (
-    "differs from upstream: container_cpu_load_average_10s is always 0; "
-    "the kernel counts the runnable tasks of a cgroup only on cgroup v1"
-)
 _APPLICATION_METRICS = (
     "differs from upstream: no metrics that labels of containers define (io.cadvisor.metric) are collected"
 )
 _CONTAINER_HINTS = "differs from upstream: no file of hints about containers of other runtimes is read"
 _CONTAINERD = "differs from upstream: statistics are those of --container-runtime-endpoint"
 _CONTAINERD_NAMESPACE = "differs from upstream: the namespace is that of CRI"
-_OWN_USAGE = (
-    "differs from upstream: the usage of the kubelet's own cgroup is not logged; the Summary API has it"
-)
 _STORAGE_DRIVER = "statistics are kept in memory only; the upstream kubelet has no storage driver, too"
 _CADVISOR_EVENTS = (
     "no events of containers are stored; the upstream kubelet stores them and serves them nowhere"
@@ -679,15 +684,8 @@ LOG_FLAGS = (
             _CONTAINERD,
         ),
         without_effect("containerd-namespace", STRING, "k8s.io", _CONTAINERD_NAMESPACE),
-        without_effect("enable-load-reader", BOOL, "", _LOAD),
         without_effect("event-storage-age-limit", STRING, "default=0", _CADVISOR_EVENTS),
         without_effect("event-storage-event-limit", STRING, "default=0", _CADVISOR_EVENTS),
-        without_effect(
-            "log-cadvisor-usage",
-            BOOL,
-            "",
-            _OWN_USAGE,
-        ),
         without_effect("storage-driver-buffer-duration", DURATION, "1m0s", _STORAGE_DRIVER),
         without_effect("storage-driver-db", STRING, "cadvisor", _STORAGE_DRIVER),
         without_effect("storage-driver-host", STRING, "localhost:8086", _STORAGE_DRIVER),

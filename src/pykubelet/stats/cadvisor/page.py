@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from pykubelet.stats.exposition import label_texts, render_labels, stamp
 from pykubelet.stats.samples import (
+    NO_LOAD,
+    CpuLoad,
     Details,
     FilesystemUsage,
     LabelTexts,
@@ -41,6 +43,7 @@ class CgroupRow(NamedTuple):
     limits: Limits
     texts: LabelTexts
     oom_events: int
+    load: CpuLoad
     no_stamp: str = ""
 
 
@@ -119,7 +122,10 @@ class CadvisorPage:
                 has_memory=True,
             )
         details_time = time if record.details_time in (0.0, usage.time) else stamp(record.details_time)
-        row = CgroupRow(texts.series, usage, time, details, details_time, limits, texts, record.oom_events)
+        load = record.load or NO_LOAD
+        row = CgroupRow(
+            texts.series, usage, time, details, details_time, limits, texts, record.oom_events, load
+        )
         self.cgroups.append(row)
         if details is None:
             return
