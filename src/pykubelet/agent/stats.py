@@ -34,7 +34,8 @@ from pykubelet.linux.hardware import Hardware
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
-from pykubelet.stats.collector import NODE, Collector
+from pykubelet.stats.cgroups.search import find_nested
+from pykubelet.stats.collector import NESTED, NODE, TICK_SECONDS, Collector
 from pykubelet.stats.cpu_load import CpuLoadReader, cpu_load_reader
 from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache, machine_info, read_rlimit
@@ -54,7 +55,7 @@ from pykubelet.stats.storage.pod_storage import (
 from pykubelet.stats.summary import SummaryInputs
 from pykubelet.stats.usage_log import UsageLog, own_cadvisor_cgroup
 from pykubelet.transport.errors import CriError
-from pykubelet.util.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope, finish_in_thread, seconds_to_tick
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.usage import VolumeStatCalculator, VolumeStats
 
@@ -62,9 +63,11 @@ log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
 """Prefix of the names of containers' cgroups by runtime, with the systemd driver."""
 _IMAGE_RETRY_SECONDS = 5.0
+"""Seconds after which a runtime that failed to report the image of a sandbox is called again."""
 VOLUME_REFRESH_SECONDS = 5.0
 """Seconds for which an eviction waits until the volumes of pods are measured."""
-"""Seconds after which a runtime that failed to report the image of a sandbox is called again."""
+_LONG_SEARCH_SECONDS = 0.1
+"""Seconds from which on the duration of a search for cgroups is logged."""
 
 
 def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) -> str:
@@ -192,7 +195,8 @@ class NodeTargets:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
             self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._images))
-        for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
+        alive |= {NODE, NESTED}
+        for uid in [owner for owner in self._collector.owners() if owner not in alive]:
             self._seen.pop(uid, None)
             self._update_images(uid, None)
             self._collector.set_targets(uid, ())
@@ -425,14 +429,66 @@ def build_statistics(
             if load is not None:
                 load.close()
 
+    hierarchy = cgroups.root if cgroups.unified else cgroups.mounts.get("cpuacct")
+    housekeeping = flags.global_housekeeping_interval.seconds
+
     def start() -> None:
         tasks.start(sample(), name="statistics")
+        if hierarchy is not None:
+            search = GlobalHousekeeping(collector, hierarchy, pod_cgroups.tree_paths(), housekeeping)
+            tasks.start(search.run(), name="global-housekeeping")
         if settings.gates.enabled("PodAndContainerStatsFromCRI"):
             # Shows whether the runtime supports it, before the first scrape.
             tasks.start(runtime.metrics(), name="cri-metrics")
         tasks.start(targets.find_sandbox_images(partial(sandbox_image, cri)), name="sandbox-images")
 
     return statistics, start
+
+
+class GlobalHousekeeping:
+    """Search for cgroups that no part of the kubelet has created, every `--global-housekeeping-interval`.
+
+    They are sampled as cgroups of the node, without labels but `id`. cAdvisor watches the tree with inotify
+    as well; here a nested cgroup is found by the next search.
+    """
+
+    def __init__(self, collector: Collector, root: Path, pod_trees: Collection[str], interval: float) -> None:
+        """Initialize with the directory of a hierarchy; `pod_trees` are the cgroups that pods are in.
+
+        The search is below containers, sandboxes and the cgroups of the node, not in `pod_trees` themselves:
+        a cgroup there that belongs to no known pod may become a target of a pod at any time.
+        """
+        self._collector = collector
+        self._root = str(root).rstrip("/")
+        self._pod_trees = frozenset(pod_trees) | {"/"}
+        self._interval = max(interval, TICK_SECONDS)
+
+    async def run(self) -> NoReturn:
+        """Search until cancelled."""
+        while True:
+            await asyncio.sleep(seconds_to_tick(self._interval))
+            started = time.monotonic()
+            await self.search()
+            duration = time.monotonic() - started
+            if duration >= min(_LONG_SEARCH_SECONDS, self._interval / 2):
+                log.v(3).info("Global housekeeping took long", duration=f"{duration:.3f}s")
+
+    async def search(self) -> None:
+        """Search once, and set the targets."""
+        nested = {target.path for target in self._collector.targets_of(NESTED)}
+        targets = [target for target in self._collector.targets() if target.path not in nested]
+        parents = [
+            target.path
+            for target in targets
+            if target.kind in ("container", "sandbox")
+            or (target.kind == "node" and target.path not in self._pod_trees)
+        ]
+        known = {target.path for target in targets} | self._pod_trees
+        found = await finish_in_thread(partial(find_nested, self._root, parents, known))
+        known.update(target.path for target in self._collector.targets() if target.path not in nested)
+        self._collector.set_targets(
+            NESTED, [Target(path=path, kind="node") for path in found if path not in known]
+        )
 
 
 def add_sample_listeners(flags: KubeletFlags, cgroups: Cgroups, collector: Collector) -> CpuLoadReader | None:

@@ -31,10 +31,6 @@ FIELDS: Mapping[str, str] = {
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
-    "global_housekeeping_interval": (
-        "differs from upstream: cgroups are not searched for containers that inotify did not report, because "
-        "the container runtime reports all"
-    ),
     "pod_infra_container_image": "the container runtime configures the sandbox image; upstream removed it",
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""

@@ -30,7 +30,7 @@ from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.linux.taskstats import TaskStates
-from pykubelet.stats.collector import NODE, Collector
+from pykubelet.stats.collector import NESTED, NODE, Collector
 from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache
 from pykubelet.stats.samples import CgroupGone, CpuLoad, Limits, Target, Usage
@@ -129,6 +129,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
         lambda: changes.append(len(asked)),
     )
     collector.set_targets(NODE, [Target(path="/", kind="root")])
+    collector.set_targets(NESTED, [Target(path="/kubepods/podu1/a-0/b", kind="node")])
     for _ in range(3):
         targets.update()
     assert asked == ["u1", "u2"], "a pod that has not changed is not looked at again"
@@ -137,7 +138,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
     del pods["u2"]
     targets.update()
     assert paths() == ["/kubepods/podu1/a-1"]
-    assert set(collector.owners()) == {NODE, "u1"}
+    assert set(collector.owners()) == {NODE, NESTED, "u1"}
 
 
 async def test_node_targets_same_version_pods_not_listed(tasks: TaskScope) -> None:

@@ -537,7 +537,7 @@ RESOURCE_FLAGS = (
         deprecated(
             "global-housekeeping-interval",
             DURATION,
-            "How often the machine is looked over for new or lost containers.",
+            "Interval of the search for cgroups below those of containers.",
             "it will be removed; nothing replaces it",
         ),
         deprecated(
