@@ -136,7 +136,7 @@ RESTART: Mapping[str, str] = MappingProxyType(
         "cpuManagerPolicyOptions": _MANAGERS,
         "cpuManagerReconcilePeriod": _MANAGERS,
         "crashLoopBackOff.maxContainerRestartPeriod": "back-off delays of running pods are based on it",
-        "enableContentionProfiling": _NO_EFFECT,
+        "enableContentionProfiling": _LISTENERS,
         "enableControllerAttachDetach": _NODE,
         "enableDebugFlagsHandler": _LISTENERS,
         "enableDebuggingHandlers": _LISTENERS,

@@ -21,10 +21,6 @@ from pykubelet.config.flags.flag_table import field_path
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 FIELDS: Mapping[str, str] = {
     "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
-    "enable_contention_profiling": (
-        "differs from upstream: it is about locks between threads, and the kubelet's work is in one event "
-        "loop; /debug/pprof/goroutine lists what waits"
-    ),
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,

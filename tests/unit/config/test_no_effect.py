@@ -276,7 +276,6 @@ def test_load_field_without_effect_warns(tmp_path: Path, path: str) -> None:
 
 SAMPLE_VALUES: dict[str, Any] = {
     "content_type": "application/json",
-    "enable_contention_profiling": True,
     "eviction_max_pod_grace_period": 30,
     "eviction_minimum_reclaim": {"memory.available": "1Mi"},
     "eviction_soft": {"memory.available": "100Mi"},

@@ -19,6 +19,7 @@ from pykubelet.server.api import (
     api_server,
 )
 from pykubelet.server.auth.request_auth import AuthConfigError
+from pykubelet.server.contention import SAMPLE_SECONDS
 from pykubelet.server.listeners import PortError
 from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics.server_metrics import ServerMetrics
@@ -144,6 +145,19 @@ async def test_pprof_profile_concurrent_request_returns_429(start: Start) -> Non
     )
     assert sorted((first[0], second[0])) == [200, 429]
     assert "function calls" in first[1] + second[1]
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+async def test_pprof_block_waits_only_with_contention_profiling(start: Start, is_enabled: bool) -> None:
+    node = await start(enable_contention_profiling=is_enabled)
+    held = asyncio.Lock()
+    async with held:
+        waiter = asyncio.ensure_future(held.acquire())
+        await asyncio.sleep(2.5 * SAMPLE_SECONDS)
+        status, text = await node.get("/debug/pprof/block")
+    await waiter
+    assert (status, text.splitlines()[:2]) == (200, ["--- contention:", "cycles/second=1000000000"])
+    assert ("Lock.acquire" in text) == is_enabled
 
 
 async def test_run_endpoint_returns_output_or_error(start: Start) -> None:

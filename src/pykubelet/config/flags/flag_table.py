@@ -182,7 +182,12 @@ NODE_FLAGS = (
             "enable_debugging_handlers",
             "Serve logs, exec, attach and forward.",
         ),
-        in_file("contention-profiling", BOOL, "enable_contention_profiling", "Profile waits on locks."),
+        in_file(
+            "contention-profiling",
+            BOOL,
+            "enable_contention_profiling",
+            "Profile what tasks wait for (/debug/pprof/block).",
+        ),
         in_file(
             "streaming-connection-idle-timeout",
             DURATION,
