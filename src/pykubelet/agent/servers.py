@@ -40,7 +40,7 @@ from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_file
 from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
-from pykubelet.podconfig.static_sources import served_kinds
+from pykubelet.podconfig.static_sources import served_kinds, validation_options
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.server.api import (
@@ -272,7 +272,13 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
         return None
     standalone = parts.cluster is None
     served = LOCAL_KINDS if standalone else served_kinds(parts.settings.gates, standalone=False)
-    return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
+    return ManifestDirectory(
+        path,
+        parts.settings.node_name,
+        served=served,
+        options=validation_options(parts.settings.gates),
+        clock=time.time_ns,
+    )
 
 
 def _statistics_routes(

@@ -79,6 +79,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "PLEGOnDemandRelist",
         "PodAndContainerStatsFromCRI",
         "PodCertificateRequest",
+        "PodDeletionCost",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "PodReadyToStartContainersCondition",
@@ -94,6 +95,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",
         "SELinuxMount",
+        "StrictIPCIDRValidation",
         "SupplementalGroupsPolicy",
         "TaintTolerationComparisonOperators",
         "UserNamespacesHostNetworkSupport",
@@ -115,7 +117,6 @@ UNREAD_GATES: Mapping[str, str] = {
     ),
     "MatchLabelKeysInPodTopologySpread": _SCHEDULING,
     "MatchLabelKeysInPodTopologySpreadSelectorMerge": _SCHEDULING,
-    "PodDeletionCost": "it is about an annotation for the controllers, which a static pod does not have",
     "PodLevelResourceManagers": (
         "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
     ),
@@ -123,7 +124,6 @@ UNREAD_GATES: Mapping[str, str] = {
         "a changed clientCAFile is always used, also by upstream, whose gate is for the names of authorities "
         "in TLS handshakes; none are sent here"
     ),
-    "StrictIPCIDRValidation": "IP addresses in static pods are validated strictly in any case",
     "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,
     "TopologyManagerPolicyBetaOptions": _TOPOLOGY_OPTIONS,
 }

@@ -8,6 +8,7 @@ may escape from it. Defaults must have been set before.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pykubelet.api.names import (
     dns_label_problem,
@@ -41,6 +42,9 @@ MAX_ANNOTATION_BYTES = 256 * 1024
 MAX_NAMESERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCH_CHARACTERS = 2048
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,9}|-[0-9]{1,20}", re.ASCII)
+"""Integer without a plus sign or, unless it is negative, leading zeros."""
 _UID = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,126}[A-Za-z0-9])?", re.ASCII)
 _SEARCH_LABEL = r"_?[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 _SEARCH = re.compile(rf"{_SEARCH_LABEL}(?:\.{_SEARCH_LABEL})*")
@@ -56,7 +60,22 @@ _HOST_PATH_TYPES = (
 )
 
 
-def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class PodValidationOptions:
+    """Rules that depend on feature gates; the defaults are those of the gates."""
+
+    strict_ips: bool = True
+    """Whether addresses with leading zeros and IPv4-mapped ones are rejected (`StrictIPCIDRValidation`)."""
+    deletion_cost: bool = True
+    """Whether the annotation with the cost of a deletion must be valid (`PodDeletionCost`)."""
+
+
+DEFAULT_OPTIONS = PodValidationOptions()
+
+
+def validate_pod(
+    pod: Pod, *, served: frozenset[str] | None = None, options: PodValidationOptions = DEFAULT_OPTIONS
+) -> list[Problem]:
     """Return all problems of a pod; the paths are fields such as `spec.containers[0].image`.
 
     `served` are the kinds of API objects that are available to the pod (`configmaps`, `secrets`, ...: see
@@ -64,11 +83,11 @@ def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Prob
     itself serves, by default nothing.
     """
     return [
-        *_check_metadata(pod),
+        *_check_metadata(pod, options),
         *_check_spec(pod.spec),
         *_check_volumes(pod.spec.volumes),
         *_check_containers(pod.spec),
-        *_check_network(pod.spec),
+        *_check_network(pod.spec, options),
         *check_pod_security(pod.spec),
         *check_pod_resources(pod.spec),
         *_check_references(pod, served),
@@ -80,7 +99,7 @@ def is_uid(text: str) -> bool:
     return _UID.fullmatch(text) is not None
 
 
-def _check_metadata(pod: Pod) -> Problems:
+def _check_metadata(pod: Pod, options: PodValidationOptions) -> Problems:
     meta = pod.metadata
     yield from named("metadata.name", meta.name, dns_subdomain_problem)
     yield from named("metadata.namespace", meta.namespace, dns_label_problem)
@@ -98,6 +117,14 @@ def _check_metadata(pod: Pod) -> Problems:
         f"are {size} bytes long, but at most {MAX_ANNOTATION_BYTES} are allowed",
         size > MAX_ANNOTATION_BYTES,
     )
+    cost = meta.annotations.get(DELETION_COST_ANNOTATION)
+    if options.deletion_cost and cost is not None:
+        is_good = _INTEGER.fullmatch(cost) and -(2**31) <= int(cost) < 2**31
+        yield from problem_if(
+            f"metadata.annotations[{quoted(DELETION_COST_ANNOTATION)}]",
+            f"{quoted(cost)} must be a 32bit integer",
+            not is_good,
+        )
 
 
 def _check_spec(spec: PodSpec) -> Problems:
@@ -194,9 +221,9 @@ def _check_containers(spec: PodSpec) -> Problems:
     )
 
 
-def _check_network(spec: PodSpec) -> Problems:
+def _check_network(spec: PodSpec, options: PodValidationOptions) -> Problems:
     for index, alias in enumerate(spec.host_aliases):
-        yield from address(f"spec.hostAliases[{index}].ip", alias.ip)
+        yield from address(f"spec.hostAliases[{index}].ip", alias.ip, strict=options.strict_ips)
         for position, hostname in enumerate(alias.hostnames):
             yield from named(
                 f"spec.hostAliases[{index}].hostnames[{position}]", hostname, dns_subdomain_problem
@@ -214,7 +241,7 @@ def _check_network(spec: PodSpec) -> Problems:
         message = f"has {len(values)} entries, but at most {limit} are allowed"
         yield from problem_if(f"spec.dnsConfig.{field}", message, len(values) > limit)
     for index, server in enumerate(config.nameservers):
-        yield from address(f"spec.dnsConfig.nameservers[{index}]", server)
+        yield from address(f"spec.dnsConfig.nameservers[{index}]", server, strict=options.strict_ips)
     yield from problem_if(
         "spec.dnsConfig.searches",
         f"must not be longer than {MAX_SEARCH_CHARACTERS} characters in all",

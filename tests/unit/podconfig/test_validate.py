@@ -10,7 +10,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.objects.references import object_references
 from pykubelet.podconfig.defaults import apply_defaults
-from pykubelet.podconfig.validate import validate_pod
+from pykubelet.podconfig.validate import PodValidationOptions, validate_pod
 from tests.unit.podconfig.making import static, written
 from tests.unit.podconfig.validating import of_container, of_spec, problems
 
@@ -152,6 +152,34 @@ def test_validate_pod_invalid_labels_and_annotations_are_rejected() -> None:
     pod = static()
     pod.metadata.annotations["big"] = "x" * 300_000
     assert problems(pod) == ["metadata.annotations"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_good"),
+    [
+        *((cost, True) for cost in ("0", "10", "-5", "-008", "2147483647", "-2147483648")),
+        *((cost, False) for cost in ("", "+10", "008", "1.5", "ten", "2147483648", "-2147483649", "1 ", "-")),
+    ],
+)
+def test_validate_pod_deletion_cost_is_integer_unless_gate_is_off(cost: str, is_good: bool) -> None:
+    pod, name = static(), "controller.kubernetes.io/pod-deletion-cost"
+    pod.metadata.annotations[name] = cost
+    assert problems(pod) == ([] if is_good else [f"metadata.annotations['{name}']"])
+    assert validate_pod(pod, options=PodValidationOptions(deletion_cost=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("ip", "is_good"),
+    [
+        *((ip, True) for ip in ("10.0.0.1", "0.0.0.0", "FD00::1", "fd00:0:0::01", "64:ff9b::1.2.3.4")),
+        *((ip, False) for ip in ("010.0.0.1", "1.2.3.04", "::ffff:1.2.3.4", "::FFFF:a01:1")),
+    ],
+)
+def test_validate_pod_ambiguous_ips_rejected_unless_gate_is_off(ip: str, is_good: bool) -> None:
+    pod = static(dnsConfig={"nameservers": [ip]}, hostAliases=[{"ip": ip}])
+    paths = ["spec.hostAliases[0].ip", "spec.dnsConfig.nameservers[0]"]
+    assert problems(pod) == ([] if is_good else paths)
+    assert validate_pod(pod, options=PodValidationOptions(strict_ips=False)) == []
 
 
 TWO = [{"name": "main", "image": "x"}, {"name": "main", "image": "x"}]
