@@ -288,7 +288,7 @@ def _statistics_routes(
     statistics, config = parts.statistics, parts.settings.config
     return [
         *summary_routes(statistics, turns=turns),
-        *cadvisor_routes(statistics, limit()),
+        *cadvisor_routes(statistics, limit(), hints=statistics.host_filesystems.hints),
         *resource_routes(statistics, limit(), show_hidden=bool(config.show_hidden_metrics_for_version)),
     ]
 

@@ -19,6 +19,7 @@ from typing import NoReturn
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
@@ -36,6 +37,7 @@ from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
 from pykubelet.stats.cgroups.search import find_nested
 from pykubelet.stats.collector import NESTED, NODE, TICK_SECONDS, Collector
+from pykubelet.stats.container_hints import HintsError, read_container_hints
 from pykubelet.stats.cpu_load import CpuLoadReader, cpu_load_reader
 from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache, machine_info, read_rlimit
@@ -354,8 +356,15 @@ def build_statistics(
     *,
     started: float,
 ) -> tuple[NodeStatistics, Callable[[], None]]:
-    """Return the statistics and the function that starts to sample."""
+    """Return the statistics and the function that starts to sample.
+
+    Raises StartupError if the file of container hints cannot be used.
+    """
     config, flags = settings.config, settings.flags
+    try:
+        hints = read_container_hints(Path(flags.container_hints)) if flags.container_hints else {}
+    except HintsError as err:
+        raise StartupError(str(err)) from err
     cgroups = detect_cgroups()
     interval = flags.housekeeping_interval.seconds
     collector = Collector(cgroup_reader_factory(cgroups), tasks, interval)
@@ -412,7 +421,7 @@ def build_statistics(
     statistics = NodeStatistics(
         settings,
         collector,
-        Filesystems(Path(flags.root_dir), tasks),
+        Filesystems(Path(flags.root_dir), tasks, hints=hints),
         runtime,
         storage,
         engine,

@@ -53,6 +53,7 @@ class Samples:
         self.ready.set()
         self.prepared: list[bool] = []
         self.from_runtime: CriMetricList | None = None
+        self.host_filesystems = SimpleNamespace(hints={})
         self.sandboxes: dict[str, pb.PodSandboxStats] | None = None
 
     async def prepare(self, *, detailed: bool) -> None:
@@ -179,6 +180,22 @@ async def test_servers_resource_metrics_hidden_unless_version_is_set(version: st
         response = await client.get("/metrics/resource")
         found = {series.name for series in parse(await response.text())}
     assert found == {"resource_scrape_error"} | names
+
+
+async def test_servers_cadvisor_metrics_have_file_systems_of_hints() -> None:
+    source = Samples([stats_records.record("node", "/system.slice")])
+    source.host_filesystems.hints = {"/system.slice": frozenset({FILESYSTEM.mount_point})}
+    parts: Any = SimpleNamespace(statistics=source, settings=SimpleNamespace(config=KubeletConfiguration()))
+    app = web.Application()
+    app.add_routes(_statistics_routes(parts, ScrapeLimit, RenderTurns()))
+    async with TestClient(TestServer(app)) as client:
+        response = await client.get("/metrics/cadvisor")
+        found = [
+            series.get("id")
+            for series in parse(await response.text())
+            if series.name == "container_fs_limit_bytes"
+        ]
+    assert sorted(found) == ["/", "/system.slice"]
 
 
 async def test_resource_route_statistics_of_runtime_replace_those_of_cgroups() -> None:

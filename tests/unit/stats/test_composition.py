@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.agent.stats import (
     NodeStatistics,
     NodeTargets,
     add_sample_listeners,
+    build_statistics,
     container_cgroup,
     own_cgroup,
     pod_targets,
@@ -353,6 +355,15 @@ async def test_machine_info_custom_id_files_are_read(
     node.host_filesystems = Filesystems(tmp_path, tasks)
     info = await node.machine_info()
     assert (info.machine_id, info.boot_id) == ("mine", "mine")
+
+
+def test_build_statistics_invalid_container_hints_raises(tmp_path: Path) -> None:
+    path = tmp_path / "hints.json"
+    path.write_text("{")
+    settings: Any = SimpleNamespace(config=None, flags=KubeletFlags(container_hints=str(path)))
+    absent: Any = None
+    with pytest.raises(StartupError, match="cannot use container hints"):
+        build_statistics(*[settings, *[absent] * 7], started=0.0)
 
 
 class UsageReader:

@@ -546,6 +546,12 @@ RESOURCE_FLAGS = (
             "it will be removed; nothing replaces it",
         ),
         deprecated(
+            "container-hints",
+            STRING,
+            "File with mount points of cgroups, whose file systems are reported for them.",
+            "it will be removed; nothing replaces it",
+        ),
+        deprecated(
             "enable-load-reader",
             BOOL,
             "Measure the load of containers, on cgroup v1 (container_cpu_load_average_10s).",
@@ -575,7 +581,6 @@ _STDERR = "send standard error to where the logs should go"
 _APPLICATION_METRICS = (
     "differs from upstream: no metrics that labels of containers define (io.cadvisor.metric) are collected"
 )
-_CONTAINER_HINTS = "differs from upstream: no file of hints about containers of other runtimes is read"
 _CONTAINERD = "differs from upstream: statistics are those of --container-runtime-endpoint"
 _CONTAINERD_NAMESPACE = "differs from upstream: the namespace is that of CRI"
 _STORAGE_DRIVER = "statistics are kept in memory only; the upstream kubelet has no storage driver, too"
@@ -675,12 +680,6 @@ LOG_FLAGS = (
             INT,
             "100",
             _APPLICATION_METRICS,
-        ),
-        without_effect(
-            "container-hints",
-            STRING,
-            "/etc/cadvisor/container_hints.json",
-            _CONTAINER_HINTS,
         ),
         without_effect(
             "containerd",

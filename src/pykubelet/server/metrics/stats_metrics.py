@@ -27,6 +27,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
 from pykubelet.server.auth.identity import HttpError, user_name
 from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
+from pykubelet.stats.container_hints import NO_HINTS, Hints
 from pykubelet.stats.cri.metrics import render_cri_metrics
 from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.resource_metrics import resource_chunks
@@ -78,9 +79,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def cadvisor_routes(
-    source: StatsSource, limit: ScrapeLimit | None = None, *, path: str = "/metrics/cadvisor"
+    source: StatsSource,
+    limit: ScrapeLimit | None = None,
+    *,
+    path: str = "/metrics/cadvisor",
+    hints: Hints = NO_HINTS,
 ) -> list[web.RouteDef]:
-    """Return the route of the cgroups' metrics; its parameter `profile` is `full` (default) or `lean`."""
+    """Return the route of the cgroups' metrics; its parameter `profile` is `full` (default) or `lean`.
+
+    `hints` are file systems of cgroups (`stats.container_hints`).
+    """
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -101,6 +109,7 @@ def cadvisor_routes(
                 has_error=has_error,
                 lean=profile == "lean",
                 machine_only=from_runtime,
+                hints=hints,
             )
             if found is not None:
                 page = chain(page, render_cri_metrics(_in_profile(found.descriptors, profile), found.pods))
