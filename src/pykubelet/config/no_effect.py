@@ -88,6 +88,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "QOSReserved",
         "RecursiveReadOnlyMounts",
         "ReduceDefaultCrashLoopBackOffDecay",
+        "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",
         "ResourceHealthStatusMessage",
@@ -119,10 +120,6 @@ UNREAD_GATES: Mapping[str, str] = {
     "MatchLabelKeysInPodTopologySpreadSelectorMerge": _SCHEDULING,
     "PodLevelResourceManagers": (
         "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
-    ),
-    "ReloadKubeletClientCAFile": (
-        "a changed clientCAFile is always used, also by upstream, whose gate is for the names of authorities "
-        "in TLS handshakes; none are sent here"
     ),
     "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,
     "TopologyManagerPolicyBetaOptions": _TOPOLOGY_OPTIONS,

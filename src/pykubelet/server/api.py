@@ -66,6 +66,7 @@ from pykubelet.server.tls import (
     ServingTls,
     TlsProblem,
     TlsSettings,
+    client_authorities,
     reloads_certificate,
 )
 from pykubelet.tracing.span import Tracer
@@ -191,9 +192,12 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
         settings = TlsSettings.from_config(config, request_certificates=authenticator.requests_certificates)
         try:
             tls = ServingTls(
-                settings, deps.auth.serving_certificate, reloads=reloads_certificate(config, deps.gates)
+                settings,
+                deps.auth.serving_certificate,
+                reloads=reloads_certificate(config, deps.gates),
+                authorities=client_authorities(config, deps.gates),
             )
-        except (TlsProblem, OpensslMissing) as err:
+        except (TlsProblem, OpensslMissing, OSError) as err:
             raise AuthConfigError(str(err)) from err
         deps.on_tls(tls)
         contention = ContentionProfile()

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client import CollectorRegistry
 
 from pykubelet.config.feature_gates import FeatureGates
@@ -26,7 +28,7 @@ from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from tests.support import api_node
 from tests.support.api_node import ENDPOINTS, STAMP, Start, write_log
-from tests.support.certs import Pair
+from tests.support.certs import Authority, Pair
 from tests.support.server_clients import ADMIN_TOKEN, client_context
 
 authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
@@ -158,6 +160,24 @@ async def test_pprof_block_waits_only_with_contention_profiling(start: Start, is
     await waiter
     assert (status, text.splitlines()[:2]) == (200, ["--- contention:", "cycles/second=1000000000"])
     assert ("Lock.acquire" in text) == is_enabled
+
+
+async def test_api_handshake_names_client_cas(start: Start, authority: Authority) -> None:
+    node = await start()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.maximum_version = False, ssl.TLSVersion.TLSv1_2
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello).do_handshake()
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+    writer.write(hello.read())
+    name = load_pem_x509_certificate(authority.certificate.read_bytes()).subject.public_bytes()
+    received = b""
+    async with asyncio.timeout(10):
+        # The first one is the issuer of the server's own certificate.
+        while received.count(name) < 2:
+            received += await reader.read(65536)
+    writer.close()
 
 
 async def test_run_endpoint_returns_output_or_error(start: Start) -> None:
