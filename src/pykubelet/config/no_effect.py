@@ -72,6 +72,8 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
+        "MatchLabelKeysInPodTopologySpread",
+        "MatchLabelKeysInPodTopologySpreadSelectorMerge",
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeLogQuery",
@@ -105,19 +107,19 @@ CONSULTED_GATES: Collection[str] = frozenset(
     }
 )
 """Feature gates that some code reads."""
-_SCHEDULING = "static pods are not scheduled; the fields of other pods are validated by the API server"
 _TOPOLOGY_OPTIONS = "no option of the topology manager is in this stage; the upstream kubelet has none, too"
 _CBOR = "requests and responses are JSON, as with contentType (docs/packages/cluster.md)"
 UNREAD_GATES: Mapping[str, str] = {
     "ClientsAllowCBOR": _CBOR,
     "ClientsPreferCBOR": _CBOR,
     "DRANodeAllocatableResources": "it is about a field of the pod status that only the scheduler writes",
-    "GenericWorkload": _SCHEDULING,
+    "GenericWorkload": (
+        "only handlers of the API server read it, to drop a field of pods; "
+        "the upstream kubelet ignores it, too"
+    ),
     "LocalStorageCapacityIsolationFSQuotaMonitoring": (
         "no project quotas are set; the usage of emptyDir volumes is measured by reading their directories"
     ),
-    "MatchLabelKeysInPodTopologySpread": _SCHEDULING,
-    "MatchLabelKeysInPodTopologySpreadSelectorMerge": _SCHEDULING,
     "PodLevelResourceManagers": (
         "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
     ),

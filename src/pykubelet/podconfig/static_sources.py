@@ -39,7 +39,10 @@ def served_kinds(gates: FeatureGates, *, standalone: bool) -> frozenset[str]:
 def validation_options(gates: FeatureGates) -> PodValidationOptions:
     """Return the rules for static pods that depend on feature gates."""
     return PodValidationOptions(
-        strict_ips=gates.enabled("StrictIPCIDRValidation"), deletion_cost=gates.enabled("PodDeletionCost")
+        strict_ips=gates.enabled("StrictIPCIDRValidation"),
+        deletion_cost=gates.enabled("PodDeletionCost"),
+        merged_label_keys=gates.enabled("MatchLabelKeysInPodTopologySpread")
+        and gates.enabled("MatchLabelKeysInPodTopologySpreadSelectorMerge"),
     )
 
 

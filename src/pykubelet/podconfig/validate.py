@@ -16,7 +16,8 @@ from pykubelet.api.names import (
     label_value_problem,
     qualified_name_problem,
 )
-from pykubelet.api.pod import Pod, PodDNSConfig, PodSpec, Toleration
+from pykubelet.api.pod import Pod, PodDNSConfig, PodSpec, Toleration, TopologySpreadConstraint
+from pykubelet.api.selector import LabelSelector
 from pykubelet.api.volume import Volume
 from pykubelet.config.errors import Problem
 from pykubelet.objects.references import object_references
@@ -68,6 +69,11 @@ class PodValidationOptions:
     """Whether addresses with leading zeros and IPv4-mapped ones are rejected (`StrictIPCIDRValidation`)."""
     deletion_cost: bool = True
     """Whether the annotation with the cost of a deletion must be valid (`PodDeletionCost`)."""
+    merged_label_keys: bool = True
+    """Whether the selector of a topology spread constraint may have a key of its `matchLabelKeys` once.
+
+    The API server adds these to the selector (`MatchLabelKeysInPodTopologySpreadSelectorMerge`).
+    """
 
 
 DEFAULT_OPTIONS = PodValidationOptions()
@@ -87,6 +93,7 @@ def validate_pod(
         *_check_spec(pod.spec),
         *_check_volumes(pod.spec.volumes),
         *_check_containers(pod.spec),
+        *_check_topology_spread(pod.spec.topology_spread_constraints, options),
         *_check_network(pod.spec, options),
         *check_pod_security(pod.spec),
         *check_pod_resources(pod.spec),
@@ -175,6 +182,69 @@ def _check_toleration(path: str, toleration: Toleration) -> Problems:
         "must be NoExecute with tolerationSeconds",
         toleration.toleration_seconds is not None and toleration.effect != "NoExecute",
     )
+
+
+def _check_topology_spread(
+    constraints: list[TopologySpreadConstraint], options: PodValidationOptions
+) -> Problems:
+    seen = set()
+    for index, constraint in enumerate(constraints):
+        path = f"spec.topologySpreadConstraints[{index}]"
+        yield from in_range(f"{path}.maxSkew", constraint.max_skew, 1)
+        yield from required(f"{path}.topologyKey", constraint.topology_key)
+        action = constraint.when_unsatisfiable
+        yield from choice(f"{path}.whenUnsatisfiable", action, ("DoNotSchedule", "ScheduleAnyway"))
+        pair = constraint.topology_key, action
+        message = f"must not be equal to those of another constraint: {', '.join(map(quoted, pair))}"
+        yield from problem_if(f"{path}.{{topologyKey, whenUnsatisfiable}}", message, pair in seen)
+        seen.add(pair)
+        if constraint.min_domains is not None:
+            yield from in_range(f"{path}.minDomains", constraint.min_domains, 1)
+            yield from problem_if(
+                f"{path}.minDomains", "needs whenUnsatisfiable DoNotSchedule", action != "DoNotSchedule"
+            )
+        for field, policy in (
+            ("nodeAffinityPolicy", constraint.node_affinity_policy),
+            ("nodeTaintsPolicy", constraint.node_taints_policy),
+        ):
+            yield from optional_choice(f"{path}.{field}", policy, ("Honor", "Ignore"))
+        yield from _check_match_label_keys(path, constraint, options)
+        if constraint.label_selector is not None:
+            yield from _check_selector(f"{path}.labelSelector", constraint.label_selector)
+
+
+def _check_match_label_keys(
+    path: str, constraint: TopologySpreadConstraint, options: PodValidationOptions
+) -> Problems:
+    selector, keys = constraint.label_selector, constraint.match_label_keys
+    if keys and selector is None:
+        yield Problem(f"{path}.matchLabelKeys", "must not be set without labelSelector")
+        return
+    selected = list(selector.match_labels) if selector is not None else []
+    selected += [each.key for each in selector.match_expressions] if selector is not None else []
+    allowed = 1 if options.merged_label_keys else 0
+    for index, key in enumerate(keys):
+        yield from named(f"{path}.matchLabelKeys[{index}]", key, qualified_name_problem)
+        message = f"{quoted(key)} must not be in labelSelector as well"
+        yield from problem_if(f"{path}.matchLabelKeys[{index}]", message, selected.count(key) > allowed)
+
+
+def _check_selector(path: str, selector: LabelSelector) -> Problems:
+    for key, value in selector.match_labels.items():
+        yield from named(f"{path}.matchLabels[{quoted(key)}]", key, qualified_name_problem)
+        if message := label_value_problem(value):
+            yield Problem(f"{path}.matchLabels[{quoted(key)}]", f"{quoted(value)} {message}")
+    for index, each in enumerate(selector.match_expressions):
+        at = f"{path}.matchExpressions[{index}]"
+        yield from named(f"{at}.key", each.key, qualified_name_problem)
+        yield from choice(f"{at}.operator", each.operator, ("In", "NotIn", "Exists", "DoesNotExist"))
+        if each.operator in ("In", "NotIn"):
+            yield from problem_if(f"{at}.values", f"must not be empty with {each.operator}", not each.values)
+        elif each.operator in ("Exists", "DoesNotExist"):
+            yield from problem_if(f"{at}.values", f"must be empty with {each.operator}", each.values)
+        for position, value in enumerate(each.values):
+            if message := label_value_problem(value):
+                yield Problem(f"{at}.values[{position}]", f"{quoted(value)} {message}")
 
 
 def _check_volumes(volumes: list[Volume]) -> Problems:

@@ -250,8 +250,10 @@ async def test_static_sources_api_references_only_without_gate(tmp_path: Path, g
 
 @pytest.mark.parametrize("gate", [True, False])
 async def test_static_sources_validation_follows_gates(tmp_path: Path, gate: bool) -> None:
-    gates = FeatureGates().with_overrides({"StrictIPCIDRValidation": gate, "PodDeletionCost": gate})
-    assert validation_options(gates) == PodValidationOptions(strict_ips=gate, deletion_cost=gate)
+    names = "StrictIPCIDRValidation", "PodDeletionCost", "MatchLabelKeysInPodTopologySpreadSelectorMerge"
+    gates = FeatureGates().with_overrides(dict.fromkeys(names, gate))
+    expected = PodValidationOptions(strict_ips=gate, deletion_cost=gate, merged_label_keys=gate)
+    assert validation_options(gates) == expected
     assert validation_options(FeatureGates()) == PodValidationOptions()
     text = manifest(dnsConfig={"nameservers": ["010.0.0.1"]})
     (tmp_path / "a.yaml").write_text(text)

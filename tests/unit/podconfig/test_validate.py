@@ -182,6 +182,80 @@ def test_validate_pod_ambiguous_ips_rejected_unless_gate_is_off(ip: str, is_good
     assert validate_pod(pod, options=PodValidationOptions(strict_ips=False)) == []
 
 
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"app": "web"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "paths"),
+    [
+        ({"minDomains": 2, "nodeAffinityPolicy": "Honor", "nodeTaintsPolicy": "Ignore"}, []),
+        ({"matchLabelKeys": ["pod-template-hash"]}, []),
+        ({"labelSelector": None}, []),
+        ({"maxSkew": 0}, ["maxSkew"]),
+        ({"topologyKey": ""}, ["topologyKey"]),
+        ({"whenUnsatisfiable": "Never"}, ["whenUnsatisfiable"]),
+        ({"minDomains": 0}, ["minDomains"]),
+        ({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"}, ["minDomains"]),
+        ({"nodeAffinityPolicy": "Never"}, ["nodeAffinityPolicy"]),
+        ({"nodeTaintsPolicy": ""}, ["nodeTaintsPolicy"]),
+        ({"matchLabelKeys": ["a"], "labelSelector": None}, ["matchLabelKeys"]),
+        ({"matchLabelKeys": ["a b"]}, ["matchLabelKeys[0]"]),
+        ({"labelSelector": {"matchLabels": {"a": "b c"}}}, ["labelSelector.matchLabels['a']"]),
+        *(
+            (
+                {
+                    "labelSelector": {
+                        "matchExpressions": [{"key": key, "operator": operator, "values": values}]
+                    }
+                },
+                [f"labelSelector.matchExpressions[0].{field}"] if field else [],
+            )
+            for key, operator, values, field in (
+                ("a", "In", ["b"], ""),
+                ("a", "Exists", [], ""),
+                ("a b", "Exists", [], "key"),
+                ("a", "Is", ["b"], "operator"),
+                ("a", "NotIn", [], "values"),
+                ("a", "DoesNotExist", ["b"], "values"),
+                ("a", "In", ["b c"], "values[0]"),
+            )
+        ),
+    ],
+)
+def test_validate_pod_topology_spread_constraint_names_field(
+    changes: dict[str, Any], paths: list[str]
+) -> None:
+    spread = {name: value for name, value in {**SPREAD, **changes}.items() if value is not None}
+    prefix = "spec.topologySpreadConstraints[0]."
+    assert of_spec(topologySpreadConstraints=[spread]) == [prefix + path for path in paths]
+
+
+def test_validate_pod_equal_topology_spread_constraints_are_rejected() -> None:
+    other = {**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}
+    assert of_spec(topologySpreadConstraints=[SPREAD, other]) == []
+    path = "spec.topologySpreadConstraints[2].{topologyKey, whenUnsatisfiable}"
+    assert of_spec(topologySpreadConstraints=[SPREAD, other, SPREAD]) == [path]
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_validate_pod_match_label_key_in_selector_follows_gate(is_merged: bool) -> None:
+    options = PodValidationOptions(merged_label_keys=is_merged)
+    requirement = {"key": "app", "operator": "In", "values": ["web"]}
+    path = "spec.topologySpreadConstraints[0].matchLabelKeys[0]"
+    for expressions, is_good in (([], is_merged), ([requirement], False)):
+        selector = {"matchLabels": {"app": "web"}, "matchExpressions": expressions}
+        pod = static(
+            topologySpreadConstraints=[{**SPREAD, "labelSelector": selector, "matchLabelKeys": ["app"]}]
+        )
+        found = [problem.path for problem in validate_pod(pod, options=options)]
+        assert found == ([] if is_good else [path])
+
+
 TWO = [{"name": "main", "image": "x"}, {"name": "main", "image": "x"}]
 MANY = [f"s{n}" for n in range(33)]
 
