@@ -47,6 +47,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "ContainerStopSignals",
         "CustomCPUCFSQuotaPeriod",
         "DRAExtendedResource",
+        "DRANodeAllocatableResources",
         "DRAWorkloadResourceClaims",
         "DisableCPUQuotaWithExclusiveCPUs",
         "DynamicResourceAllocation",
@@ -112,7 +113,6 @@ _CBOR = "requests and responses are JSON, as with contentType (docs/packages/clu
 UNREAD_GATES: Mapping[str, str] = {
     "ClientsAllowCBOR": _CBOR,
     "ClientsPreferCBOR": _CBOR,
-    "DRANodeAllocatableResources": "it is about a field of the pod status that only the scheduler writes",
     "GenericWorkload": (
         "only handlers of the API server read it, to drop a field of pods; "
         "the upstream kubelet ignores it, too"
