@@ -579,10 +579,17 @@ RESOURCE_FLAGS = (
 )
 _STDERR = "send standard error to where the logs should go"
 _APPLICATION_METRICS = (
-    "differs from upstream: no metrics that labels of containers define (io.cadvisor.metric) are collected"
+    "differs from upstream: no metrics that labels of images define (io.cadvisor.metric) are collected, "
+    "because an image could make the kubelet request any URL; v1.37 has removed the flag"
 )
-_CONTAINERD = "differs from upstream: statistics are those of --container-runtime-endpoint"
-_CONTAINERD_NAMESPACE = "differs from upstream: the namespace is that of CRI"
+_CONTAINERD = (
+    "differs from upstream: labels of containers in metrics come from --container-runtime-endpoint, not from "
+    "a second connection; v1.37 has removed the flag"
+)
+_CONTAINERD_NAMESPACE = (
+    "differs from upstream: labels of containers in metrics come over CRI, whose namespace is fixed; "
+    "v1.37 has removed the flag"
+)
 _STORAGE_DRIVER = "statistics are kept in memory only; the upstream kubelet has no storage driver, too"
 _CADVISOR_EVENTS = (
     "no events of containers are stored; the upstream kubelet stores them and serves them nowhere"
