@@ -118,10 +118,12 @@ UNREAD_GATES: Mapping[str, str] = {
         "the upstream kubelet ignores it, too"
     ),
     "LocalStorageCapacityIsolationFSQuotaMonitoring": (
-        "no project quotas are set; the usage of emptyDir volumes is measured by reading their directories"
+        "differs from upstream: no project quotas are set for emptyDir volumes of pods in user namespaces, "
+        "whose usage is measured by reading the directories"
     ),
     "PodLevelResourceManagers": (
-        "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
+        "differs from upstream: pods with pod-level resources get no exclusive CPUs and memory; "
+        "set resources of containers instead"
     ),
     "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,
     "TopologyManagerPolicyBetaOptions": _TOPOLOGY_OPTIONS,

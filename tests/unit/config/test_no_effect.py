@@ -207,6 +207,7 @@ REASONS = {
         for flag in FLAGS
         if flag.attribute in FLAG_ATTRIBUTES or flag.status == "ignored"
     },
+    **{f"featureGates.{name}": reason for name, reason in UNREAD_GATES.items()},
 }
 
 
