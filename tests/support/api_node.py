@@ -238,6 +238,7 @@ ENDPOINTS = [
     ("GET", "/logs/nope", 404, 403),
     ("GET", "/debug/pprof/", 200, 403),
     ("GET", "/debug/pprof/goroutine", 200, 403),
+    ("GET", "/debug/pprof/block", 200, 403),
     ("GET", "/debug/pprof/cmdline", 200, 403),
     ("GET", "/debug/tasks", 200, 403),
     ("GET", "/debug/pods/default/web", 200, 403),

@@ -45,7 +45,7 @@ from pykubelet.objects.services import no_services
 from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.pod_history import PodHistory, field_of
-from pykubelet.podconfig.static_sources import StaticSources, served_kinds
+from pykubelet.podconfig.static_sources import StaticSources, served_kinds, validation_options
 from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
@@ -196,6 +196,7 @@ def build_pod_engine(
         objects=local_objects if cluster is None else None,
         workloads=workloads,
         served=served_kinds(settings.gates, standalone=cluster is None),
+        options=validation_options(settings.gates),
     )
 
     # Workers, and what decides which pods get one.

@@ -40,7 +40,7 @@ from pykubelet.logs import get_logger
 from pykubelet.logs.setup import log_file
 from pykubelet.podconfig.event_log import EventLog
 from pykubelet.podconfig.local_objects import LOCAL_KINDS
-from pykubelet.podconfig.static_sources import served_kinds
+from pykubelet.podconfig.static_sources import served_kinds, validation_options
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.podworkers.workers import PodWorkerState
 from pykubelet.server.api import (
@@ -165,7 +165,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
     config, health = parts.settings.config, health_routes(parts.checks, metrics.health)
     turns = RenderTurns()
     by_user = partial(ScrapeLimit, max_per_user=MAX_SCRAPES_PER_USER, turns=turns)
-    scrapes, statistics = by_user(), _statistics_routes(parts.statistics, by_user, turns)
+    scrapes, statistics = by_user(), _statistics_routes(parts, by_user, turns)
     runtime = parts.statistics.runtime
     parts.registry.register(ProviderMetric(lambda: "cri" if runtime.has_metrics else "cadvisor"))
     async with contextlib.AsyncExitStack() as stack:
@@ -182,7 +182,7 @@ async def serving(parts: ServerDependencies) -> AsyncIterator[None]:
                 *read_only_routes(parts.engine, omit_values=standalone),
                 *spec_routes(parts.statistics.machine_info),
                 *metrics_routes(parts.registry, metrics.health, unlimited_users()),
-                *_statistics_routes(parts.statistics, unlimited_users, turns),
+                *_statistics_routes(parts, unlimited_users, turns),
                 *health,
             ]
             layers = [
@@ -272,17 +272,24 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
         return None
     standalone = parts.cluster is None
     served = LOCAL_KINDS if standalone else served_kinds(parts.settings.gates, standalone=False)
-    return ManifestDirectory(path, parts.settings.node_name, served=served, clock=time.time_ns)
+    return ManifestDirectory(
+        path,
+        parts.settings.node_name,
+        served=served,
+        options=validation_options(parts.settings.gates),
+        clock=time.time_ns,
+    )
 
 
 def _statistics_routes(
-    statistics: NodeStatistics, limit: Callable[[], ScrapeLimit], turns: RenderTurns
+    parts: ServerDependencies, limit: Callable[[], ScrapeLimit], turns: RenderTurns
 ) -> list[web.RouteDef]:
     """Return the routes of statistics; servers with the same routes share their limits."""
+    statistics, config = parts.statistics, parts.settings.config
     return [
         *summary_routes(statistics, turns=turns),
-        *cadvisor_routes(statistics, limit()),
-        *resource_routes(statistics, limit()),
+        *cadvisor_routes(statistics, limit(), hints=statistics.host_filesystems.hints),
+        *resource_routes(statistics, limit(), show_hidden=bool(config.show_hidden_metrics_for_version)),
     ]
 
 

@@ -19,10 +19,12 @@ from typing import NoReturn
 from prometheus_client import CollectorRegistry
 
 from pykubelet.agent.cluster import AgentSettings
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.driver import CgroupWriteError
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.qos import pod_limits
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.client import info_field
 from pykubelet.cri.connect import RuntimeConnection
@@ -33,7 +35,10 @@ from pykubelet.linux.hardware import Hardware
 from pykubelet.logs import get_logger
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.stats.cgroups.readers import cgroup_reader_factory
-from pykubelet.stats.collector import NODE, Collector
+from pykubelet.stats.cgroups.search import find_nested
+from pykubelet.stats.collector import NESTED, NODE, TICK_SECONDS, Collector
+from pykubelet.stats.container_hints import HintsError, read_container_hints
+from pykubelet.stats.cpu_load import CpuLoadReader, cpu_load_reader
 from pykubelet.stats.cri.runtime_stats import CriMetricList, LayerUsage, RuntimeFacts, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache, machine_info, read_rlimit
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record, Target, TargetKind
@@ -50,8 +55,9 @@ from pykubelet.stats.storage.pod_storage import (
     volume_usage,
 )
 from pykubelet.stats.summary import SummaryInputs
+from pykubelet.stats.usage_log import UsageLog, own_cadvisor_cgroup
 from pykubelet.transport.errors import CriError
-from pykubelet.util.tasks import TaskScope
+from pykubelet.util.tasks import TaskScope, finish_in_thread, seconds_to_tick
 from pykubelet.volumes.metrics import VolumeMetrics
 from pykubelet.volumes.usage import VolumeStatCalculator, VolumeStats
 
@@ -59,9 +65,11 @@ log = get_logger(__name__)
 _PREFIXES = {"containerd": "cri-containerd-", "cri-o": "crio-"}
 """Prefix of the names of containers' cgroups by runtime, with the systemd driver."""
 _IMAGE_RETRY_SECONDS = 5.0
+"""Seconds after which a runtime that failed to report the image of a sandbox is called again."""
 VOLUME_REFRESH_SECONDS = 5.0
 """Seconds for which an eviction waits until the volumes of pods are measured."""
-"""Seconds after which a runtime that failed to report the image of a sandbox is called again."""
+_LONG_SEARCH_SECONDS = 0.1
+"""Seconds from which on the duration of a search for cgroups is logged."""
 
 
 def container_cgroup(parent: str, runtime_id: str, driver: str, runtime: str) -> str:
@@ -189,7 +197,8 @@ class NodeTargets:
                 log.v(2).info("Pod has no cgroup, it is not sampled", pod=pod.full_name, err=str(err))
                 continue
             self._collector.set_targets(uid, pod_targets(observed, parent, self._path_of, self._images))
-        for uid in [owner for owner in self._collector.owners() if owner not in alive and owner != NODE]:
+        alive |= {NODE, NESTED}
+        for uid in [owner for owner in self._collector.owners() if owner not in alive]:
             self._seen.pop(uid, None)
             self._update_images(uid, None)
             self._collector.set_targets(uid, ())
@@ -347,10 +356,19 @@ def build_statistics(
     *,
     started: float,
 ) -> tuple[NodeStatistics, Callable[[], None]]:
-    """Return the statistics and the function that starts to sample."""
+    """Return the statistics and the function that starts to sample.
+
+    Raises StartupError if the file of container hints cannot be used.
+    """
     config, flags = settings.config, settings.flags
+    try:
+        hints = read_container_hints(Path(flags.container_hints)) if flags.container_hints else {}
+    except HintsError as err:
+        raise StartupError(str(err)) from err
     cgroups = detect_cgroups()
-    collector = Collector(cgroup_reader_factory(cgroups), tasks, flags.housekeeping_interval.seconds)
+    interval = flags.housekeeping_interval.seconds
+    collector = Collector(cgroup_reader_factory(cgroups), tasks, interval)
+    load = add_sample_listeners(flags, cgroups, collector)
     runtime_name = cri.version.runtime_name
 
     def observed() -> Iterator[tuple[Pod, ObservedPod]]:
@@ -403,7 +421,7 @@ def build_statistics(
     statistics = NodeStatistics(
         settings,
         collector,
-        Filesystems(Path(flags.root_dir), tasks),
+        Filesystems(Path(flags.root_dir), tasks, hints=hints),
         runtime,
         storage,
         engine,
@@ -413,14 +431,86 @@ def build_statistics(
         system_containers=system,
     )
 
+    async def sample() -> None:
+        try:
+            await collector.run(targets.update)
+        finally:
+            if load is not None:
+                load.close()
+
+    hierarchy = cgroups.root if cgroups.unified else cgroups.mounts.get("cpuacct")
+    housekeeping = flags.global_housekeeping_interval.seconds
+
     def start() -> None:
-        tasks.start(collector.run(targets.update), name="statistics")
+        tasks.start(sample(), name="statistics")
+        if hierarchy is not None:
+            search = GlobalHousekeeping(collector, hierarchy, pod_cgroups.tree_paths(), housekeeping)
+            tasks.start(search.run(), name="global-housekeeping")
         if settings.gates.enabled("PodAndContainerStatsFromCRI"):
             # Shows whether the runtime supports it, before the first scrape.
             tasks.start(runtime.metrics(), name="cri-metrics")
         tasks.start(targets.find_sandbox_images(partial(sandbox_image, cri)), name="sandbox-images")
 
     return statistics, start
+
+
+class GlobalHousekeeping:
+    """Search for cgroups that no part of the kubelet has created, every `--global-housekeeping-interval`.
+
+    They are sampled as cgroups of the node, without labels but `id`. cAdvisor watches the tree with inotify
+    as well; here a nested cgroup is found by the next search.
+    """
+
+    def __init__(self, collector: Collector, root: Path, pod_trees: Collection[str], interval: float) -> None:
+        """Initialize with the directory of a hierarchy; `pod_trees` are the cgroups that pods are in.
+
+        The search is below containers, sandboxes and the cgroups of the node, not in `pod_trees` themselves:
+        a cgroup there that belongs to no known pod may become a target of a pod at any time.
+        """
+        self._collector = collector
+        self._root = str(root).rstrip("/")
+        self._pod_trees = frozenset(pod_trees) | {"/"}
+        self._interval = max(interval, TICK_SECONDS)
+
+    async def run(self) -> NoReturn:
+        """Search until cancelled."""
+        while True:
+            await asyncio.sleep(seconds_to_tick(self._interval))
+            started = time.monotonic()
+            await self.search()
+            duration = time.monotonic() - started
+            if duration >= min(_LONG_SEARCH_SECONDS, self._interval / 2):
+                log.v(3).info("Global housekeeping took long", duration=f"{duration:.3f}s")
+
+    async def search(self) -> None:
+        """Search once, and set the targets."""
+        nested = {target.path for target in self._collector.targets_of(NESTED)}
+        targets = [target for target in self._collector.targets() if target.path not in nested]
+        parents = [
+            target.path
+            for target in targets
+            if target.kind in ("container", "sandbox")
+            or (target.kind == "node" and target.path not in self._pod_trees)
+        ]
+        known = {target.path for target in targets} | self._pod_trees
+        found = await finish_in_thread(partial(find_nested, self._root, parents, known))
+        known.update(target.path for target in self._collector.targets() if target.path not in nested)
+        self._collector.set_targets(
+            NESTED, [Target(path=path, kind="node") for path in found if path not in known]
+        )
+
+
+def add_sample_listeners(flags: KubeletFlags, cgroups: Cgroups, collector: Collector) -> CpuLoadReader | None:
+    """Add the listeners of `--enable-load-reader` and `--log-cadvisor-usage` to the collector.
+
+    The caller closes the reader of the load that is returned.
+    """
+    load = cpu_load_reader(cgroups, collector.interval) if flags.enable_load_reader else None
+    if load is not None:
+        collector.add_listener(load.on_sample)
+    if flags.log_cadvisor_usage:
+        collector.add_listener(UsageLog(own_cadvisor_cgroup(cgroups)).on_sample)
+    return load
 
 
 def storage_rows(

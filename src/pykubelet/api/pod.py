@@ -13,7 +13,7 @@ from msgspec import field, structs
 
 from pykubelet.api.meta import IntOrString, ObjectMeta, ObjectStruct, Resources
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.api.selector import NodeSelector
+from pykubelet.api.selector import LabelSelector, NodeSelector
 from pykubelet.api.volume import ObjectFieldSelector as ObjectFieldSelector
 from pykubelet.api.volume import ResourceFieldSelector as ResourceFieldSelector
 from pykubelet.api.volume import Volume
@@ -395,6 +395,19 @@ class PodResourceClaim(ObjectStruct):
     resource_claim_template_name: str | None = None
 
 
+class TopologySpreadConstraint(ObjectStruct):
+    """How the scheduler spreads pods over the domains of a topology; a node only validates it."""
+
+    max_skew: int = 0
+    topology_key: str = ""
+    when_unsatisfiable: str = ""
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str | None = None
+    node_taints_policy: str | None = None
+    match_label_keys: list[str] = []
+
+
 class PodSchedulingGroup(ObjectStruct):
     """The group that a pod is scheduled with."""
 
@@ -433,6 +446,7 @@ class PodSpec(ObjectStruct):
     scheduler_name: str = ""
     affinity: Affinity | None = None
     tolerations: list[Toleration] = []
+    topology_spread_constraints: list[TopologySpreadConstraint] = []
     host_aliases: list[HostAlias] = []
     priority_class_name: str = ""
     priority: int | None = None

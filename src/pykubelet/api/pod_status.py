@@ -161,6 +161,14 @@ class ExtendedResourceClaimStatus(ObjectStruct):
     resource_claim_name: str = ""
 
 
+class NodeAllocatableResourceClaimStatus(ObjectStruct):
+    """Resources of the node that a claim of the pod uses, set by the scheduler."""
+
+    resource_claim_name: str = ""
+    containers: list[str] = []
+    resources: Resources = {}
+
+
 class PodStatus(ObjectStruct):
     """Status of a pod."""
 
@@ -184,3 +192,4 @@ class PodStatus(ObjectStruct):
     resources: StatusResources | None = None
     resource_claim_statuses: list[PodResourceClaimStatus] = []
     extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
+    node_allocatable_resource_claim_statuses: list[NodeAllocatableResourceClaimStatus] = []

@@ -61,9 +61,17 @@ def compute_qos_class(pod: Pod, *, pod_level: bool = True) -> QOSClass:
     return "Guaranteed" if bounded and _totals(requests) == _totals(limits) else "Burstable"
 
 
-def pod_requests(pod: Pod, *, overhead: bool = True, pod_level: bool = True) -> Resources:
-    """Return the total requests of a pod, by default including the runtime's overhead."""
+def pod_requests(
+    pod: Pod, *, overhead: bool = True, pod_level: bool = True, claims: bool = False
+) -> Resources:
+    """Return the total requests of a pod, by default including the runtime's overhead.
+
+    `claims` includes the resources of the node that its resource claims use.
+    """
     total = container_total(pod.spec, "requests")
+    for status in pod.status.node_allocatable_resource_claim_statuses if claims else ():
+        for name, amount in status.resources.items():
+            total[name] = _plus(total.get(name, _ZERO), amount)
     if pod_level and pod.spec.resources is not None:
         total |= _pod_level(pod.spec.resources.requests)
     if overhead:

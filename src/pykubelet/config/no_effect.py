@@ -21,21 +21,12 @@ from pykubelet.config.flags.flag_table import field_path
 _NO_MARKS = "the iptables chains use no packet marks; the upstream kubelet ignores it, too"
 FIELDS: Mapping[str, str] = {
     "content_type": "objects are always JSON, decoded faster than protobuf (docs/packages/cluster.md)",
-    "enable_contention_profiling": (
-        "differs from upstream: it is about locks between threads, and the kubelet's work is in one event "
-        "loop; /debug/pprof/goroutine lists what waits"
-    ),
     "hairpin_mode": "the CNI plugins configure hairpin mode; the upstream kubelet ignores it, too",
     "iptables_drop_bit": _NO_MARKS,
     "iptables_masquerade_bit": _NO_MARKS,
-    "show_hidden_metrics_for_version": "no metric that upstream hides (`scrape_error`) is implemented",
 }
 """Reason by path of Python names in KubeletConfiguration; an entry covers the fields below it."""
 FLAG_ATTRIBUTES: Mapping[str, str] = {
-    "global_housekeeping_interval": (
-        "differs from upstream: cgroups are not searched for containers that inotify did not report, because "
-        "the container runtime reports all"
-    ),
     "pod_infra_container_image": "the container runtime configures the sandbox image; upstream removed it",
 }
 """Reason by attribute of KubeletFlags, for flags without a field in the configuration file."""
@@ -56,6 +47,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "ContainerStopSignals",
         "CustomCPUCFSQuotaPeriod",
         "DRAExtendedResource",
+        "DRANodeAllocatableResources",
         "DRAWorkloadResourceClaims",
         "DisableCPUQuotaWithExclusiveCPUs",
         "DynamicResourceAllocation",
@@ -81,6 +73,8 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "KubeletServiceAccountTokenForCredentialProviders",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
+        "MatchLabelKeysInPodTopologySpread",
+        "MatchLabelKeysInPodTopologySpreadSelectorMerge",
         "MemoryQoS",
         "NodeDeclaredFeatures",
         "NodeLogQuery",
@@ -88,6 +82,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "PLEGOnDemandRelist",
         "PodAndContainerStatsFromCRI",
         "PodCertificateRequest",
+        "PodDeletionCost",
         "PodLevelResources",
         "PodLogsQuerySplitStreams",
         "PodReadyToStartContainersCondition",
@@ -96,6 +91,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "QOSReserved",
         "RecursiveReadOnlyMounts",
         "ReduceDefaultCrashLoopBackOffDecay",
+        "ReloadKubeletClientCAFile",
         "ReloadKubeletServerCertificateFile",
         "ResourceHealthStatus",
         "ResourceHealthStatusMessage",
@@ -103,6 +99,7 @@ CONSULTED_GATES: Collection[str] = frozenset(
         "RotateKubeletServerCertificate",
         "RuntimeClassInImageCriApi",
         "SELinuxMount",
+        "StrictIPCIDRValidation",
         "SupplementalGroupsPolicy",
         "TaintTolerationComparisonOperators",
         "UserNamespacesHostNetworkSupport",
@@ -111,28 +108,23 @@ CONSULTED_GATES: Collection[str] = frozenset(
     }
 )
 """Feature gates that some code reads."""
-_SCHEDULING = "static pods are not scheduled; the fields of other pods are validated by the API server"
 _TOPOLOGY_OPTIONS = "no option of the topology manager is in this stage; the upstream kubelet has none, too"
 _CBOR = "requests and responses are JSON, as with contentType (docs/packages/cluster.md)"
 UNREAD_GATES: Mapping[str, str] = {
     "ClientsAllowCBOR": _CBOR,
     "ClientsPreferCBOR": _CBOR,
-    "DRANodeAllocatableResources": "it is about a field of the pod status that only the scheduler writes",
-    "GenericWorkload": _SCHEDULING,
+    "GenericWorkload": (
+        "only handlers of the API server read it, to drop a field of pods; "
+        "the upstream kubelet ignores it, too"
+    ),
     "LocalStorageCapacityIsolationFSQuotaMonitoring": (
-        "no project quotas are set; the usage of emptyDir volumes is measured by reading their directories"
+        "differs from upstream: no project quotas are set for emptyDir volumes of pods in user namespaces, "
+        "whose usage is measured by reading the directories"
     ),
-    "MatchLabelKeysInPodTopologySpread": _SCHEDULING,
-    "MatchLabelKeysInPodTopologySpreadSelectorMerge": _SCHEDULING,
-    "PodDeletionCost": "it is about an annotation for the controllers, which a static pod does not have",
     "PodLevelResourceManagers": (
-        "pods with pod-level resources get no exclusive CPUs and memory: set resources of containers instead"
+        "differs from upstream: pods with pod-level resources get no exclusive CPUs and memory; "
+        "set resources of containers instead"
     ),
-    "ReloadKubeletClientCAFile": (
-        "a changed clientCAFile is always used, also by upstream, whose gate is for the names of authorities "
-        "in TLS handshakes; none are sent here"
-    ),
-    "StrictIPCIDRValidation": "IP addresses in static pods are validated strictly in any case",
     "TopologyManagerPolicyAlphaOptions": _TOPOLOGY_OPTIONS,
     "TopologyManagerPolicyBetaOptions": _TOPOLOGY_OPTIONS,
 }

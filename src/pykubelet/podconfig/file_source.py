@@ -46,6 +46,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObject
 from pykubelet.podconfig.manifests import Contents, read_bytes
 from pykubelet.podconfig.static_pods import static_contents, without_duplicates
+from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions
 
 if TYPE_CHECKING:
     from pykubelet.podconfig.workloads.kinds import Workload
@@ -379,6 +380,7 @@ class FileSource:
         serve: Serve | None = None,
         offer_workloads: OfferWorkloads | None = None,
         served: frozenset[str] = frozenset(),
+        options: PodValidationOptions = DEFAULT_OPTIONS,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._path = path
@@ -388,6 +390,7 @@ class FileSource:
         self._emit = emit
         self._serve = serve
         self._served = served
+        self._options = options
         self._offer_workloads = offer_workloads
         self._clock = clock
         self._known: dict[Path, Manifest] = {}
@@ -485,6 +488,7 @@ class FileSource:
             node_name=self._node_name,
             now=self._clock(),
             served=LOCAL_KINDS if self._serve is not None else self._served,
+            options=self._options,
             objects=self._serve is not None,
         )
         for warning in contents.warnings[:_MAX_WARNINGS]:

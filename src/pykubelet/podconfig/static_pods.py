@@ -32,7 +32,7 @@ from pykubelet.podconfig.defaults import apply_defaults
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
 from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
 from pykubelet.podconfig.stopped import stopped_path
-from pykubelet.podconfig.validate import validate_pod
+from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions, validate_pod
 from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION, wait_for_problem
 from pykubelet.util.files import write_atomically
 
@@ -54,10 +54,18 @@ def static_pods(
     node_name: str,
     now: int,
     served: frozenset[str] = frozenset(),
+    options: PodValidationOptions = DEFAULT_OPTIONS,
 ) -> list[Pod]:
     """Return the pods of a manifest, without its other objects; see `static_contents`."""
     manifest = static_contents(
-        data, source=source, origin=origin, node_name=node_name, now=now, served=served, objects=False
+        data,
+        source=source,
+        origin=origin,
+        node_name=node_name,
+        now=now,
+        served=served,
+        options=options,
+        objects=False,
     )
     if manifest.unused:
         kinds = sorted(set(manifest.unused))
@@ -73,15 +81,16 @@ def static_contents(
     node_name: str,
     now: int,
     served: frozenset[str] = frozenset(),
+    options: PodValidationOptions = DEFAULT_OPTIONS,
     objects: bool | None = None,
 ) -> Contents:
     """Decode a manifest, set defaults and validate it.
 
     `origin` is the path of the file or the URL, `now` Unix time in nanoseconds, and `served` the kinds of API
-    objects that pods may refer to here (see `validate_pod`). ConfigMaps and Secrets are decoded if `served`
-    is that of a standalone node (`LOCAL_KINDS`), unless `objects` overrides this. Raises ConfigError with all
-    problems: a manifest is accepted completely or not at all. The pods of Deployments and the like are among
-    the pods.
+    objects that pods may refer to here (see `validate_pod`, also on `options`). ConfigMaps and Secrets are
+    decoded if `served` is that of a standalone node (`LOCAL_KINDS`), unless `objects` overrides this. Raises
+    ConfigError with all problems: a manifest is accepted completely or not at all. The pods of Deployments
+    and the like are among the pods.
     """
     pods, problems = [], []
     manifest = read_manifest(data, origin, objects=served == LOCAL_KINDS if objects is None else objects)
@@ -92,7 +101,8 @@ def static_contents(
         pod = complete_static_pod(written, source=source, origin=origin, node_name=node_name, now=now)
         pods.append(pod)
         problems += [
-            Problem(origin, f"pod {written.metadata.name!r}: {problem}") for problem in _problems(pod, served)
+            Problem(origin, f"pod {written.metadata.name!r}: {problem}")
+            for problem in _problems(pod, served, options)
         ]
     for workload in manifest.workloads:
         found = [
@@ -103,7 +113,7 @@ def static_contents(
         problems += [
             Problem(origin, f"{workload.title}: {_in_template(problem, workload.template_path)}")
             for pod in found[:1]
-            for problem in _problems(pod, served)
+            for problem in _problems(pod, served, options)
         ]
         pods += found if workload.sample is None else []
     if problems:
@@ -111,8 +121,8 @@ def static_contents(
     return replace(manifest, pods=pods)
 
 
-def _problems(pod: Pod, served: frozenset[str]) -> list[Problem]:
-    problems = validate_pod(pod, served=served)
+def _problems(pod: Pod, served: frozenset[str], options: PodValidationOptions) -> list[Problem]:
+    problems = validate_pod(pod, served=served, options=options)
     # With an API server, which serves more kinds, no pod waits for others.
     if served == LOCAL_KINDS and (message := wait_for_problem(pod)):
         problems.append(Problem(f"metadata.annotations[{WAIT_FOR_ANNOTATION}]", message))

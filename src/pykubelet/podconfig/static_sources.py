@@ -14,6 +14,7 @@ from pykubelet.podconfig.file_source import Emit, FileSource
 from pykubelet.podconfig.local_objects import LOCAL_KINDS, LocalObjects
 from pykubelet.podconfig.mux import PodMux
 from pykubelet.podconfig.url_source import UrlSource
+from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions
 from pykubelet.util.tasks import TaskScope
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def served_kinds(gates: FeatureGates, *, standalone: bool) -> frozenset[str]:
     return ALL_KINDS - {"clustertrustbundles", "resourceclaims"}
 
 
+def validation_options(gates: FeatureGates) -> PodValidationOptions:
+    """Return the rules for static pods that depend on feature gates."""
+    return PodValidationOptions(
+        strict_ips=gates.enabled("StrictIPCIDRValidation"),
+        deletion_cost=gates.enabled("PodDeletionCost"),
+        merged_label_keys=gates.enabled("MatchLabelKeysInPodTopologySpread")
+        and gates.enabled("MatchLabelKeysInPodTopologySpreadSelectorMerge"),
+    )
+
+
 class StaticSources:
     """The configured static pod sources of one node."""
 
@@ -48,11 +59,13 @@ class StaticSources:
         objects: LocalObjects | None,
         workloads: WorkloadController | None = None,
         served: frozenset[str] = frozenset(),
+        options: PodValidationOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Initialize, without starting; `emit` is called with the pods of a source.
 
         `objects` receives the configMaps, secrets and claims of the manifests, and `workloads` the Jobs and
-        CronJobs; None on a cluster node. `served` are further kinds of objects that pods may refer to.
+        CronJobs; None on a cluster node. `served` are further kinds of objects that pods may refer to,
+        and `options` the rules for the pods.
         """
         self._mux = mux
         self._workloads = workloads
@@ -68,6 +81,7 @@ class StaticSources:
                 serve=objects.offer if objects is not None else None,
                 offer_workloads=workloads.offer if workloads is not None else None,
                 served=served,
+                options=options,
             )
         if config.static_pod_url:
             log.info("Adding pod URL", url=config.static_pod_url)
@@ -78,6 +92,7 @@ class StaticSources:
                 node_name,
                 emit,
                 served=LOCAL_KINDS if config.static_pod_path and objects is not None else served,
+                options=options,
             )
 
     def set_periods(self, *, file: Duration, url: Duration) -> None:

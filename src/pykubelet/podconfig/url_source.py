@@ -24,6 +24,7 @@ from pykubelet.logs import get_logger
 from pykubelet.podconfig.file_source import Emit
 from pykubelet.podconfig.manifests import MAX_BYTES
 from pykubelet.podconfig.static_pods import static_pods, without_duplicates
+from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions
 
 log = get_logger(__name__)
 TIMEOUT_SECONDS = 10.0
@@ -53,6 +54,7 @@ class UrlSource:
         emit: Emit,
         *,
         served: frozenset[str] = frozenset(),
+        options: PodValidationOptions = DEFAULT_OPTIONS,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._url = url
@@ -62,6 +64,7 @@ class UrlSource:
         self._node_name = node_name
         self._emit = emit
         self._served = served
+        self._options = options
         self._clock = clock
         # Passwords in a URL must neither be logged nor be part of a pod's identity.
         self._origin = _LOGIN.sub("", url)
@@ -140,6 +143,7 @@ class UrlSource:
             node_name=self._node_name,
             now=self._clock(),
             served=self._served,
+            options=self._options,
         )
 
     def _report(self, problems: list[Problem]) -> None:

@@ -8,6 +8,7 @@ may escape from it. Defaults must have been set before.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from pykubelet.api.names import (
     dns_label_problem,
@@ -15,7 +16,8 @@ from pykubelet.api.names import (
     label_value_problem,
     qualified_name_problem,
 )
-from pykubelet.api.pod import Pod, PodDNSConfig, PodSpec, Toleration
+from pykubelet.api.pod import Pod, PodDNSConfig, PodSpec, Toleration, TopologySpreadConstraint
+from pykubelet.api.selector import LabelSelector
 from pykubelet.api.volume import Volume
 from pykubelet.config.errors import Problem
 from pykubelet.objects.references import object_references
@@ -41,6 +43,9 @@ MAX_ANNOTATION_BYTES = 256 * 1024
 MAX_NAMESERVERS = 3
 MAX_SEARCHES = 32
 MAX_SEARCH_CHARACTERS = 2048
+DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+_INTEGER = re.compile(r"0|[1-9][0-9]{0,9}|-[0-9]{1,20}", re.ASCII)
+"""Integer without a plus sign or, unless it is negative, leading zeros."""
 _UID = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,126}[A-Za-z0-9])?", re.ASCII)
 _SEARCH_LABEL = r"_?[a-z0-9](?:[-_a-z0-9]*[a-z0-9])?"
 _SEARCH = re.compile(rf"{_SEARCH_LABEL}(?:\.{_SEARCH_LABEL})*")
@@ -56,7 +61,27 @@ _HOST_PATH_TYPES = (
 )
 
 
-def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Problem]:
+@dataclass(frozen=True, slots=True)
+class PodValidationOptions:
+    """Rules that depend on feature gates; the defaults are those of the gates."""
+
+    strict_ips: bool = True
+    """Whether addresses with leading zeros and IPv4-mapped ones are rejected (`StrictIPCIDRValidation`)."""
+    deletion_cost: bool = True
+    """Whether the annotation with the cost of a deletion must be valid (`PodDeletionCost`)."""
+    merged_label_keys: bool = True
+    """Whether the selector of a topology spread constraint may have a key of its `matchLabelKeys` once.
+
+    The API server adds these to the selector (`MatchLabelKeysInPodTopologySpreadSelectorMerge`).
+    """
+
+
+DEFAULT_OPTIONS = PodValidationOptions()
+
+
+def validate_pod(
+    pod: Pod, *, served: frozenset[str] | None = None, options: PodValidationOptions = DEFAULT_OPTIONS
+) -> list[Problem]:
     """Return all problems of a pod; the paths are fields such as `spec.containers[0].image`.
 
     `served` are the kinds of API objects that are available to the pod (`configmaps`, `secrets`, ...: see
@@ -64,11 +89,12 @@ def validate_pod(pod: Pod, *, served: frozenset[str] | None = None) -> list[Prob
     itself serves, by default nothing.
     """
     return [
-        *_check_metadata(pod),
+        *_check_metadata(pod, options),
         *_check_spec(pod.spec),
         *_check_volumes(pod.spec.volumes),
         *_check_containers(pod.spec),
-        *_check_network(pod.spec),
+        *_check_topology_spread(pod.spec.topology_spread_constraints, options),
+        *_check_network(pod.spec, options),
         *check_pod_security(pod.spec),
         *check_pod_resources(pod.spec),
         *_check_references(pod, served),
@@ -80,7 +106,7 @@ def is_uid(text: str) -> bool:
     return _UID.fullmatch(text) is not None
 
 
-def _check_metadata(pod: Pod) -> Problems:
+def _check_metadata(pod: Pod, options: PodValidationOptions) -> Problems:
     meta = pod.metadata
     yield from named("metadata.name", meta.name, dns_subdomain_problem)
     yield from named("metadata.namespace", meta.namespace, dns_label_problem)
@@ -98,6 +124,14 @@ def _check_metadata(pod: Pod) -> Problems:
         f"are {size} bytes long, but at most {MAX_ANNOTATION_BYTES} are allowed",
         size > MAX_ANNOTATION_BYTES,
     )
+    cost = meta.annotations.get(DELETION_COST_ANNOTATION)
+    if options.deletion_cost and cost is not None:
+        is_good = _INTEGER.fullmatch(cost) and -(2**31) <= int(cost) < 2**31
+        yield from problem_if(
+            f"metadata.annotations[{quoted(DELETION_COST_ANNOTATION)}]",
+            f"{quoted(cost)} must be a 32bit integer",
+            not is_good,
+        )
 
 
 def _check_spec(spec: PodSpec) -> Problems:
@@ -150,6 +184,69 @@ def _check_toleration(path: str, toleration: Toleration) -> Problems:
     )
 
 
+def _check_topology_spread(
+    constraints: list[TopologySpreadConstraint], options: PodValidationOptions
+) -> Problems:
+    seen = set()
+    for index, constraint in enumerate(constraints):
+        path = f"spec.topologySpreadConstraints[{index}]"
+        yield from in_range(f"{path}.maxSkew", constraint.max_skew, 1)
+        yield from required(f"{path}.topologyKey", constraint.topology_key)
+        action = constraint.when_unsatisfiable
+        yield from choice(f"{path}.whenUnsatisfiable", action, ("DoNotSchedule", "ScheduleAnyway"))
+        pair = constraint.topology_key, action
+        message = f"must not be equal to those of another constraint: {', '.join(map(quoted, pair))}"
+        yield from problem_if(f"{path}.{{topologyKey, whenUnsatisfiable}}", message, pair in seen)
+        seen.add(pair)
+        if constraint.min_domains is not None:
+            yield from in_range(f"{path}.minDomains", constraint.min_domains, 1)
+            yield from problem_if(
+                f"{path}.minDomains", "needs whenUnsatisfiable DoNotSchedule", action != "DoNotSchedule"
+            )
+        for field, policy in (
+            ("nodeAffinityPolicy", constraint.node_affinity_policy),
+            ("nodeTaintsPolicy", constraint.node_taints_policy),
+        ):
+            yield from optional_choice(f"{path}.{field}", policy, ("Honor", "Ignore"))
+        yield from _check_match_label_keys(path, constraint, options)
+        if constraint.label_selector is not None:
+            yield from _check_selector(f"{path}.labelSelector", constraint.label_selector)
+
+
+def _check_match_label_keys(
+    path: str, constraint: TopologySpreadConstraint, options: PodValidationOptions
+) -> Problems:
+    selector, keys = constraint.label_selector, constraint.match_label_keys
+    if keys and selector is None:
+        yield Problem(f"{path}.matchLabelKeys", "must not be set without labelSelector")
+        return
+    selected = list(selector.match_labels) if selector is not None else []
+    selected += [each.key for each in selector.match_expressions] if selector is not None else []
+    allowed = 1 if options.merged_label_keys else 0
+    for index, key in enumerate(keys):
+        yield from named(f"{path}.matchLabelKeys[{index}]", key, qualified_name_problem)
+        message = f"{quoted(key)} must not be in labelSelector as well"
+        yield from problem_if(f"{path}.matchLabelKeys[{index}]", message, selected.count(key) > allowed)
+
+
+def _check_selector(path: str, selector: LabelSelector) -> Problems:
+    for key, value in selector.match_labels.items():
+        yield from named(f"{path}.matchLabels[{quoted(key)}]", key, qualified_name_problem)
+        if message := label_value_problem(value):
+            yield Problem(f"{path}.matchLabels[{quoted(key)}]", f"{quoted(value)} {message}")
+    for index, each in enumerate(selector.match_expressions):
+        at = f"{path}.matchExpressions[{index}]"
+        yield from named(f"{at}.key", each.key, qualified_name_problem)
+        yield from choice(f"{at}.operator", each.operator, ("In", "NotIn", "Exists", "DoesNotExist"))
+        if each.operator in ("In", "NotIn"):
+            yield from problem_if(f"{at}.values", f"must not be empty with {each.operator}", not each.values)
+        elif each.operator in ("Exists", "DoesNotExist"):
+            yield from problem_if(f"{at}.values", f"must be empty with {each.operator}", each.values)
+        for position, value in enumerate(each.values):
+            if message := label_value_problem(value):
+                yield Problem(f"{at}.values[{position}]", f"{quoted(value)} {message}")
+
+
 def _check_volumes(volumes: list[Volume]) -> Problems:
     for index, volume in enumerate(volumes):
         path = f"spec.volumes[{index}]"
@@ -194,9 +291,9 @@ def _check_containers(spec: PodSpec) -> Problems:
     )
 
 
-def _check_network(spec: PodSpec) -> Problems:
+def _check_network(spec: PodSpec, options: PodValidationOptions) -> Problems:
     for index, alias in enumerate(spec.host_aliases):
-        yield from address(f"spec.hostAliases[{index}].ip", alias.ip)
+        yield from address(f"spec.hostAliases[{index}].ip", alias.ip, strict=options.strict_ips)
         for position, hostname in enumerate(alias.hostnames):
             yield from named(
                 f"spec.hostAliases[{index}].hostnames[{position}]", hostname, dns_subdomain_problem
@@ -214,7 +311,7 @@ def _check_network(spec: PodSpec) -> Problems:
         message = f"has {len(values)} entries, but at most {limit} are allowed"
         yield from problem_if(f"spec.dnsConfig.{field}", message, len(values) > limit)
     for index, server in enumerate(config.nameservers):
-        yield from address(f"spec.dnsConfig.nameservers[{index}]", server)
+        yield from address(f"spec.dnsConfig.nameservers[{index}]", server, strict=options.strict_ips)
     yield from problem_if(
         "spec.dnsConfig.searches",
         f"must not be longer than {MAX_SEARCH_CHARACTERS} characters in all",

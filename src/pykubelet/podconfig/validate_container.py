@@ -38,6 +38,7 @@ from pykubelet.util.text import quoted
 
 Problems = Iterator[Problem]
 MAX_INT32 = 2**31 - 1
+_LEADING_ZERO = re.compile(r"0[0-9]", re.ASCII)
 _VARIABLE = re.compile(r"[ -<>-~]+")
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])(?!.*--)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
@@ -108,12 +109,19 @@ def inside(path: str, value: str) -> Problems:
     yield from no_steps_back(path, value)
 
 
-def address(path: str, value: str) -> Problems:
-    """Require an IP address."""
+def address(path: str, value: str, *, strict: bool) -> Problems:
+    """Require an IP address; if `strict`, one that all software reads in the same way."""
     try:
-        parse_ip(value)
+        found = parse_ip(value)
     except ValueError as err:
         yield Problem(path, str(err))
+        return
+    if not strict:
+        return
+    has_zeros = "." in value and any(_LEADING_ZERO.match(part) for part in re.split(r"[.:]", value)[-4:])
+    yield from problem_if(path, f"{quoted(value)} must not have leading 0s", has_zeros)
+    is_mapped = found.version == 6 and found.ipv4_mapped is not None
+    yield from problem_if(path, f"{quoted(value)} must not be an IPv4-mapped IPv6 address", is_mapped)
 
 
 def port(path: str, value: int | str) -> Problems:

@@ -272,7 +272,10 @@ class PodAdmission:
         self._start = start
         self._scope = scope
         self._metrics = metrics or AdmissionMetrics()
-        self._requests = _Requests(pod_level=node.gates.enabled("PodLevelResources"))
+        self._requests = _Requests(
+            pod_level=node.gates.enabled("PodLevelResources"),
+            claims=node.gates.enabled("DRANodeAllocatableResources"),
+        )
         self.chain = make_chain(
             AdmitHandlerDeps(
                 requests_of=self._requests,
@@ -617,18 +620,24 @@ def present_node(own: Node, known: Node | None) -> Node:
 
 
 class _Requests:
-    """Resource requests of pods, computed once per version of a pod."""
+    """Resource requests of pods, computed once per version of a pod.
 
-    def __init__(self, *, pod_level: bool) -> None:
+    `claims` includes the resources that claims use (feature gate `DRANodeAllocatableResources`).
+    """
+
+    def __init__(self, *, pod_level: bool, claims: bool = False) -> None:
         self._pod_level = pod_level
-        self._known: dict[str, tuple[PodSpec, Amounts]] = {}
+        self._claims = claims
+        self._known: dict[str, tuple[PodSpec, Sequence[object], Amounts]] = {}
 
     def __call__(self, pod: Pod) -> Amounts:
         known = self._known.get(pod.uid)
-        if known is None or known[0] is not pod.spec:
-            known = pod.spec, as_amounts(pod_requests(pod, pod_level=self._pod_level))
+        statuses = pod.status.node_allocatable_resource_claim_statuses if self._claims else ()
+        if known is None or known[0] is not pod.spec or known[1] != statuses:
+            requests = pod_requests(pod, pod_level=self._pod_level, claims=self._claims)
+            known = pod.spec, statuses, as_amounts(requests)
             self._known[pod.uid] = known
-        return known[1]
+        return known[2]
 
     def forget(self, uid: str) -> None:
         self._known.pop(uid, None)

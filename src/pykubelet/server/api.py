@@ -36,6 +36,7 @@ from pykubelet.server.auth.request_auth import (
     make_authorizer,
 )
 from pykubelet.server.connections import MAX_CONNECTIONS, app_runner, serve_connections, single_error_scope
+from pykubelet.server.contention import ContentionProfile
 from pykubelet.server.debug import (
     flagz_routes,
     profiling_routes,
@@ -65,6 +66,7 @@ from pykubelet.server.tls import (
     ServingTls,
     TlsProblem,
     TlsSettings,
+    client_authorities,
     reloads_certificate,
 )
 from pykubelet.tracing.span import Tracer
@@ -190,15 +192,22 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
         settings = TlsSettings.from_config(config, request_certificates=authenticator.requests_certificates)
         try:
             tls = ServingTls(
-                settings, deps.auth.serving_certificate, reloads=reloads_certificate(config, deps.gates)
+                settings,
+                deps.auth.serving_certificate,
+                reloads=reloads_certificate(config, deps.gates),
+                authorities=client_authorities(config, deps.gates),
             )
-        except (TlsProblem, OpensslMissing) as err:
+        except (TlsProblem, OpensslMissing, OSError) as err:
             raise AuthConfigError(str(err)) from err
         deps.on_tls(tls)
+        contention = ContentionProfile()
+        is_served = config.enable_debugging_handlers and config.enable_profiling_handler
+        if config.enable_contention_profiling and is_served:
+            scope.start(contention.run(), name="contention-profile")
         async with https_server(
             config.address,
             config.port,
-            api_routes(deps),
+            api_routes(deps, contention),
             tls=tls,
             authenticator=authenticator,
             authorizer=authorizer,
@@ -208,8 +217,10 @@ async def api_server(deps: ApiServerDependencies) -> AsyncIterator[int]:
             yield port
 
 
-def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
-    """Return the routes of the API that the configuration enables."""
+def api_routes(
+    deps: ApiServerDependencies, contention: ContentionProfile | None = None
+) -> list[web.AbstractRouteDef]:
+    """Return the routes of the API that the configuration enables; `contention` is a profile that runs."""
     routes: list[web.AbstractRouteDef] = [
         *health_routes(deps.checks, deps.metrics.health),
         *read_only_routes(deps.pods.engine),
@@ -220,7 +231,7 @@ def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
     if not deps.config.enable_debugging_handlers:
         routes += _disabled(_DEBUGGING_PATHS, "Debug endpoints are disabled.\n")
         return routes
-    routes += _debugging_routes(deps)
+    routes += _debugging_routes(deps, contention or ContentionProfile())
     if deps.gates.enabled("ComponentFlagz"):
         routes += flagz_routes(deps.debug.flags)
     if deps.gates.enabled("ComponentStatusz"):
@@ -229,7 +240,9 @@ def api_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
     return routes
 
 
-def _debugging_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]:
+def _debugging_routes(
+    deps: ApiServerDependencies, contention: ContentionProfile
+) -> list[web.AbstractRouteDef]:
     config = deps.config
     lookup = PodLookup(deps.pods.engine, deps.pods.runtime, deps.pods.resolve_uid)
     limits = StreamLimits()
@@ -262,7 +275,7 @@ def _debugging_routes(deps: ApiServerDependencies) -> list[web.AbstractRouteDef]
     else:
         routes += _disabled(["/logs/"], "logs endpoint is disabled.\n")
     if config.enable_profiling_handler:
-        routes += profiling_routes()
+        routes += profiling_routes(contention)
     else:
         routes += _disabled(["/debug/pprof/"], "profiling endpoint is disabled.\n")
     if config.enable_debug_flags_handler:

@@ -5,6 +5,7 @@
 | `/debug/pprof/` | list of profiles |
 | `/debug/pprof/profile?seconds=N` | CPU profile of these seconds (cProfile), by function; one at a time |
 | `/debug/pprof/goroutine`, `/debug/tasks` | every asyncio task and its stack |
+| `/debug/pprof/block` | time that tasks have waited, by stack; empty without `enableContentionProfiling` |
 | `/debug/pprof/cmdline` | command line |
 | `/debug/pods/{namespace}/{pod}` | a pod's events and timeline of sync decisions |
 | `PUT /debug/flags/v` | sets the log verbosity |
@@ -42,16 +43,17 @@ from pykubelet.logs.mask import MASK
 from pykubelet.logs.setup import set_verbosity
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.auth.identity import HttpError
+from pykubelet.server.contention import ContentionProfile
 from pykubelet.server.pipeline import plain_text
 from pykubelet.server.pods import PodJournal
 
 log = get_logger(__name__)
 _LONGEST_PROFILE_SECONDS = 300
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
-_INDEX = "/debug/pprof/\n\nProfiles:\n  profile?seconds=30\n  goroutine\n  cmdline\n"
+_INDEX = "/debug/pprof/\n\nProfiles:\n  profile?seconds=30\n  goroutine\n  block\n  cmdline\n"
 
 
-def profiling_routes() -> list[web.RouteDef]:
+def profiling_routes(contention: ContentionProfile) -> list[web.RouteDef]:
     """Return the routes of `/debug/pprof/` and `/debug/tasks`."""
     profile_lock = asyncio.Lock()
 
@@ -70,6 +72,9 @@ def profiling_routes() -> list[web.RouteDef]:
     async def tasks(_: web.Request) -> web.Response:
         return plain_text(200, _tasks())
 
+    async def block(_: web.Request) -> web.Response:
+        return plain_text(200, contention.text())
+
     async def command_line(_: web.Request) -> web.Response:
         return plain_text(200, Path("/proc/self/cmdline").read_bytes().decode(errors="replace"))
 
@@ -77,6 +82,7 @@ def profiling_routes() -> list[web.RouteDef]:
         web.get("/debug/pprof/", index),
         web.get("/debug/pprof/profile", profile),
         web.get("/debug/pprof/goroutine", tasks),
+        web.get("/debug/pprof/block", block),
         web.get("/debug/pprof/cmdline", command_line),
         web.get("/debug/tasks", tasks),
     ]

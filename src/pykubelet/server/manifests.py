@@ -57,6 +57,7 @@ from pykubelet.podconfig.static_pods import (
     read_manifest_dir,
     static_contents,
 )
+from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions
 from pykubelet.podworkers.engine import PodEngine
 from pykubelet.server.auth.identity import ANONYMOUS, USER
 from pykubelet.server.manifest_schema import Manifest, ManifestErrorResponse, ManifestPod, Manifests
@@ -85,7 +86,7 @@ class _ManifestError(Exception):
 
 
 class ManifestDirectory:
-    """Static pod directory of a node; `served` as in `static_contents`, `clock` in nanoseconds."""
+    """Static pod directory of a node; `served` and `options` as in `static_contents`, `clock` in ns."""
 
     def __init__(
         self,
@@ -93,11 +94,13 @@ class ManifestDirectory:
         node_name: str,
         *,
         served: frozenset[str] = frozenset(),
+        options: PodValidationOptions = DEFAULT_OPTIONS,
         clock: Callable[[], int],
     ) -> None:
         self._directory = directory
         self._node_name = node_name
         self._served = served
+        self._options = options
         self._clock = clock
         self._write_lock = asyncio.Lock()
 
@@ -166,6 +169,7 @@ class ManifestDirectory:
             node_name=self._node_name,
             now=self._clock(),
             served=self._served,
+            options=self._options,
         )
 
     def _read(self, path: Path) -> bytes:

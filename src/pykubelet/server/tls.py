@@ -4,13 +4,15 @@ Each new connection uses the certificate that the files contain at that time; ch
 Established connections are not affected by a change. Unusable files (missing, or half replaced) are logged
 once and the last valid certificate stays in use; without one, connections are closed until there is one.
 
-Three features that Python's `ssl` lacks are implemented with ctypes calls into OpenSSL:
+Four features that Python's `ssl` lacks are implemented with ctypes calls into OpenSSL:
 
 1. A client certificate is requested but not verified in the handshake: a client with an invalid one gets a
    response (401, or 200 with a valid token), not a failed handshake. `Authorities` verifies it on each
    request against the current CAs. The handshake still proves possession of the certificate's key.
 2. The curves (key exchange groups) to offer, in order.
-3. The order of the TLS 1.3 cipher suites: OpenSSL prefers AES-256, Go servers the faster AES-128.
+3. The names of the CAs in `clientCAFile` are sent with the request for a certificate: clients written in Go
+   send only a certificate of one of these, and choose it among several.
+4. The order of the TLS 1.3 cipher suites: OpenSSL prefers AES-256, Go servers the faster AES-128.
 
 The functions are resolved through Python's `_ssl` module, so they belong to the same OpenSSL library that
 `ssl` uses. The ctypes calls store no secrets and do not access private keys.
@@ -23,6 +25,7 @@ import ctypes
 import functools
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from ctypes import CFUNCTYPE, byref, c_char_p, c_int, c_long, c_ulong, c_void_p
@@ -30,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pykubelet.apiserver.certificates.x509 import certificates
+from pykubelet.apiserver.tls import WatchedFile
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.config.validation.validate_serving import CURVES, WEAK_CIPHER_SUITES
@@ -43,6 +47,9 @@ _PURPOSE_SSL_CLIENT = 1
 _SECURITY_LEVEL = 1
 _SET_GROUPS_LIST = 92
 _NO_MEMORY = 17
+_MAX_AUTHORITIES_BYTES = 60_000
+"""Bytes of names of CAs; the message of TLS has two bytes for their length."""
+_LENGTH_BYTES = 2
 _Callback = CFUNCTYPE(c_int, c_void_p, c_void_p)
 
 # A module global, because OpenSSL stores only the callback's address.
@@ -79,6 +86,8 @@ def _library() -> ctypes.CDLL:
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "d2i_X509": (c_void_p, [c_void_p, c_void_p, c_long]),
     "X509_free": (None, [c_void_p]),
+    "X509_get_subject_name": (c_void_p, [c_void_p]),
+    "i2d_X509_NAME": (c_int, [c_void_p, c_void_p]),
     "X509_STORE_new": (c_void_p, []),
     "X509_STORE_free": (None, [c_void_p]),
     "X509_STORE_add_cert": (c_int, [c_void_p, c_void_p]),
@@ -96,6 +105,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "OPENSSL_sk_push": (c_int, [c_void_p, c_void_p]),
     "OPENSSL_sk_free": (None, [c_void_p]),
     "ERR_clear_error": (None, []),
+    "SSL_CTX_add_client_CA": (c_int, [c_void_p, c_void_p]),
     "SSL_CTX_set_cert_verify_callback": (None, [c_void_p, _Callback, c_void_p]),
     "SSL_CTX_set_ciphersuites": (c_int, [c_void_p, c_char_p]),
     "SSL_CTX_ctrl": (c_long, [c_void_p, c_int, c_long, c_char_p]),
@@ -161,6 +171,58 @@ def request_certificates(context: ssl.SSLContext) -> None:
     library = _library()
     context.verify_mode = ssl.CERT_OPTIONAL
     library.SSL_CTX_set_cert_verify_callback(_address(context), _accept, None)
+
+
+def send_authorities(context: ssl.SSLContext, authorities: Iterable[bytes]) -> None:
+    """Send the names of these CA certificates (DER) to clients. Raises OpensslMissing.
+
+    If the names do not fit into the message, none are sent: then clients send any certificate.
+    """
+    library = _library()
+    with ExitStack() as stack:
+        parsed = []
+        for der in dict.fromkeys(authorities):
+            if (certificate := _read(library, der)) is not None:
+                stack.callback(library.X509_free, certificate)
+                parsed.append(certificate)
+        sizes = [library.i2d_X509_NAME(library.X509_get_subject_name(each), None) for each in parsed]
+        if sum(sizes) + _LENGTH_BYTES * len(sizes) > _MAX_AUTHORITIES_BYTES:
+            log.warning("Names of client CAs are not sent, there are too many", certificates=len(parsed))
+            return
+        for certificate in parsed:
+            library.SSL_CTX_add_client_CA(_address(context), certificate)
+
+
+class ClientAuthorities:
+    """CA certificates of `clientCAFile`, whose names are sent to clients."""
+
+    def __init__(self, path: Path, *, reloads: bool) -> None:
+        """Read the file; without `reloads` it is not read again. Raises OSError."""
+        self._file = WatchedFile(path)
+        self._reloads = reloads
+        self._contents = self._file.contents(time.monotonic())
+        self._certificates = tuple(certificates(self._contents))
+
+    def current(self) -> tuple[bytes, ...]:
+        """Return the certificates in DER; the same object while they have not changed.
+
+        A file without a certificate is not used.
+        """
+        if self._reloads:
+            contents = self._file.contents(time.monotonic())
+            if contents != self._contents:
+                self._contents = contents
+                self._certificates = tuple(certificates(contents)) or self._certificates
+        return self._certificates
+
+
+def client_authorities(config: KubeletConfiguration, gates: FeatureGates) -> ClientAuthorities | None:
+    """Return the CAs of client certificates, None if none are accepted. Raises OSError.
+
+    Certificates are always verified by the current file; the feature gate is for the names.
+    """
+    path = config.authentication.x509.client_ca_file
+    return ClientAuthorities(Path(path), reloads=gates.enabled("ReloadKubeletClientCAFile")) if path else None
 
 
 def set_key_exchanges(context: ssl.SSLContext, names: Iterable[str]) -> list[str]:
@@ -339,12 +401,21 @@ class ServingTls:
     """
 
     def __init__(
-        self, settings: TlsSettings, files: Callable[[], Files | None], *, reloads: bool = True
+        self,
+        settings: TlsSettings,
+        files: Callable[[], Files | None],
+        *,
+        reloads: bool = True,
+        authorities: ClientAuthorities | None = None,
     ) -> None:
         """Check the settings. The files need not exist yet. Raises TlsProblem, OpensslMissing.
 
-        Without `reloads` files are read again only if their paths or the settings change.
+        Without `reloads` files are read again only if their paths or the settings change. The names of
+        `authorities` are sent to clients.
         """
+        self._authorities = authorities
+        self._sent: tuple[bytes, ...] = ()
+        """CA certificates whose names the context sends."""
         self._reloads = reloads
         self._settings = settings
         self._files = files
@@ -376,12 +447,16 @@ class ServingTls:
 
     def _reload(self, files: Files) -> None:
         identity = [(path, *(_file_identity(path) if self._reloads else ())) for path in files]
-        if identity == self._loaded_identity:
+        authorities = self._authorities.current() if self._authorities is not None else ()
+        if identity == self._loaded_identity and authorities == self._sent:
             return
         context = server_context(self._settings)
         context.load_cert_chain(*files, password=_no_password)
-        if self._context is not None:
+        if authorities:
+            send_authorities(context, authorities)
+        if self._context is not None and identity != self._loaded_identity:
             log.info("Reloaded serving certificate", path=str(files[0]))
+        self._sent = authorities
         self._context, self._loaded_identity, self._last_error = context, identity, ""
 
     def _log_error(self, err: Exception, files: Files) -> None:

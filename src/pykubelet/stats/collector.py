@@ -1,11 +1,11 @@
 """Collector: samples the cgroups of the node, its pods and their containers, and keeps the latest samples.
 
-Each cgroup is a `Target`. The collector is told the targets of the node once and those of a pod whenever they
-change; it never searches the cgroup tree. Usage is sampled once per housekeeping interval and target, and
-that of an idle cgroup less often, as upstream's cAdvisor does (`sample_interval`). The targets are spread
-over the interval, and one turn of the event loop samples for a few milliseconds at most. A new target is
-sampled within a second, and a second time before a whole interval has passed, so that its processor usage is
-known early.
+Each cgroup is a `Target`. The caller sets the targets of the node once, those of a pod whenever they change,
+and those that a search has found below them; the collector does not search the cgroup tree itself. Usage is
+sampled once per housekeeping interval and target, and that of an idle cgroup less often, as upstream's
+cAdvisor does (`sample_interval`). The targets are spread over the interval, and one turn of the event loop
+samples for a few milliseconds at most. A new target is sampled within a second, and a second time before a
+whole interval has passed, so that its processor usage is known early.
 
 From their second sample on, the containers of a pod are sampled right after the pod's own cgroup, whose
 counters include theirs: while these stay the same, so do those of the containers, and they are not read.
@@ -57,6 +57,8 @@ log = get_logger(__name__)
 R = TypeVar("R")
 NODE = ""
 """Owner of the targets that belong to no pod."""
+NESTED = "nested"
+"""Owner of the targets that were found by a search, below those of containers and of the node."""
 TICK_SECONDS = 1.0
 SLICE_SECONDS = 0.003
 """Seconds of sampling in one turn of the event loop."""
@@ -183,6 +185,14 @@ class Collector:
             self._owned.pop(owner, None)
             self._curves.pop(owner, None)
 
+    def targets(self) -> Iterator[Target]:
+        """Yield all targets, also those whose cgroups do not exist yet."""
+        return (entry.target for entry in self._entries.values())
+
+    def targets_of(self, owner: str) -> Iterator[Target]:
+        """Yield the targets of an owner."""
+        return (self._entries[path].target for path in self._owned.get(owner, ()))
+
     def owners(self) -> Iterable[str]:
         """Return the owners that have targets."""
         return self._owned.keys()
@@ -227,8 +237,8 @@ class Collector:
         """Return the target of a cgroup, or of the nearest cgroup above it, that belongs to a pod."""
         while path:
             entry = self._entries.get(path)
-            if entry is not None:
-                return entry.target if entry.target.pod_uid else None
+            if entry is not None and entry.target.pod_uid:
+                return entry.target
             path = path.rpartition("/")[0]
         return None
 

@@ -1,8 +1,9 @@
 """Text of `/metrics/resource`: CPU, memory and swap of the node, its pods and their containers.
 
-metrics-server reads it. The metrics and labels are upstream's, without `scrape_error`, which upstream hides
-since v1.29. With pod statistics of the runtime (`PodAndContainerStatsFromCRI`), pods and containers are
-reported from these, each value with its own time; what the runtime does not report is omitted.
+metrics-server reads it. The metrics and labels are upstream's; as there, `scrape_error` is hidden unless
+`showHiddenMetricsForVersion` is set. With pod statistics of the runtime (`PodAndContainerStatsFromCRI`), pods
+and containers are reported from these, each value with its own time; what the runtime does not report is
+omitted.
 """
 
 from __future__ import annotations
@@ -234,6 +235,11 @@ _FAMILIES: tuple[Family[ResourcePage], ...] = (
     plain("pod_swap_usage_bytes", "gauge", "Swap usage of the pod in bytes.", attrgetter("pod_swap"), _swap),
     constant("resource_scrape_error", _ERROR_HELP, lambda page: int(page.has_error)),
 )
+_ALL_FAMILIES: tuple[Family[ResourcePage], ...] = (
+    *_FAMILIES,
+    constant("scrape_error", f"(Deprecated since 1.29.0) {_ERROR_HELP}", lambda page: int(page.has_error)),
+)
+"""Families with those that upstream has deprecated so long ago that it hides them."""
 
 
 def resource_chunks(
@@ -241,13 +247,14 @@ def resource_chunks(
     *,
     sandboxes: Mapping[str, pb.PodSandboxStats] | None = None,
     has_error: bool = False,
+    show_hidden: bool = False,
 ) -> Iterator[bytes]:
     """Yield the page in chunks of at most `MAX_CHUNK_BYTES`; the first ones may be empty.
 
-    `sandboxes` (by id) replaces the samples of pods and containers. The caller may run other tasks after each
-    chunk.
+    `sandboxes` (by id) replaces the samples of pods and containers; `show_hidden` adds the metrics that
+    upstream hides. The caller may run other tasks after each chunk.
     """
     page = ResourcePage(has_error=has_error)
     for _ in page.load(records, sandboxes):
         yield b""
-    yield from chunks(_FAMILIES, page)
+    yield from chunks(_ALL_FAMILIES if show_hidden else _FAMILIES, page)

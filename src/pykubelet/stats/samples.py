@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from pykubelet.linux.taskstats import TaskStates
+
 UNLIMITED = 1 << 62
 """Memory limits above this one mean no limit: the kernel rounds the largest number to pages."""
 
@@ -67,6 +69,18 @@ class Usage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     cpu_psi: Psi = NO_PSI
     memory_psi: Psi = NO_PSI
     io_psi: Psi = NO_PSI
+
+
+class CpuLoad(msgspec.Struct, frozen=True, gc=False):
+    """Tasks of a cgroup itself, without the cgroups below it, and smoothed numbers of some of them."""
+
+    tasks: TaskStates = TaskStates()
+    running: float = 0.0
+    uninterruptible: float = 0.0
+
+
+NO_LOAD = CpuLoad()
+"""Load as it is reported where it is not read."""
 
 
 class DeviceIo(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -294,6 +308,8 @@ class Record(msgspec.Struct, kw_only=True):
     """When the network was read and the processes were counted."""
     oom_events: int = 0
     """Out-of-memory kills seen in the cgroup since the kubelet has started."""
+    load: CpuLoad | None = None
+    """Load at the latest sample; None unless it is read."""
     labels: LabelTexts | None = None
     """Rendered labels, which the exposition builds once per target."""
 

@@ -189,6 +189,7 @@ def compute_status(inputs: StatusInputs, now: datetime) -> PodStatus:
         resources=inputs.in_force or StatusResources(limits=pod_limits(pod), requests=requests),
         resource_claim_statuses=pod.status.resource_claim_statuses,
         extended_resource_claim_status=pod.status.extended_resource_claim_status,
+        node_allocatable_resource_claim_statuses=pod.status.node_allocatable_resource_claim_statuses,
     )
     if phase == previous.phase:
         status.reason = previous.reason or pod.status.reason

@@ -31,7 +31,11 @@ Patch = dict[str, Any]
 _CONTAINERS = ("container_statuses", "init_container_statuses", "ephemeral_container_statuses")
 _ADDRESSES = ("host_ips", "pod_ips")
 _ACKNOWLEDGING = {"observedGeneration", "conditions", "$setElementOrder/conditions", "resources"}
-_FOREIGN_FIELDS = ("resource_claim_statuses", "extended_resource_claim_status")
+_FOREIGN_FIELDS = (
+    "resource_claim_statuses",
+    "extended_resource_claim_status",
+    "node_allocatable_resource_claim_statuses",
+)
 """Fields that only the scheduler and controllers write: a kubelet with an old version must not undo them."""
 _FIELDS = {
     field.name: field.encode_name

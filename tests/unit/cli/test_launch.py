@@ -42,12 +42,12 @@ def launched(*flags: str) -> str:
 
 def test_launch_logs_every_flag_and_settings_without_effect() -> None:
     # In the text format a message is quoted.
-    log = launched("-v=1", "--max-pods=7", "--global-housekeeping-interval=5s").replace('\\"', '"')
+    log = launched("-v=1", "--max-pods=7", "--pod-infra-container-image=pause").replace('\\"', '"')
     found = dict(re.findall(r'FLAG: --([\w-]+)="(.*)""', log))
     assert sorted(found) == sorted(flag.name for flag in FLAGS)
     assert (found["max-pods"], found["port"]) == ("7", "10250")
-    reason = FLAG_ATTRIBUTES["global_housekeeping_interval"]
-    assert f"--global-housekeeping-interval is set but has no effect: {reason}" in log
+    reason = FLAG_ATTRIBUTES["pod_infra_container_image"]
+    assert f"--pod-infra-container-image is set but has no effect: {reason}" in log
 
 
 def test_launch_default_verbosity_logs_no_flags() -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import ObjectMeta, Resources
 from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
-from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.pod_status import NodeAllocatableResourceClaimStatus, PodStatus
 from pykubelet.api.quantity import Quantity
 from pykubelet.cm.qos import (
     MAX_SHARES,
@@ -227,6 +227,22 @@ def test_quota_of_at_least_kernel_minimum_and_roundtrips(milli: int, period: int
     assert quota >= MIN_QUOTA
     if quota > MIN_QUOTA and period >= 1000:
         assert milli_cpu_of_quota(quota, period) <= milli < milli_cpu_of_quota(quota, period) + 2
+
+
+def test_pod_requests_resources_of_claims_below_pod_level_requests() -> None:
+    claim = NodeAllocatableResourceClaimStatus(
+        resources={"cpu": Quantity.parse("1"), "example.com/gpu": Quantity.parse("2")}
+    )
+    one = ResourceRequirements(requests={"cpu": Quantity.parse("500m")})
+    pod = Pod(
+        spec=PodSpec(containers=[Container(name="a", resources=one)]),
+        status=PodStatus(node_allocatable_resource_claim_statuses=[claim, claim]),
+    )
+    amounts = {name: str(amount) for name, amount in pod_requests(pod, claims=True).items()}
+    assert amounts == {"cpu": "2500m", "example.com/gpu": "4"}
+    assert {name: str(amount) for name, amount in pod_requests(pod).items()} == {"cpu": "500m"}
+    pod.spec.resources = ResourceRequirements(requests={"cpu": Quantity.parse("3")})
+    assert str(pod_requests(pod, claims=True)["cpu"]) == "3"
 
 
 def test_milli_cpu_of_quota_unlimited_is_zero() -> None:

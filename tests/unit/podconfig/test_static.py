@@ -2,13 +2,16 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pykubelet.agent.servers import _manifests
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
 from pykubelet.config.errors import ConfigError, Problem
@@ -28,7 +31,8 @@ from pykubelet.podconfig.static_pods import (
     static_pods,
     without_duplicates,
 )
-from pykubelet.podconfig.static_sources import StaticSources, served_kinds
+from pykubelet.podconfig.static_sources import StaticSources, served_kinds, validation_options
+from pykubelet.podconfig.validate import PodValidationOptions
 from pykubelet.podconfig.wait_for import WAIT_FOR_ANNOTATION
 from pykubelet.util.tasks import TaskScope
 from tests.unit.podconfig.making import NOW, document, manifest, static, written
@@ -242,6 +246,54 @@ async def test_static_sources_api_references_only_without_gate(tmp_path: Path, g
         put(manifest(volumes=[{"name": "p", "projected": {"sources": [bundle]}}]))
         while "clustertrustbundles" not in found[-1][1]:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_static_sources_validation_follows_gates(tmp_path: Path, gate: bool) -> None:
+    names = "StrictIPCIDRValidation", "PodDeletionCost", "MatchLabelKeysInPodTopologySpreadSelectorMerge"
+    gates = FeatureGates().with_overrides(dict.fromkeys(names, gate))
+    expected = PodValidationOptions(strict_ips=gate, deletion_cost=gate, merged_label_keys=gate)
+    assert validation_options(gates) == expected
+    assert validation_options(FeatureGates()) == PodValidationOptions()
+    text = manifest(dnsConfig={"nameservers": ["010.0.0.1"]})
+    (tmp_path / "a.yaml").write_text(text)
+    found: list[int] = []
+
+    def emit(name: str, pods: Sequence[Pod], problems: Sequence[Problem]) -> None:
+        found.append(len(pods))
+
+    sources = StaticSources(
+        KubeletConfiguration(static_pod_path=str(tmp_path), static_pod_url="http://localhost/pods"),
+        "node-1",
+        PodMux(lambda: 0),
+        emit,
+        objects=None,
+        options=validation_options(gates),
+    )
+    file, url = sources._file, sources._url
+    assert file is not None
+    assert url is not None
+    async with asyncio.timeout(20), TaskScope() as scope:
+        scope.start(file.run(), name="source-file")
+        while not found:
+            await asyncio.sleep(0.01)
+    assert found == [0 if gate else 1]
+    with pytest.raises(ConfigError, match="leading 0s") if gate else nullcontext():
+        url._load(text.encode())
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_manifest_directory_of_server_validation_follows_gates(tmp_path: Path, gate: bool) -> None:
+    gates = FeatureGates().with_overrides({"StrictIPCIDRValidation": gate})
+    settings = SimpleNamespace(
+        config=KubeletConfiguration(static_pod_path=str(tmp_path)), gates=gates, node_name="n"
+    )
+    directory = _manifests(SimpleNamespace(settings=settings, cluster=None))  # type: ignore[arg-type]
+    assert directory is not None
+    assert directory._options == validation_options(gates)
+    text = manifest(hostAliases=[{"ip": "::ffff:1.2.3.4"}]).encode()
+    with pytest.raises(ConfigError, match="IPv4-mapped") if gate else nullcontext():
+        directory._parse(tmp_path / "a.yaml", text)
 
 
 def test_static_contents_cluster_node_without_gate_has_no_objects_and_workloads_of_its_own() -> None:

@@ -10,7 +10,7 @@ from pykubelet.api.meta import from_document
 from pykubelet.api.pod import Pod
 from pykubelet.objects.references import object_references
 from pykubelet.podconfig.defaults import apply_defaults
-from pykubelet.podconfig.validate import validate_pod
+from pykubelet.podconfig.validate import PodValidationOptions, validate_pod
 from tests.unit.podconfig.making import static, written
 from tests.unit.podconfig.validating import of_container, of_spec, problems
 
@@ -152,6 +152,108 @@ def test_validate_pod_invalid_labels_and_annotations_are_rejected() -> None:
     pod = static()
     pod.metadata.annotations["big"] = "x" * 300_000
     assert problems(pod) == ["metadata.annotations"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "is_good"),
+    [
+        *((cost, True) for cost in ("0", "10", "-5", "-008", "2147483647", "-2147483648")),
+        *((cost, False) for cost in ("", "+10", "008", "1.5", "ten", "2147483648", "-2147483649", "1 ", "-")),
+    ],
+)
+def test_validate_pod_deletion_cost_is_integer_unless_gate_is_off(cost: str, is_good: bool) -> None:
+    pod, name = static(), "controller.kubernetes.io/pod-deletion-cost"
+    pod.metadata.annotations[name] = cost
+    assert problems(pod) == ([] if is_good else [f"metadata.annotations['{name}']"])
+    assert validate_pod(pod, options=PodValidationOptions(deletion_cost=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("ip", "is_good"),
+    [
+        *((ip, True) for ip in ("10.0.0.1", "0.0.0.0", "FD00::1", "fd00:0:0::01", "64:ff9b::1.2.3.4")),
+        *((ip, False) for ip in ("010.0.0.1", "1.2.3.04", "::ffff:1.2.3.4", "::FFFF:a01:1")),
+    ],
+)
+def test_validate_pod_ambiguous_ips_rejected_unless_gate_is_off(ip: str, is_good: bool) -> None:
+    pod = static(dnsConfig={"nameservers": [ip]}, hostAliases=[{"ip": ip}])
+    paths = ["spec.hostAliases[0].ip", "spec.dnsConfig.nameservers[0]"]
+    assert problems(pod) == ([] if is_good else paths)
+    assert validate_pod(pod, options=PodValidationOptions(strict_ips=False)) == []
+
+
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "zone",
+    "whenUnsatisfiable": "DoNotSchedule",
+    "labelSelector": {"matchLabels": {"app": "web"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "paths"),
+    [
+        ({"minDomains": 2, "nodeAffinityPolicy": "Honor", "nodeTaintsPolicy": "Ignore"}, []),
+        ({"matchLabelKeys": ["pod-template-hash"]}, []),
+        ({"labelSelector": None}, []),
+        ({"maxSkew": 0}, ["maxSkew"]),
+        ({"topologyKey": ""}, ["topologyKey"]),
+        ({"whenUnsatisfiable": "Never"}, ["whenUnsatisfiable"]),
+        ({"minDomains": 0}, ["minDomains"]),
+        ({"minDomains": 2, "whenUnsatisfiable": "ScheduleAnyway"}, ["minDomains"]),
+        ({"nodeAffinityPolicy": "Never"}, ["nodeAffinityPolicy"]),
+        ({"nodeTaintsPolicy": ""}, ["nodeTaintsPolicy"]),
+        ({"matchLabelKeys": ["a"], "labelSelector": None}, ["matchLabelKeys"]),
+        ({"matchLabelKeys": ["a b"]}, ["matchLabelKeys[0]"]),
+        ({"labelSelector": {"matchLabels": {"a": "b c"}}}, ["labelSelector.matchLabels['a']"]),
+        *(
+            (
+                {
+                    "labelSelector": {
+                        "matchExpressions": [{"key": key, "operator": operator, "values": values}]
+                    }
+                },
+                [f"labelSelector.matchExpressions[0].{field}"] if field else [],
+            )
+            for key, operator, values, field in (
+                ("a", "In", ["b"], ""),
+                ("a", "Exists", [], ""),
+                ("a b", "Exists", [], "key"),
+                ("a", "Is", ["b"], "operator"),
+                ("a", "NotIn", [], "values"),
+                ("a", "DoesNotExist", ["b"], "values"),
+                ("a", "In", ["b c"], "values[0]"),
+            )
+        ),
+    ],
+)
+def test_validate_pod_topology_spread_constraint_names_field(
+    changes: dict[str, Any], paths: list[str]
+) -> None:
+    spread = {name: value for name, value in {**SPREAD, **changes}.items() if value is not None}
+    prefix = "spec.topologySpreadConstraints[0]."
+    assert of_spec(topologySpreadConstraints=[spread]) == [prefix + path for path in paths]
+
+
+def test_validate_pod_equal_topology_spread_constraints_are_rejected() -> None:
+    other = {**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}
+    assert of_spec(topologySpreadConstraints=[SPREAD, other]) == []
+    path = "spec.topologySpreadConstraints[2].{topologyKey, whenUnsatisfiable}"
+    assert of_spec(topologySpreadConstraints=[SPREAD, other, SPREAD]) == [path]
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_validate_pod_match_label_key_in_selector_follows_gate(is_merged: bool) -> None:
+    options = PodValidationOptions(merged_label_keys=is_merged)
+    requirement = {"key": "app", "operator": "In", "values": ["web"]}
+    path = "spec.topologySpreadConstraints[0].matchLabelKeys[0]"
+    for expressions, is_good in (([], is_merged), ([requirement], False)):
+        selector = {"matchLabels": {"app": "web"}, "matchExpressions": expressions}
+        pod = static(
+            topologySpreadConstraints=[{**SPREAD, "labelSelector": selector, "matchLabelKeys": ["app"]}]
+        )
+        found = [problem.path for problem in validate_pod(pod, options=options)]
+        assert found == ([] if is_good else [path])
 
 
 TWO = [{"name": "main", "image": "x"}, {"name": "main", "image": "x"}]

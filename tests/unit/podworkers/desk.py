@@ -78,6 +78,7 @@ class Here:
         own: Node | None = None,
         newest: Callable[[], Node] | None = None,
         resizing: AllocationManager | None = None,
+        gates: FeatureGates | None = None,
         **links: Any,
     ) -> None:
         self.store, self.statuses, self.journal = PodStore(), StatusStore(), PodHistory()
@@ -99,7 +100,10 @@ class Here:
         resizing = resizing or AllocationManager(self.journal)
         self.desk = PodAdmission(
             AdmissionNode(
-                own=own or node(), fetch=fetch if newest is not None else None, gates=FeatureGates(), **links
+                own=own or node(),
+                fetch=fetch if newest is not None else None,
+                gates=gates or FeatureGates(),
+                **links,
             ),
             PodRecords(self.mux, self.store, self.statuses, self.journal),
             self.workers,

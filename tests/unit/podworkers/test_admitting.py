@@ -7,7 +7,9 @@ import pytest
 
 from pykubelet.admission.handler import AdmitRejection, AdmitResult, PodAdmitAttributes, PodAdmitHandler
 from pykubelet.api.pod import Pod
-from pykubelet.api.pod_status import PodStatus
+from pykubelet.api.pod_status import NodeAllocatableResourceClaimStatus, PodStatus
+from pykubelet.api.quantity import Quantity
+from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.podworkers.pod_admission import present_node
 from pykubelet.status.compute import preempted_status, was_rejected
 from tests.support.admission import asking, node, pod
@@ -61,6 +63,26 @@ async def test_pod_admission_admitted_pod_checked_once_and_holds_resources() -> 
         await worker.gone.wait()
         await settle()
         assert node.come(asking("fifth", cpu="1"))
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_pod_admission_resources_of_claims_count_with_gate(gate: bool) -> None:
+    names = ("DRANodeAllocatableResources",)
+    gates = FeatureGates().with_overrides(dict.fromkeys(names, gate))
+    claim = NodeAllocatableResourceClaimStatus(
+        resource_claim_name="c", containers=["a"], resources={"cpu": Quantity.parse("1")}
+    )
+    async with here(gates=gates) as node:
+        first = asking("first", cpu="500m")
+        status = PodStatus(node_allocatable_resource_claim_statuses=[claim])
+        assert node.come(msgspec.structs.replace(first, status=status))
+        second = asking("second", cpu="1")
+        assert node.come(second) != gate
+        if gate:
+            message = "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000"
+            assert node.events("second") == [("Warning", "OutOfcpu", message)]
+            third = msgspec.structs.replace(asking("third", cpu="100m"), status=status)
+            assert not node.come(third)
 
 
 async def test_pod_admission_rejected_before_restart_stays_rejected() -> None:

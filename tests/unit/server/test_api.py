@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client import CollectorRegistry
 
 from pykubelet.config.feature_gates import FeatureGates
@@ -19,13 +21,14 @@ from pykubelet.server.api import (
     api_server,
 )
 from pykubelet.server.auth.request_auth import AuthConfigError
+from pykubelet.server.contention import SAMPLE_SECONDS
 from pykubelet.server.listeners import PortError
 from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.metrics.server_metrics import ServerMetrics
 from pykubelet.transport.errors import from_status
 from tests.support import api_node
 from tests.support.api_node import ENDPOINTS, STAMP, Start, write_log
-from tests.support.certs import Pair
+from tests.support.certs import Authority, Pair
 from tests.support.server_clients import ADMIN_TOKEN, client_context
 
 authority, pairs, start = api_node.authority, api_node.pairs, api_node.start
@@ -144,6 +147,37 @@ async def test_pprof_profile_concurrent_request_returns_429(start: Start) -> Non
     )
     assert sorted((first[0], second[0])) == [200, 429]
     assert "function calls" in first[1] + second[1]
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+async def test_pprof_block_waits_only_with_contention_profiling(start: Start, is_enabled: bool) -> None:
+    node = await start(enable_contention_profiling=is_enabled)
+    held = asyncio.Lock()
+    async with held:
+        waiter = asyncio.ensure_future(held.acquire())
+        await asyncio.sleep(2.5 * SAMPLE_SECONDS)
+        status, text = await node.get("/debug/pprof/block")
+    await waiter
+    assert (status, text.splitlines()[:2]) == (200, ["--- contention:", "cycles/second=1000000000"])
+    assert ("Lock.acquire" in text) == is_enabled
+
+
+async def test_api_handshake_names_client_cas(start: Start, authority: Authority) -> None:
+    node = await start()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.maximum_version = False, ssl.TLSVersion.TLSv1_2
+    hello = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), hello).do_handshake()
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+    writer.write(hello.read())
+    name = load_pem_x509_certificate(authority.certificate.read_bytes()).subject.public_bytes()
+    received = b""
+    async with asyncio.timeout(10):
+        # The first one is the issuer of the server's own certificate.
+        while received.count(name) < 2:
+            received += await reader.read(65536)
+    writer.close()
 
 
 async def test_run_endpoint_returns_output_or_error(start: Start) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client import CollectorRegistry
 
 from pykubelet.config.feature_gates import FeatureGates
@@ -25,6 +26,7 @@ from pykubelet.server.tls import (
     ServingTls,
     TlsProblem,
     TlsSettings,
+    client_authorities,
     reloads_certificate,
     server_context,
 )
@@ -212,6 +214,67 @@ async def test_serving_tls_replaced_files_used_only_with_gate(
     current[0] = pairs["second"].certificate, pairs["second"].key
     assert tls.context() is not before, "a changed path of a reload is used"
     assert reloads_certificate(KubeletConfiguration(), gates), "the gate is for configured files"
+
+
+def sent_in_handshake(context: ssl.SSLContext) -> bytes:
+    """Return what the server sends in a handshake of TLS 1.2, which is readable."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    to_server, from_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    for end in (
+        client.wrap_bio(ssl.MemoryBIO(), to_server),
+        context.wrap_bio(to_server, from_server, server_side=True),
+    ):
+        with pytest.raises(ssl.SSLWantReadError):
+            end.do_handshake()
+    return from_server.read()
+
+
+def subject_of(authority: Authority) -> bytes:
+    return load_pem_x509_certificate(authority.certificate.read_bytes()).subject.public_bytes()
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_serving_tls_names_of_client_cas_sent_and_reloaded_with_gate(
+    pairs: dict[str, Pair], tmp_path: Path, gate: bool
+) -> None:
+    old, new = Authority(tmp_path, "old clients"), Authority(tmp_path, "new clients")
+    bundle = tmp_path / "clients.crt"
+    bundle.write_bytes(old.certificate.read_bytes())
+    config = KubeletConfiguration()
+    config.authentication.x509.client_ca_file = str(bundle)
+    gates = FeatureGates().with_overrides({"ReloadKubeletClientCAFile": gate})
+    pair = pairs["server"]
+    tls = ServingTls(
+        TlsSettings(request_certificates=True),
+        lambda: (pair.certificate, pair.key),
+        authorities=client_authorities(config, gates),
+    )
+    names = subject_of(old), subject_of(new)
+    first = tls.context()
+    assert [name in sent_in_handshake(first) for name in names] == [True, False]
+    assert tls.context() is first
+    replace(bundle, b"no certificate")
+    assert [name in sent_in_handshake(tls.context()) for name in names] == [True, False]
+    replace(bundle, old.certificate.read_bytes() + new.certificate.read_bytes() * 2)
+    found = sent_in_handshake(tls.context())
+    assert [found.count(name) for name in names] == [1, 1 if gate else 0]
+    assert (tls.context() is first) != gate
+
+
+def test_send_authorities_too_many_names_none_sent(
+    monkeypatch: pytest.MonkeyPatch, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path, "clients")
+    config = KubeletConfiguration()
+    config.authentication.x509.client_ca_file = str(authority.certificate)
+    pair, settings = pairs["server"], TlsSettings(request_certificates=True)
+    monkeypatch.setattr("pykubelet.server.tls._MAX_AUTHORITIES_BYTES", 10)
+    authorities = client_authorities(config, FeatureGates())
+    tls = ServingTls(settings, lambda: (pair.certificate, pair.key), authorities=authorities)
+    assert subject_of(authority) not in sent_in_handshake(tls.context())
+    assert client_authorities(KubeletConfiguration(), FeatureGates()) is None
 
 
 @pytest.mark.parametrize("gate", [True, False])

@@ -9,12 +9,17 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
+from pykubelet.agent.servers import _statistics_routes
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.server.auth.identity import USER, User
 from pykubelet.server.metrics.server_metrics import ServerMetrics
@@ -29,6 +34,7 @@ from pykubelet.server.pipeline import counting_middleware
 from pykubelet.stats.cadvisor.metrics import LEAN_NAMES
 from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
+from pykubelet.util.tasks import RenderTurns
 from tests.support import stats_records
 from tests.support.prometheus_text import Series, parse
 from tests.support.stats_records import FILESYSTEM, MACHINE, node_records
@@ -47,6 +53,7 @@ class Samples:
         self.ready.set()
         self.prepared: list[bool] = []
         self.from_runtime: CriMetricList | None = None
+        self.host_filesystems = SimpleNamespace(hints={})
         self.sandboxes: dict[str, pb.PodSandboxStats] | None = None
 
     async def prepare(self, *, detailed: bool) -> None:
@@ -160,6 +167,35 @@ async def test_resource_route_page_without_details() -> None:
         assert status == 200
         assert parse(body.decode())[Series("resource_scrape_error")] == 0
         assert node.source.prepared == [False]
+
+
+@pytest.mark.parametrize(("version", "names"), [("1.35", {"scrape_error"}), ("", set())])
+async def test_servers_resource_metrics_hidden_unless_version_is_set(version: str, names: set[str]) -> None:
+    config = KubeletConfiguration(show_hidden_metrics_for_version=version)
+    parts: Any = SimpleNamespace(statistics=Samples([]), settings=SimpleNamespace(config=config))
+    routes = _statistics_routes(parts, ScrapeLimit, RenderTurns())
+    app = web.Application()
+    app.add_routes([route for route in routes if route.path == "/metrics/resource"])
+    async with TestClient(TestServer(app)) as client:
+        response = await client.get("/metrics/resource")
+        found = {series.name for series in parse(await response.text())}
+    assert found == {"resource_scrape_error"} | names
+
+
+async def test_servers_cadvisor_metrics_have_file_systems_of_hints() -> None:
+    source = Samples([stats_records.record("node", "/system.slice")])
+    source.host_filesystems.hints = {"/system.slice": frozenset({FILESYSTEM.mount_point})}
+    parts: Any = SimpleNamespace(statistics=source, settings=SimpleNamespace(config=KubeletConfiguration()))
+    app = web.Application()
+    app.add_routes(_statistics_routes(parts, ScrapeLimit, RenderTurns()))
+    async with TestClient(TestServer(app)) as client:
+        response = await client.get("/metrics/cadvisor")
+        found = [
+            series.get("id")
+            for series in parse(await response.text())
+            if series.name == "container_fs_limit_bytes"
+        ]
+    assert sorted(found) == ["/", "/system.slice"]
 
 
 async def test_resource_route_statistics_of_runtime_replace_those_of_cgroups() -> None:

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from pykubelet.agent.host_setup import StartupError
 from pykubelet.agent.stats import (
     NodeStatistics,
     NodeTargets,
+    add_sample_listeners,
+    build_statistics,
     container_cgroup,
     own_cgroup,
     pod_targets,
@@ -23,14 +26,16 @@ from pykubelet.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from pykubelet.api.quantity import Quantity
 from pykubelet.api.volume import EmptyDir, Volume
 from pykubelet.cm.cgroups.driver import CgroupWriteError
+from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.cri.connect import RuntimeConnection
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod, ObservedSandbox
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
-from pykubelet.stats.collector import NODE, Collector
+from pykubelet.linux.taskstats import TaskStates
+from pykubelet.stats.collector import NESTED, NODE, Collector
 from pykubelet.stats.cri.runtime_stats import LayerUsage, RuntimeStatistics
 from pykubelet.stats.machine import MachineFactsCache
-from pykubelet.stats.samples import CgroupGone, Target
+from pykubelet.stats.samples import CgroupGone, CpuLoad, Limits, Target, Usage
 from pykubelet.stats.storage.filesystems import Filesystems
 from pykubelet.stats.storage.pod_storage import FileUsage, PodStorage
 from pykubelet.transport.errors import Unavailable
@@ -126,6 +131,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
         lambda: changes.append(len(asked)),
     )
     collector.set_targets(NODE, [Target(path="/", kind="root")])
+    collector.set_targets(NESTED, [Target(path="/kubepods/podu1/a-0/b", kind="node")])
     for _ in range(3):
         targets.update()
     assert asked == ["u1", "u2"], "a pod that has not changed is not looked at again"
@@ -134,7 +140,7 @@ async def test_node_targets_pods_change_and_leave_sets_targets(tasks: TaskScope)
     del pods["u2"]
     targets.update()
     assert paths() == ["/kubepods/podu1/a-1"]
-    assert set(collector.owners()) == {NODE, "u1"}
+    assert set(collector.owners()) == {NODE, NESTED, "u1"}
 
 
 async def test_node_targets_same_version_pods_not_listed(tasks: TaskScope) -> None:
@@ -349,3 +355,51 @@ async def test_machine_info_custom_id_files_are_read(
     node.host_filesystems = Filesystems(tmp_path, tasks)
     info = await node.machine_info()
     assert (info.machine_id, info.boot_id) == ("mine", "mine")
+
+
+def test_build_statistics_invalid_container_hints_raises(tmp_path: Path) -> None:
+    path = tmp_path / "hints.json"
+    path.write_text("{")
+    settings: Any = SimpleNamespace(config=None, flags=KubeletFlags(container_hints=str(path)))
+    absent: Any = None
+    with pytest.raises(StartupError, match="cannot use container hints"):
+        build_statistics(*[settings, *[absent] * 7], started=0.0)
+
+
+class UsageReader:
+    """Reader of a cgroup whose samples are one second apart."""
+
+    procs_file = None
+
+    def __init__(self, path: str) -> None:
+        self._time = 1000.0
+
+    def read_usage(self, *, fresh: bool = False) -> Usage:
+        self._time += 1
+        return Usage(time=self._time, cpu=round(self._time * 1e9), memory=1, working_set=1)
+
+    def read_limits(self) -> Limits:
+        return Limits(created=1.0)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+async def test_add_sample_listeners_flags_select_load_and_usage_log(
+    tasks: TaskScope, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_set: bool
+) -> None:
+    caplog.set_level("INFO")
+    states = TaskStates(running=2)
+    client = SimpleNamespace(read=lambda directory: states, close=lambda: None)
+    monkeypatch.setattr("pykubelet.stats.cpu_load.TaskstatsClient", lambda: client)
+    cgroups = Cgroups(CgroupMode.V1, Path("/sys/fs/cgroup"), {"cpu": Path("/cpu")}, {"cpu": "/own"})
+    collector = Collector(UsageReader, tasks, 1.0)  # type: ignore[arg-type]
+    flags = KubeletFlags(enable_load_reader=is_set, log_cadvisor_usage=is_set)
+    assert (add_sample_listeners(flags, cgroups, collector) is not None) == is_set
+    collector.set_targets(NODE, [Target(path="/own", kind="node")])
+    for _ in range(60):
+        collector.sample_now(["/own"])
+    record = collector.record("/own")
+    assert record is not None
+    assert record.load == (CpuLoad(states, 2.0, 0.0) if is_set else None)
+    assert ("Usage of own cgroup" in caplog.text) == is_set

@@ -15,8 +15,9 @@ from tests.support.stats_records import NOW, node_records
 RECORDING = Path(__file__).parents[2] / "data" / "golden" / "stats" / "resource.prom"
 
 
-def page(records: Iterable[Record], *, has_error: bool = False) -> str:
-    return b"".join(resource_chunks(list(records), has_error=has_error)).decode()
+def page(records: Iterable[Record], *, has_error: bool = False, show_hidden: bool = False) -> str:
+    chunks = resource_chunks(list(records), has_error=has_error, show_hidden=show_hidden)
+    return b"".join(chunks).decode()
 
 
 def recorded_records(families: dict[str, Family]) -> Iterable[Record]:
@@ -103,6 +104,12 @@ def test_resource_chunks_unknown_creation_time_omitted() -> None:
 
 def test_resource_chunks_error_only_error_reported() -> None:
     assert parse(page([], has_error=True)) == {Series("resource_scrape_error"): 1}
+
+
+def test_resource_chunks_show_hidden_deprecated_metric_reported() -> None:
+    families = parse_families(page([], has_error=True, show_hidden=True))
+    assert list(families) == ["resource_scrape_error", "scrape_error"]
+    assert families["scrape_error"].samples[Series("scrape_error")].value == 1
 
 
 def sandbox_stats(sandbox_id: str, *container_ids: str) -> pb.PodSandboxStats:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from pykubelet.api.meta import from_document, to_document
 from pykubelet.api.pod import Pod
-from pykubelet.api.pod_status import AddressStatus, ContainerState, PodCondition, PodStatus, StatusResources
+from pykubelet.api.pod_status import (
+    AddressStatus,
+    ContainerState,
+    NodeAllocatableResourceClaimStatus,
+    PodCondition,
+    PodStatus,
+    StatusResources,
+)
 from pykubelet.api.quantity import Quantity
 from pykubelet.status.compute import OWNED, final_status
 from pykubelet.status.patch import MESSAGE_BYTES, merged_status, status_patch
@@ -160,6 +167,14 @@ def patched(before: PodStatus, after: PodStatus) -> PodStatus:
     """What an API server makes of the patch between two statuses."""
     patch = from_document(dict[str, Any], to_document(status_patch(before, after)))
     return from_document(PodStatus, apply_patch(to_document(before), patch))
+
+
+def test_status_patch_resources_of_claims_are_those_of_scheduler() -> None:
+    claim = NodeAllocatableResourceClaimStatus(
+        resource_claim_name="c", resources={"cpu": Quantity.parse("1")}
+    )
+    before = PodStatus(phase="Pending", node_allocatable_resource_claim_statuses=[claim])
+    assert status_patch(before, PodStatus(phase="Running")) == {"phase": "Running"}
 
 
 def test_status_patch_equal_statuses_returns_empty() -> None:

@@ -182,7 +182,12 @@ NODE_FLAGS = (
             "enable_debugging_handlers",
             "Serve logs, exec, attach and forward.",
         ),
-        in_file("contention-profiling", BOOL, "enable_contention_profiling", "Profile waits on locks."),
+        in_file(
+            "contention-profiling",
+            BOOL,
+            "enable_contention_profiling",
+            "Profile what tasks wait for (/debug/pprof/block).",
+        ),
         in_file(
             "streaming-connection-idle-timeout",
             DURATION,
@@ -537,8 +542,26 @@ RESOURCE_FLAGS = (
         deprecated(
             "global-housekeeping-interval",
             DURATION,
-            "How often the machine is looked over for new or lost containers.",
+            "Interval of the search for cgroups below those of containers.",
             "it will be removed; nothing replaces it",
+        ),
+        deprecated(
+            "container-hints",
+            STRING,
+            "File with mount points of cgroups, whose file systems are reported for them.",
+            "it will be removed; nothing replaces it",
+        ),
+        deprecated(
+            "enable-load-reader",
+            BOOL,
+            "Measure the load of containers, on cgroup v1 (container_cpu_load_average_10s).",
+            "it will be removed; nothing replaces it",
+        ),
+        deprecated(
+            "log-cadvisor-usage",
+            BOOL,
+            "Log the usage of the kubelet's cgroup, with a --housekeeping-interval of at most 2s.",
+            "it will be removed; the Summary API has the usage",
         ),
         deprecated(
             "machine-id-file",
@@ -555,18 +578,17 @@ RESOURCE_FLAGS = (
     ),
 )
 _STDERR = "send standard error to where the logs should go"
-_LOAD = (
-    "differs from upstream: container_cpu_load_average_10s is always 0; "
-    "the kernel counts the runnable tasks of a cgroup only on cgroup v1"
-)
 _APPLICATION_METRICS = (
-    "differs from upstream: no metrics that labels of containers define (io.cadvisor.metric) are collected"
+    "differs from upstream: no metrics that labels of images define (io.cadvisor.metric) are collected, "
+    "because an image could make the kubelet request any URL; v1.37 has removed the flag"
 )
-_CONTAINER_HINTS = "differs from upstream: no file of hints about containers of other runtimes is read"
-_CONTAINERD = "differs from upstream: statistics are those of --container-runtime-endpoint"
-_CONTAINERD_NAMESPACE = "differs from upstream: the namespace is that of CRI"
-_OWN_USAGE = (
-    "differs from upstream: the usage of the kubelet's own cgroup is not logged; the Summary API has it"
+_CONTAINERD = (
+    "differs from upstream: labels of containers in metrics come from --container-runtime-endpoint, not from "
+    "a second connection; v1.37 has removed the flag"
+)
+_CONTAINERD_NAMESPACE = (
+    "differs from upstream: labels of containers in metrics come over CRI, whose namespace is fixed; "
+    "v1.37 has removed the flag"
 )
 _STORAGE_DRIVER = "statistics are kept in memory only; the upstream kubelet has no storage driver, too"
 _CADVISOR_EVENTS = (
@@ -667,27 +689,14 @@ LOG_FLAGS = (
             _APPLICATION_METRICS,
         ),
         without_effect(
-            "container-hints",
-            STRING,
-            "/etc/cadvisor/container_hints.json",
-            _CONTAINER_HINTS,
-        ),
-        without_effect(
             "containerd",
             STRING,
             "/run/containerd/containerd.sock",
             _CONTAINERD,
         ),
         without_effect("containerd-namespace", STRING, "k8s.io", _CONTAINERD_NAMESPACE),
-        without_effect("enable-load-reader", BOOL, "", _LOAD),
         without_effect("event-storage-age-limit", STRING, "default=0", _CADVISOR_EVENTS),
         without_effect("event-storage-event-limit", STRING, "default=0", _CADVISOR_EVENTS),
-        without_effect(
-            "log-cadvisor-usage",
-            BOOL,
-            "",
-            _OWN_USAGE,
-        ),
         without_effect("storage-driver-buffer-duration", DURATION, "1m0s", _STORAGE_DRIVER),
         without_effect("storage-driver-db", STRING, "cadvisor", _STORAGE_DRIVER),
         without_effect("storage-driver-host", STRING, "localhost:8086", _STORAGE_DRIVER),

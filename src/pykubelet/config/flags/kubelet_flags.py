@@ -95,6 +95,10 @@ class KubeletFlags:
 
     housekeeping_interval: Duration = _TEN_SECONDS
     global_housekeeping_interval: Duration = _ONE_MINUTE
+    container_hints: str = "/etc/cadvisor/container_hints.json"
+    """JSON file with mount points of cgroups; it need not exist."""
+    enable_load_reader: bool = False
+    log_cadvisor_usage: bool = False
     machine_id_file: str = "/etc/machine-id,/var/lib/dbus/machine-id"
     boot_id_file: str = "/proc/sys/kernel/random/boot_id"
 

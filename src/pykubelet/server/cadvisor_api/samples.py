@@ -64,6 +64,9 @@ def cpu(record: Record, usage: Usage, host: HostFacts) -> Document:
     """Return CpuStats."""
     times: Document = {"total": usage.cpu}
     document: Document = {"usage": times}
+    if (load := record.load) is not None:
+        document["load_average"] = int(load.running * 1000)
+        document["load_d_average"] = int(load.uninterruptible * 1000)
     if (details := record.details) is not None:
         times.update(user=details.cpu_user, system=details.cpu_system)
         document["cfs"] = {

@@ -27,6 +27,7 @@ from pykubelet.cri import runtime_pb2 as pb
 from pykubelet.logs import get_logger
 from pykubelet.server.auth.identity import HttpError, user_name
 from pykubelet.stats.cadvisor.metrics import LEAN_NAMES, cadvisor_chunks
+from pykubelet.stats.container_hints import NO_HINTS, Hints
 from pykubelet.stats.cri.metrics import render_cri_metrics
 from pykubelet.stats.cri.runtime_stats import CriMetricList
 from pykubelet.stats.resource_metrics import resource_chunks
@@ -78,9 +79,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def cadvisor_routes(
-    source: StatsSource, limit: ScrapeLimit | None = None, *, path: str = "/metrics/cadvisor"
+    source: StatsSource,
+    limit: ScrapeLimit | None = None,
+    *,
+    path: str = "/metrics/cadvisor",
+    hints: Hints = NO_HINTS,
 ) -> list[web.RouteDef]:
-    """Return the route of the cgroups' metrics; its parameter `profile` is `full` (default) or `lean`."""
+    """Return the route of the cgroups' metrics; its parameter `profile` is `full` (default) or `lean`.
+
+    `hints` are file systems of cgroups (`stats.container_hints`).
+    """
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -101,6 +109,7 @@ def cadvisor_routes(
                 has_error=has_error,
                 lean=profile == "lean",
                 machine_only=from_runtime,
+                hints=hints,
             )
             if found is not None:
                 page = chain(page, render_cri_metrics(_in_profile(found.descriptors, profile), found.pods))
@@ -109,8 +118,10 @@ def cadvisor_routes(
     return [web.get(path, respond)]
 
 
-def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> list[web.RouteDef]:
-    """Return the route of `/metrics/resource`."""
+def resource_routes(
+    source: StatsSource, limit: ScrapeLimit | None = None, *, show_hidden: bool = False
+) -> list[web.RouteDef]:
+    """Return the route of `/metrics/resource`; `show_hidden` adds the metrics that upstream hides."""
     slots = limit or ScrapeLimit()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -118,7 +129,7 @@ def resource_routes(source: StatsSource, limit: ScrapeLimit | None = None) -> li
             has_error = await _prepare(source, detailed=False)
             sandboxes = await source.runtime_sandboxes()
             records = () if has_error else source.records()
-            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error)
+            page = resource_chunks(records, sandboxes=sandboxes, has_error=has_error, show_hidden=show_hidden)
             return await send_page(request, page, slots)
 
     return [web.get("/metrics/resource", respond)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 
-from pykubelet.stats.cadvisor.page import CadvisorPage, CgroupRow
+from pykubelet.stats.cadvisor.page import CadvisorPage, CgroupRow, DiskRow
 from pykubelet.stats.exposition import Family, Kind, Value, constant, multiple
 from pykubelet.stats.samples import DeviceIo, FilesystemUsage, MachineFacts, MemoryModules, NetworkInterface
 from pykubelet.util.metrics import escape_label
@@ -16,11 +16,11 @@ _MICROSECONDS = 1e6
 
 
 def _filesystem(name: str, text: str, value: Callable[[FilesystemUsage], float]) -> Family[Page]:
-    """Return a family of the mounted file systems, which cAdvisor reports for the root cgroup."""
+    """Return a family of the mounted file systems."""
 
     def lines(name: str, page: Page) -> Iterator[str]:
-        for device, filesystem, stamp in page.filesystems:
-            yield _device_line(name, page, device, value(filesystem), stamp)
+        for disk in page.filesystems:
+            yield _device_line(name, disk, value(disk.filesystem))
 
     return multiple(name, "gauge", text, lines)
 
@@ -35,19 +35,19 @@ def _disk(
 ) -> Family[Page]:
     """Return a family of block devices: counters of the host's disks (`disk`) and of cgroups (`cgroup`).
 
-    Where the root cgroup has a counter of its own for a device, that is the one reported.
+    Where a cgroup with file systems has a counter of its own for a device, that is the one reported.
     """
 
     def lines(name: str, page: Page) -> Iterator[str]:
-        of_root: set[str] = set()
+        counted: dict[str, set[str]] = {row.texts.target.path: set() for row in page.disks}
         if cgroup is not None:
             for row in page.detailed:
-                seen = of_root if row.texts.target.kind == "root" else set()
-                yield from _cgroup_lines(name, page, row, cgroup, seen)
+                seen = counted.get(row.texts.target.path)
+                yield from _cgroup_lines(name, page, row, cgroup, set() if seen is None else seen)
         if disk is not None:
-            for device, filesystem, stamp in page.disks:
-                if device not in of_root:
-                    yield _device_line(name, page, device, disk(filesystem.io), stamp)
+            for of_disk in page.disks:
+                if of_disk.device not in counted[of_disk.texts.target.path]:
+                    yield _device_line(name, of_disk, disk(of_disk.filesystem.io))
 
     return multiple(name, kind, text, lines)
 
@@ -69,8 +69,9 @@ def _devices(row: CgroupRow) -> tuple[DeviceIo, ...]:
     return row.details.io if row.details is not None else ()
 
 
-def _device_line(name: str, page: Page, device: str, value: float, stamp: str) -> str:
-    return f'{name}{page.host.container},device="{device}"{page.host.tail}}} {value}{stamp}\n'
+def _device_line(name: str, row: DiskRow, value: float) -> str:
+    labels = f'{row.texts.container},device="{row.device}"{row.texts.tail}'
+    return f"{name}{labels}}} {value}{row.stamp}\n"
 
 
 def _operation(table: str, operation: str) -> Callable[[DeviceIo], float | None]:

@@ -1,7 +1,7 @@
 """Families of `/metrics/cadvisor` about cgroups: CPU, memory, processes, limits and pressure.
 
-Values that cAdvisor never measures in the kubelet are constants here as there: CPU load, task states and the
-health state.
+CPU load and task states are 0 unless `--enable-load-reader` is set, as upstream. The health state, which
+cAdvisor never measures in the kubelet, is a constant here as there.
 """
 
 from __future__ import annotations
@@ -11,12 +11,21 @@ from operator import attrgetter
 
 from pykubelet.stats.cadvisor.page import CadvisorPage, CgroupRow
 from pykubelet.stats.exposition import Family, Kind, Value, multiple, plain
-from pykubelet.stats.samples import UNLIMITED, Limits, Psi, Usage
+from pykubelet.stats.samples import UNLIMITED, CpuLoad, Limits, Psi, Usage
 
 Page = CadvisorPage
 _NANOSECONDS = 1e9
 _MICROSECONDS = 1e6
-_TASK_STATES = ("iowaiting", "running", "sleeping", "stopped", "uninterruptible")
+_TASK_STATES = {
+    "iowaiting": "io_wait",
+    "running": "running",
+    "sleeping": "sleeping",
+    "stopped": "stopped",
+    "uninterruptible": "uninterruptible",
+}
+"""Field of TaskStates by label."""
+_MILLI = 1000
+"""cAdvisor reports averages of tasks in thousandths."""
 
 
 def _usage(name: str, kind: Kind, text: str, value: str | Value) -> Family[Page]:
@@ -25,6 +34,22 @@ def _usage(name: str, kind: Kind, text: str, value: str | Value) -> Family[Page]
 
 def _details(name: str, kind: Kind, text: str, value: str | Value) -> Family[Page]:
     return _plain(name, kind, text, attrgetter("detailed"), value, "details", "details_stamp")
+
+
+_LOAD_FLAG = "0 without --enable-load-reader and cgroup v1."
+
+
+def _load(name: str, text: str, field: str) -> Family[Page]:
+    average: Callable[[CpuLoad], float] = attrgetter(field)
+    return _plain(
+        name,
+        "gauge",
+        text,
+        attrgetter("cgroups"),
+        lambda load: int(average(load) * _MILLI),
+        "load",
+        "usage_stamp",
+    )
 
 
 def _throttled(name: str, text: str, value: str | Value) -> Family[Page]:
@@ -97,8 +122,10 @@ def _memory_failures(name: str, page: Page) -> Iterator[str]:
 
 def _tasks(name: str, page: Page) -> Iterator[str]:
     for row in page.cgroups:
-        start, end = f"{name}{row.series},state=", f"}} 0{row.usage_stamp}\n"
-        yield "".join([f'{start}"{state}"{end}' for state in _TASK_STATES])
+        start, tasks, end = f"{name}{row.series},state=", row.load.tasks, f"{row.usage_stamp}\n"
+        yield "".join(
+            [f'{start}"{state}"}} {getattr(tasks, field)}{end}' for state, field in _TASK_STATES.items()]
+        )
 
 
 def _oom_events(name: str, page: Page) -> Iterator[str]:
@@ -125,9 +152,15 @@ def _cpu_quota(name: str, page: Page) -> Iterator[str]:
 
 
 _CPU = (
-    _usage("container_cpu_load_average_10s", "gauge", "CPU load; not measured, always 0.", lambda _: 0),
-    _usage("container_cpu_load_d_average_10s", "gauge", "CPU load; not measured, always 0.", lambda _: 0),
-    multiple("container_tasks_state", "gauge", "Tasks by state; not measured, always 0.", _tasks),
+    _load(
+        "container_cpu_load_average_10s", f"Thousandths of running tasks, smoothed; {_LOAD_FLAG}", "running"
+    ),
+    _load(
+        "container_cpu_load_d_average_10s",
+        f"Thousandths of uninterruptible tasks, smoothed; {_LOAD_FLAG}",
+        "uninterruptible",
+    ),
+    multiple("container_tasks_state", "gauge", f"Tasks by state; {_LOAD_FLAG}", _tasks),
     multiple("container_cpu_usage_seconds_total", "counter", "CPU time used, in seconds.", _cpu_usage),
     _details(
         "container_cpu_user_seconds_total",

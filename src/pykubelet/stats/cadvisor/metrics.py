@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pykubelet.stats.cadvisor.devices import DEVICE_FAMILIES
 from pykubelet.stats.cadvisor.families import CGROUP_FAMILIES, PRESSURE_FAMILIES
 from pykubelet.stats.cadvisor.page import CadvisorPage
+from pykubelet.stats.container_hints import NO_HINTS, Hints
 from pykubelet.stats.exposition import Family, chunks
 from pykubelet.stats.samples import FilesystemUsage, MachineFacts, Record
 
@@ -53,12 +54,13 @@ def cadvisor_chunks(
     has_error: bool = False,
     lean: bool = False,
     machine_only: bool = False,
+    hints: Hints = NO_HINTS,
 ) -> Iterator[bytes]:
     """Yield the page in chunks of at most `MAX_CHUNK_BYTES`; the first ones may be empty.
 
     The caller may run other tasks after each chunk; a step between two of them takes about a millisecond.
     `has_pressure` adds pressure stall information (cgroup v2). `machine_only` omits everything but the
-    constants of the host: the runtime provides the rest.
+    constants of the host: the runtime provides the rest. `hints` are file systems of cgroups.
     """
     page = CadvisorPage(
         machine=machine,
@@ -67,6 +69,7 @@ def cadvisor_chunks(
         now=now,
         has_error=has_error,
         lean=lean,
+        hints=hints,
     )
     for _ in page.load(records):
         yield b""

@@ -12,8 +12,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from pykubelet.stats.container_hints import Hints
 from pykubelet.stats.exposition import label_texts, render_labels, stamp
 from pykubelet.stats.samples import (
+    NO_LOAD,
+    CpuLoad,
     Details,
     FilesystemUsage,
     LabelTexts,
@@ -41,6 +44,7 @@ class CgroupRow(NamedTuple):
     limits: Limits
     texts: LabelTexts
     oom_events: int
+    load: CpuLoad
     no_stamp: str = ""
 
 
@@ -53,11 +57,12 @@ class NetworkRow(NamedTuple):
 
 
 class DiskRow(NamedTuple):
-    """A mounted file system, by the escaped name of its device."""
+    """A mounted file system, by the escaped name of its device, and the labels of its cgroup."""
 
     device: str
     filesystem: FilesystemUsage
     stamp: str
+    texts: LabelTexts
 
 
 class CadvisorPage:
@@ -72,6 +77,7 @@ class CadvisorPage:
         now: float,
         has_error: bool,
         lean: bool,
+        hints: Hints,
     ) -> None:
         self.machine = machine
         self.has_error = has_error
@@ -85,10 +91,13 @@ class CadvisorPage:
         self.device_names: dict[tuple[int, int], str] = {}
         """Escaped names of block devices, by major and minor number."""
         self.network: list[NetworkRow] = []
-        self.host = render_labels(Target(path="/", kind="root"))
-        self.filesystems = list(_disk_rows(filesystems))
+        found = list(filesystems)
+        self.filesystems = list(_disk_rows(found, render_labels(Target(path="/", kind="root"))))
+        """File systems of the host, which cAdvisor reports for the root cgroup, and those of hints."""
         self.disks = [] if lean else self.filesystems
-        """File systems whose device counters are reported as I/O of the root cgroup."""
+        """File systems whose device counters are reported as I/O of their cgroup."""
+        self._mounted = found if hints else []
+        self._hints = hints
         self._device_name = device_name
         self._lean = lean
 
@@ -119,8 +128,14 @@ class CadvisorPage:
                 has_memory=True,
             )
         details_time = time if record.details_time in (0.0, usage.time) else stamp(record.details_time)
-        row = CgroupRow(texts.series, usage, time, details, details_time, limits, texts, record.oom_events)
+        load = record.load or NO_LOAD
+        row = CgroupRow(
+            texts.series, usage, time, details, details_time, limits, texts, record.oom_events, load
+        )
         self.cgroups.append(row)
+        if kind in ("node", "pod") and (mount_points := self._hints.get(record.target.path)):
+            hinted = [each for each in self._mounted if each.mount_point in mount_points]
+            self.filesystems += _disk_rows(hinted, texts)
         if details is None:
             return
         self.detailed.append(row)
@@ -132,9 +147,9 @@ class CadvisorPage:
                 self.device_names[device] = escape_label(self._device_name(*device))
 
 
-def _disk_rows(filesystems: Iterable[FilesystemUsage]) -> Iterator[DiskRow]:
+def _disk_rows(filesystems: Iterable[FilesystemUsage], texts: LabelTexts) -> Iterator[DiskRow]:
     seen: set[str] = set()
     for filesystem in sorted(filesystems, key=lambda filesystem: filesystem.device):
         if filesystem.device not in seen:
             seen.add(filesystem.device)
-            yield DiskRow(escape_label(filesystem.device), filesystem, stamp(filesystem.time))
+            yield DiskRow(escape_label(filesystem.device), filesystem, stamp(filesystem.time), texts)

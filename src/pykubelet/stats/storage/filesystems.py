@@ -26,6 +26,7 @@ from pathlib import Path
 from pykubelet.linux.mounts import MOUNTINFO
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import SharedWork
+from pykubelet.stats.container_hints import NO_HINTS, Hints
 from pykubelet.stats.samples import DiskIo, FilesystemUsage
 from pykubelet.stats.storage.mounted_filesystems import (
     MountedFilesystem,
@@ -51,17 +52,22 @@ _COUNTERS = 11
 
 
 class Filesystems:
-    """File systems of the host; `kubelet_root` is the kubelet's root directory. The rest is for tests."""
+    """File systems of the host; `kubelet_root` is the kubelet's root directory.
+
+    `hints` are mount points of cgroups, for the metrics. The rest is for tests.
+    """
 
     def __init__(
         self,
         kubelet_root: Path,
         tasks: TaskScope,
         *,
+        hints: Hints = NO_HINTS,
         proc: Path = Path("/proc"),
         sys: Path = Path("/sys"),
         statvfs: Callable[[bytes], os.statvfs_result] = os.statvfs,
     ) -> None:
+        self.hints = hints
         self._kubelet_root = kubelet_root
         self._mountinfo = MOUNTINFO if proc == Path("/proc") else proc / "self/mountinfo"
         self._diskstats = proc / "diskstats"
