@@ -39,9 +39,10 @@ _STALL_SECONDS = 20.0
 """Seconds without a line after which a follower gives up."""
 _SAMPLE_SECONDS = 0.05
 _POD = "logs-writer"
-_FIRST_CHECK_SECONDS, _CHECK_SECONDS = 1.2, 0.2
-"""Seconds until a log that begins to grow, and one that grows fast, is rotated: it is checked after at most 1
-or 0.05 s, and written to until the runtime has opened the next file."""
+_FIRST_CHECK_SECONDS, _CHECK_SECONDS = 1.0, 0.2
+"""Seconds until a log that begins to grow, and one that grows fast, is rotated, as in `docs/logs.md`: it is
+checked after at most 1 or 0.05 s, and written to until the runtime has opened the next file. After the first
+check there are no older files, so that what is written during the reopening is within the bound."""
 _FIRST_SECONDS = 3.0
 """Seconds after which the first check has been."""
 _ALONE_SECONDS = 20

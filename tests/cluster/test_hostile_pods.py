@@ -2,13 +2,19 @@
 
 The host is not in danger: the cgroup of all pods has a limit on memory and on process IDs, each pod has one
 on process IDs, and the disk that is filled is small.
+
+With the upstream kubelet, the hostile pods must be evicted and the node must recover as well; what happens to
+the other pod is recorded but not asserted: after the eviction for process IDs, upstream's next round may
+choose it while processes of the evicted pod still end.
 """
 
 import http.client
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -18,6 +24,7 @@ import pytest
 from pykubelet.linux.cgroupfs import detect_cgroups
 from pykubelet.linux.mounts import mounts_below, read_mounts
 from tests.support.cluster_node import ClusterNode, cluster_node, in_cluster
+from tests.support.node import PATIENCE
 from tests.support.node_pressure import (
     MI,
     available_pids,
@@ -48,6 +55,8 @@ DISK_FILLER = (
 )
 CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure")
 EVICTION_SECONDS, REQUEST_TIMEOUT_SECONDS = 180, 20
+UPSTREAM_CLEANUP_SECONDS = 150
+"""Upstream removes the logs of deleted pods once a minute."""
 WORST_LATENCY_SECONDS = 10.0
 
 
@@ -120,6 +129,10 @@ def pods_cgroup(controller: str, runtime: RunningRuntime) -> Path:
     return detect_cgroups().path(controller, f"{runtime.instance.cgroup_root}/kubepods")
 
 
+def has_number(path: Path, number: int) -> bool:
+    return int(path.read_text()) == number
+
+
 def remains(node: ClusterNode, runtime: RunningRuntime, logs: Path) -> list[str]:
     """Return what is left of pods: in the runtime and on the disk, their processes and mounts."""
     left = [] if node.reference else node.left_of()
@@ -144,7 +157,6 @@ def loop_devices(image: Path) -> list[str]:
 
 
 @pytest.mark.skipif(detect_cgroups().unified, reason="reads the files of cgroup v1")
-@pytest.mark.parametrize("kubelet_program", ["ours"], indirect=True)
 def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers(
     kubelet_program: Path | None,
     plane: Plane,
@@ -170,15 +182,20 @@ def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers
             "evictionPressureTransitionPeriod": "5s",
         }
         if kubelet_program is not None:
-            # Upstream would rank pods by their volumes of up to two minutes ago.
-            settings["volumeStatsAggPeriod"] = "2s"
+            # Upstream would rank pods by their volumes of up to two minutes ago, and would report conditions
+            # only every 10 s, in which they can begin and end.
+            settings |= {"volumeStatsAggPeriod": "2s", "nodeStatusUpdateFrequency": "1s"}
         made = cluster_node(plane, runtime, program=kubelet_program, root=disk / "root", settings=settings)
         with in_cluster(made) as node:
             for controller, file, limit in (
                 ("memory", "memory.limit_in_bytes", PODS_MEMORY_MI * MI),
                 ("pids", "pids.max", PODS_PIDS),
             ):
-                assert int((pods_cgroup(controller, runtime) / file).read_text()) == limit
+                has_limit = partial(has_number, pods_cgroup(controller, runtime) / file, limit)
+                if node.reference:
+                    # It writes the limits concurrently with its registration.
+                    node.wait(f"{file} to be {limit}", has_limit)
+                assert has_limit()
             guarded = node.plane.create(guarded_pod(node, namespace))
             guarded = node.wait_pod_ready(guarded)
             with LatencyProbe(guarded["status"]["podIP"]).running() as probe:
@@ -191,11 +208,11 @@ def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers
                 recovered = time.monotonic() - started
             found = node.api_pod(guarded)
             assert found is not None
-            assert found["status"]["phase"] == "Running"
-            assert found["status"]["containerStatuses"][0]["restartCount"] == 0
-            assert not probe.errors
+            restarts = sum(one["restartCount"] for one in found["status"].get("containerStatuses", ()))
             worst = max(probe.latencies)
             measured = {
+                "guarded-pod": f"{found['status']['phase']}, {restarts} restarts",
+                "failed-requests": len(probe.errors),
                 "requests": len(probe.latencies),
                 "worst-latency-ms": round(worst * 1e3, 1),
                 "99th-percentile-ms": round(quantiles(probe.latencies, n=100)[98] * 1e3, 1),
@@ -206,13 +223,20 @@ def test_node_hostile_pods_together_guaranteed_pod_undisturbed_and_node_recovers
             for name, value in measured.items():
                 record_property(name, value)
             print(measured)
-            assert worst < WORST_LATENCY_SECONDS
+            if not node.reference:
+                assert (found["status"]["phase"], restarts) == ("Running", 0)
+                assert not probe.errors
+                assert worst < WORST_LATENCY_SECONDS
             for pod in (guarded, *hostile):
                 node.delete_pod(pod)
             after = node.create_pod(namespace, "after")
             node.wait_pod_ready(after)
             node.delete_pod(after)
-            node.wait_none("nothing of the pods to be left", lambda: remains(node, runtime, logs))
+            node.wait_none(
+                "nothing of the pods to be left",
+                lambda: remains(node, runtime, logs),
+                UPSTREAM_CLEANUP_SECONDS if node.reference else PATIENCE,
+            )
             # Not killed, as at the end of other tests: then its root directory would stay a mount.
             exit_code = node.stop()
             assert node.reference or exit_code == 0
@@ -243,7 +267,9 @@ def run_hostile(node: ClusterNode, runtime: RunningRuntime, pods: list[Document]
     for pod in pods:
         found = node.api_pod(pod)
         assert found is not None
-        name = pod["metadata"]["name"]
+        # Each pod has the name of the resource that it uses up. Upstream's next round may still be short of
+        # the one before.
+        resource = "(memory|ephemeral-storage|pids)" if node.reference else pod["metadata"]["name"]
         assert found["status"]["reason"] == "Evicted"
-        assert found["status"]["message"].startswith(f"The node was low on resource: {name}. ")
+        assert re.match(rf"The node was low on resource: {resource}\. ", found["status"]["message"])
     return most

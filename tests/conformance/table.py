@@ -8,6 +8,7 @@ fails; until then it is the failure's message.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,16 @@ class Row:
 
 
 Table = Mapping[str, Row]
+
+
+def committed_tables(main: Path) -> list[Path]:
+    """Return the main table and those beside it that git tracks, without those of local runs."""
+    command = ["git", "-C", str(main.parent), "ls-files", "-z", "--", f"{main.stem}*{main.suffix}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # without git, or not in a repository
+        return [main]
+    return sorted({main, *(main.parent / name for name in done.stdout.split("\0") if name)})
 
 
 def load_table(path: Path) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.conformance.table import (
     REFERENCE,
     Row,
     TableError,
+    committed_tables,
     failure_lines,
     format_table,
     load_table,
@@ -133,7 +135,18 @@ def test_stored_table_reference_fails_few_specs_with_reasons() -> None:
     assert all(row.reason for row in failed)
 
 
-@pytest.mark.parametrize("path", sorted(TABLE.parent.glob("conformance*.tsv")), ids=lambda path: path.name)
+def test_committed_tables_table_of_local_run_is_not_among_them(tmp_path: Path) -> None:
+    tables = [tmp_path / name for name in ("results-2.tsv", "results-local.tsv", "results.tsv")]
+    for table in tables:
+        table.write_text("")
+    assert committed_tables(tables[2]) == [tables[2]], "not in a repository"
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", tables[0].name, tables[2].name], check=True)
+    assert committed_tables(tables[2]) == [tables[0], tables[2]]
+
+
+@pytest.mark.parametrize("path", committed_tables(TABLE), ids=lambda path: path.name)
 def test_stored_tables_no_spec_that_reference_passes_has_failed(path: Path) -> None:
     rows = load_table(path).values()
     assert rows

@@ -79,7 +79,7 @@ def build_consumers(parts: LiveComponents) -> Iterator[Consumer]:
     yield Consumer("podSync", partial(prepare_pod_sync, parts.engine, parts.cluster))
     yield Consumer("dns", partial(prepare_node, parts, with_reservations=False))
     if parts.settings.flags.experimental_mounter_path:
-        yield Consumer("dns", partial(prepare_mounter_dns, MounterDns(parts.settings), parts.tasks))
+        yield Consumer("mounterDNS", partial(prepare_mounter_dns, MounterDns(parts.settings), parts.tasks))
     yield Consumer("allocatable", partial(prepare_node, parts, with_reservations=True))
     if parts.cluster is not None:
         yield Consumer("apiClient", partial(prepare_api_client, parts.cluster))

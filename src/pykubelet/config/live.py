@@ -32,18 +32,20 @@ _NOT_SETTINGS = ("kind", "api_version")
 
 _ALLOCATABLE, _API_CLIENT, _DNS, _EVICTION = "allocatable", "apiClient", "dns", "eviction"
 _IMAGE_GC, _IMAGE_PULLS, _LOGGING, _LOG_ROTATION = "imageGC", "imagePulls", "logging", "logRotation"
+_MOUNTER_DNS = "mounterDNS"
 _NODE_STATUS, _POD_SYNC, _SYSCTLS, _TLS = "nodeStatus", "podSync", "sysctls", "tls"
 _POD_SOURCES = "podSources"
 CONSUMERS: Mapping[str, str] = MappingProxyType(
     {
         _ALLOCATABLE: "limits of all pods and reserved cgroups, node status, pod admission, downward API",
         _API_CLIENT: "requests to the API server, also those in progress",
-        _DNS: "new pod sandboxes, resolv.conf of `--experimental-mounter-path`",
+        _DNS: "new pod sandboxes",
         _EVICTION: "eviction manager, with a round immediately",
         _IMAGE_GC: "image garbage collection, at the next round",
         _IMAGE_PULLS: "image pulls that start afterwards",
         _LOGGING: "the kubelet's own log, immediately",
         _LOG_ROTATION: "container log rotation, at the next check",
+        _MOUNTER_DNS: "resolv.conf of `--experimental-mounter-path`",
         _NODE_STATUS: "node status and lease, with a report immediately",
         _POD_SOURCES: "static pod sources, with a check immediately",
         _POD_SYNC: "pod workers: each pod is synced once and then with the new period",
@@ -55,7 +57,7 @@ CONSUMERS: Mapping[str, str] = MappingProxyType(
 RELOADABLE: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "allowedUnsafeSysctls": (_SYSCTLS,),
-        "clusterDNS": (_DNS,),
+        "clusterDNS": (_DNS, _MOUNTER_DNS),
         "clusterDomain": (_DNS,),
         "containerLogMaxFiles": (_LOG_ROTATION,),
         "containerLogMaxSize": (_LOG_ROTATION,),

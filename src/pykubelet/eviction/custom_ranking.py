@@ -8,8 +8,12 @@ returns uids in the order in which the pods should be evicted:
 Pods that it leaves out follow in the built-in order, and unknown uids are ignored. Pods that may not be
 evicted (static and critical ones) are not among the candidates. The function runs in a thread of its own for
 at most `TIMEOUT_SECONDS`. If it raises, returns something else, or takes longer, that is logged and the
-built-in order is used: a node under pressure must be relieved in any case. While a call that took too long
-still runs, the function is not called again."""
+built-in order is used: a node under pressure must be relieved in any case.
+
+Reports (`pykubelet pressure`, the page) call it as well, one after the other, and wait for it for
+`TIMEOUT_SECONDS` per report. An eviction does not wait for them, so that two threads may run the function at
+the same time: one for an eviction and one for a report. While a call that took too long still runs, the
+function is not called again for the same purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pykubelet.cm.qos import QOSClass, qos_class
-from pykubelet.eviction.ranking import RankedPod
+from pykubelet.eviction.ranking import PreviewedOrder, RankedPod
 from pykubelet.logs import get_logger
 from pykubelet.util.entry_points import EntryPoint, installed
 from pykubelet.util.tasks import run_or_undo
@@ -66,18 +70,14 @@ class CustomRanking:
         self._name = name
         self._timeout = timeout
         self._rank = BoundedFunction(self._call, "eviction-ranking", 1)
-        self._lock = asyncio.Lock()
-        """Serializes calls of a round and of reports: a second one would fail."""
+        self._preview = BoundedFunction(self._call, "ranking-report", 1)
+        self._preview_lock = asyncio.Lock()
+        """Serializes the calls of reports: a second one would fail."""
 
     async def order(self, signal: str, ranked: Sequence[RankedPod]) -> list[RankedPod]:
         """Return the pods in the order of the function, or unchanged if it fails. Raises nothing."""
-        by_uid = {found.pod.uid: found for found in ranked if found.is_evictable}
-        candidates = tuple(_candidate(found) for found in by_uid.values())
         try:
-            async with self._lock:
-                # The thread of a cancelled report runs on, so the report waits for it.
-                call = self._rank.call(self._timeout, signal, candidates)
-                uids = await run_or_undo(call, lambda _: asyncio.sleep(0))
+            uids = await self._rank.call(self._timeout, signal, _candidates(ranked))
         except TooManyCalls:
             log.warning("Custom eviction ranking still runs, using the built-in order", ranking=self._name)
             return list(ranked)
@@ -91,9 +91,33 @@ class CustomRanking:
         except CallFailed as err:
             log.error(err, "Custom eviction ranking failed, using the built-in order", ranking=self._name)
             return list(ranked)
-        first = [by_uid[uid] for uid in dict.fromkeys(uids) if uid in by_uid]
-        chosen = {found.pod.uid for found in first}
-        return [*first, *(found for found in ranked if found.pod.uid not in chosen)]
+        return _ordered(ranked, uids)
+
+    def report_deadline(self) -> float:
+        """Return the time of the event loop until which a report that begins now waits for the function."""
+        return asyncio.get_running_loop().time() + self._timeout
+
+    async def preview(self, signal: str, ranked: Sequence[RankedPod], deadline: float) -> PreviewedOrder:
+        """Return the order for a report, which waits until `deadline`. Raises nothing."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._preview_lock.acquire()
+            try:
+                timeout = deadline - asyncio.get_running_loop().time()
+                if timeout <= 0:
+                    raise TimeoutError
+                # The thread of a cancelled report runs on, so the report waits for it.
+                call = self._preview.call(timeout, signal, _candidates(ranked))
+                uids = await run_or_undo(call, lambda _: asyncio.sleep(0))
+            finally:
+                self._preview_lock.release()
+        except (TimeoutError, TooManyCalls):
+            problem = f"is slow: it did not order the pods within the {self._timeout:g} s of this report"
+        except CallFailed as err:
+            problem = f"failed: {err}"
+        else:
+            return PreviewedOrder(_ordered(ranked, uids))
+        return PreviewedOrder(list(ranked), f'custom ranking "{self._name}" {problem}')
 
     def _call(self, signal: str, candidates: Sequence[EvictionCandidate]) -> list[str]:
         # One more than valid, so that an endless iterator ends.
@@ -101,6 +125,17 @@ class CustomRanking:
         if not all(isinstance(uid, str) for uid in uids):
             raise TypeError(f"{self._name} must return uids of pods, not {uids[:3]!r}")
         return uids
+
+
+def _candidates(ranked: Iterable[RankedPod]) -> tuple[EvictionCandidate, ...]:
+    return tuple(_candidate(found) for found in ranked if found.is_evictable)
+
+
+def _ordered(ranked: Sequence[RankedPod], uids: Iterable[str]) -> list[RankedPod]:
+    by_uid = {found.pod.uid: found for found in ranked if found.is_evictable}
+    first = [by_uid[uid] for uid in dict.fromkeys(uids) if uid in by_uid]
+    chosen = {found.pod.uid for found in first}
+    return [*first, *(found for found in ranked if found.pod.uid not in chosen)]
 
 
 def _candidate(ranked: RankedPod) -> EvictionCandidate:

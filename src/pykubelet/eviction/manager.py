@@ -45,7 +45,7 @@ from pykubelet.eviction.local_storage import exceeded_limit, has_storage_limits
 from pykubelet.eviction.memory_notifier import MemoryNotifier
 from pykubelet.eviction.messages import EVICTED, evicted_status, eviction_message
 from pykubelet.eviction.observations import NodeMeasurements, Observations, PodUsage, observe
-from pykubelet.eviction.ranking import RankedPod, rank
+from pykubelet.eviction.ranking import PreviewedOrder, RankedPod, rank
 from pykubelet.eviction.report import PressureReport, build_report
 from pykubelet.eviction.signals import (
     MEMORY,
@@ -288,20 +288,29 @@ class EvictionManager:
     async def report(self, *, measure_volumes: bool = True) -> PressureReport:
         """Return the state of all signals, and which pod would be evicted first for each.
 
-        `measure_volumes` measures volumes now, as an eviction for a disk does, for a bounded time.
+        `measure_volumes` measures volumes now, as an eviction for a disk does, for a bounded time. A custom
+        ranking has a bounded time, too, and no round waits for a report.
         """
         thresholds, observations = await self._observe()
         pods = self._pods()
         signals = dict.fromkeys(threshold.signal for threshold in thresholds)
         volumes = measure_volumes and any(map(is_disk_signal, signals))
         usages = await self._measurements.pods({pod.uid for pod in pods}, detailed=True, volumes=volumes)
-        ranked = {signal: await self._rank(signal, pods, usages) for signal in signals}
+        deadline = self._ranking.report_deadline() if self._ranking is not None else 0.0
+        orders = {}
+        for signal in signals:
+            ranked = self._built_in_rank(signal, pods, usages)
+            orders[signal] = (
+                await self._ranking.preview(signal, ranked, deadline)
+                if self._ranking is not None
+                else PreviewedOrder(ranked)
+            )
         return build_report(
             thresholds,
             observations,
             self._state,
             self._conditions.current,
-            ranked,
+            orders,
             now=asyncio.get_running_loop().time(),
             wall=time.time(),
         )
@@ -508,9 +517,14 @@ class EvictionManager:
         self, signal: str, pods: Sequence[Pod], usages: Mapping[str, PodUsage]
     ) -> list[RankedPod]:
         """Return the pods in the order of eviction, without those that have not terminated in time."""
-        pods = [pod for pod in pods if pod.uid not in self._stuck]
-        ranked = rank(signal, pods, usages, self._disks or Disks(), pod_level=self._settings.pod_level)
+        ranked = self._built_in_rank(signal, pods, usages)
         return ranked if self._ranking is None else await self._ranking.order(signal, ranked)
+
+    def _built_in_rank(
+        self, signal: str, pods: Sequence[Pod], usages: Mapping[str, PodUsage]
+    ) -> list[RankedPod]:
+        pods = [pod for pod in pods if pod.uid not in self._stuck]
+        return rank(signal, pods, usages, self._disks or Disks(), pod_level=self._settings.pod_level)
 
     # Eviction of a pod
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.quantity import Quantity
@@ -64,6 +65,14 @@ class RankedPod:
 
     def _text(self, amount: int) -> str:
         return str(amount) if self.resource == INODES else str(Quantity.from_units(amount, "binary"))
+
+
+class PreviewedOrder(NamedTuple):
+    """Order of eviction for a report."""
+
+    ranked: list[RankedPod]
+    problem: str = ""
+    """Reason why it is the built-in order although a custom ranking is installed; empty otherwise."""
 
 
 def rank(

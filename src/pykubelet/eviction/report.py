@@ -8,7 +8,7 @@ import msgspec
 
 from pykubelet.eviction.decide import EvictionState, thresholds_met
 from pykubelet.eviction.observations import Observations
-from pykubelet.eviction.ranking import RankedPod
+from pykubelet.eviction.ranking import PreviewedOrder, RankedPod
 from pykubelet.eviction.signals import SIGNAL_RESOURCES, Threshold
 
 
@@ -49,6 +49,8 @@ class SignalReport(msgspec.Struct, kw_only=True, rename="camel"):
     thresholds: list[ThresholdReport] = []
     first_victim: VictimReport | None = None
     """Pod that would be evicted first; None if no pod may be evicted."""
+    ranking_problem: str = ""
+    """Reason why that pod is first by the built-in order and not by the custom ranking; empty otherwise."""
 
 
 class PressureReport(msgspec.Struct, kw_only=True, rename="camel"):
@@ -64,7 +66,7 @@ def build_report(
     observations: Observations,
     state: EvictionState,
     conditions: Sequence[str],
-    ranked: Mapping[str, Sequence[RankedPod]],
+    orders: Mapping[str, PreviewedOrder],
     *,
     now: float,
     wall: float,
@@ -80,8 +82,9 @@ def build_report(
             signal=signal,
             resource=SIGNAL_RESOURCES[signal],
             thresholds=[_threshold(threshold, observations, state, now) for threshold in own],
-            first_victim=_victim(ranked.get(signal, ())),
         )
+        if (order := orders.get(signal)) is not None:
+            report.first_victim, report.ranking_problem = _victim(order.ranked), order.problem
         if observed is not None:
             report.available, report.capacity = observed.available, observed.capacity
             report.age_seconds = round(max(0.0, wall - observed.time), 3)

@@ -46,6 +46,10 @@ def plan_log_dirs(names: Iterable[str], is_deleted: Callable[[str], bool]) -> li
     )
 
 
+class PodLogsError(OSError):
+    """Raised when the pod log directory cannot be read; its text is upstream's."""
+
+
 class LogCollector:
     """Deletes logs of removed containers and deleted pods."""
 
@@ -66,7 +70,10 @@ class LogCollector:
                 remove_tree(file)
 
     async def remove_log_dirs(self, is_deleted: Callable[[str], bool]) -> None:
-        """Delete the log directories of deleted pods; failures are logged and retried the next time."""
+        """Delete the log directories of deleted pods; failures are logged and retried the next time.
+
+        Raises PodLogsError if the directory of all logs cannot be read.
+        """
         for name in plan_log_dirs(await asyncio.to_thread(self._log_dirs), is_deleted):
             log.v(4).info("Removing pod logs", podUID=pod_uid_of_log_dir(name))
             try:
@@ -81,14 +88,21 @@ class LogCollector:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
+        except OSError as err:
+            reason = (err.strerror or str(err)).lower()
+            raise PodLogsError(
+                f'failed to read podLogsDirectory "{self._pod_logs}": open {self._pod_logs}: {reason}'
+            ) from err
 
     def _dangling_links(self, legacy_logs: Path) -> list[Path]:
         """Return the links to logs that do not exist. Blocks."""
-        return [
-            link
-            for link in legacy_logs.glob("*.log")
-            if link.is_symlink() and not link.exists() and self._pod_logs in link.readlink().parents
-        ]
+        return [link for link in legacy_logs.glob("*.log") if self._is_dangling(link)]
+
+    def _is_dangling(self, link: Path) -> bool:
+        try:
+            return link.is_symlink() and not link.exists() and self._pod_logs in link.readlink().parents
+        except OSError:  # removed concurrently
+            return False
 
     async def remove_dangling_links(self) -> None:
         """Delete links whose log does not exist, if their container does not exist or has exited.
@@ -99,8 +113,13 @@ class LogCollector:
             return
         for link in await asyncio.to_thread(self._dangling_links, self._legacy_logs):
             container_id = container_id_of_link(link.name)
-            if container_id is None or await self._has_ended(container_id):
+            if container_id is not None and not await self._has_ended(container_id):
+                continue
+            try:
                 link.unlink(missing_ok=True)
+            except OSError as err:
+                log.error(err, "Failed to remove container log dead symlink", path=str(link))
+            else:
                 log.v(4).info("Removed symlink", path=str(link))
 
     async def _has_ended(self, container_id: str) -> bool:
@@ -198,7 +217,9 @@ class GarbageCollector:
         all_sources_ready: bool,
         evict_all: bool = False,
     ) -> None:
-        """Remove everything that the policy allows. Raises CriError when the runtime cannot be listed.
+        """Remove everything that the policy allows.
+
+        Raises CriError when the runtime cannot be listed, and PodLogsError.
 
         `is_deleted` returns whether a pod is neither desired nor terminating. It is called after the runtime
         was listed and must use the current state: a pod that has just been added must not count as deleted.

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -291,13 +292,24 @@ def _manifest_response(document: Any, status: int = 200) -> web.Response:
 
 
 def pressure_routes(report: Callable[[], Awaitable[PressureReport]]) -> list[web.RouteDef]:
-    """Return the route of `pykubelet pressure` on the control socket; one report is built at a time."""
+    """Return the route of `pykubelet pressure` on the control socket.
+
+    One report is built at a time. Clients that wait share the next one: many do not exceed the timeout.
+    """
     lock = asyncio.Lock()
+    started, latest = -math.inf, PressureReport()
 
     async def respond(_: web.Request) -> web.Response:
+        nonlocal started, latest
+        clock = asyncio.get_running_loop().time
+        requested = clock()
         try:
             async with asyncio.timeout(PRESSURE_TIMEOUT_SECONDS), lock:
-                return _control_response(await report())
+                if started < requested:
+                    began = clock()
+                    latest = await report()
+                    started = began
+                return _control_response(latest)
         except TimeoutError:
             message = "the eviction signals cannot be measured in time: the node is very busy; see its log"
             return _control_response(ErrorResponse(message=message), 503)

@@ -825,7 +825,8 @@ def test_reloadable_fields_all_observed() -> None:
 
 
 def test_build_consumers_every_consumer_of_table_exists() -> None:
-    unused: Any = SimpleNamespace(plugins=None, flags=SimpleNamespace(experimental_mounter_path=""))
+    flags, own = SimpleNamespace(experimental_mounter_path="/m/mounter"), SimpleNamespace(resolv_conf="")
+    unused: Any = SimpleNamespace(plugins=None, flags=flags, config=own)
     parts = LiveComponents(**dict.fromkeys(LiveComponents.__slots__, unused))
     consumers = {consumer.name: consumer for consumer in build_consumers(parts)}
     assert consumers.keys() | {"tls"} == CONSUMERS.keys()

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from pykubelet.cli.node.pressure import lines, run_pressure
 from pykubelet.cli.options import NodeSelection
@@ -82,6 +84,14 @@ def test_lines_no_victim_is_explained() -> None:
     assert lines(report)[-1] == "No pod could be evicted: static and critical pods never are"
 
 
+def test_lines_slow_ranking_is_reported_once_with_its_signals() -> None:
+    signals = [replace(signal, ranking_problem=f'ranking "{HOSTILE}" is slow') for signal in REPORT.signals]
+    found = lines(PressureReport(signals=signals))
+    assert found[-1].startswith("Built-in order for memory.available, nodefs.inodesFree, pid.available: ")
+    assert found[-1].endswith("is slow")
+    assert "\x1b" not in found[-1]
+
+
 def test_lines_wide_has_age_grace_and_reclaim() -> None:
     found = [line.split() for line in lines(REPORT, wide=True)]
     assert found[2][-4:] == ["MEASURED", "GRACE", "MINIMUM", "RECLAIM"]
@@ -116,6 +126,29 @@ async def test_pressure_routes_hanging_measurement_is_bounded() -> None:
     (route,) = pressure_routes(hang)
     response = await route.handler(None)  # type: ignore[arg-type]
     assert response.status == 503
+
+
+@pytest.mark.looptime
+async def test_pressure_routes_many_clients_share_slow_report() -> None:
+    """Verify that concurrent clients respond in time, each with measurements made after its request."""
+    clock, began = asyncio.get_running_loop().time, list[float]()
+
+    async def slow() -> PressureReport:
+        began.append(clock())
+        await asyncio.sleep(2.5)
+        return PressureReport(conditions=[str(len(began))])
+
+    async def request(delay: float) -> tuple[int, bytes]:
+        await asyncio.sleep(delay)
+        response: Any = await route.handler(None)  # type: ignore[arg-type]
+        return response.status, response.body
+
+    (route,) = pressure_routes(slow)
+    responses = await asyncio.gather(*map(request, (0.0, 0.5, 1.0, 1.5, 2.0, 2.4, 4.0)))
+    assert [status for status, _ in responses] == [200] * 7
+    found = [json.loads(body)["conditions"][0] for _, body in responses]
+    assert found == ["1", "2", "2", "2", "2", "2", "3"]
+    assert began == pytest.approx([0.0, 2.5, 5.0], abs=0.1)
 
 
 async def test_run_pressure_older_node_is_one_line(

@@ -40,6 +40,13 @@ def test_tables_no_unknown_fields_and_consumers() -> None:
     assert consumer_fields("dns") == {"clusterDNS", "clusterDomain"}
 
 
+def test_cluster_domain_does_not_take_effect_on_mounter() -> None:
+    """Verify that the mounter's resolv.conf, which has the cluster's name servers only, is not named."""
+    assert consumer_fields("mounterDNS") == {"clusterDNS"}
+    rows = [line for line in PAGE.read_text().splitlines() if "--experimental-mounter-path" in line]
+    assert [row.split("`")[1] for row in rows] == ["clusterDNS"]
+
+
 def test_field_paths_all_top_level_fields_covered() -> None:
     document = to_document(KubeletConfiguration())
     assert {path.partition(".")[0] for path in PATHS} == document.keys() - {"kind", "apiVersion"}

@@ -1,6 +1,7 @@
 """The eviction manager with a scripted node."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -565,6 +566,34 @@ async def test_synchronize_custom_ranking_chooses_victim() -> None:
     node = node_with_pods(memory="900Mi")
     ranking = CustomRanking(lambda signal, candidates: ["critical", "within"], "mine")
     assert names(await node.manager(HARD, ranking=ranking).synchronize()) == ["within"]
+
+
+async def test_report_slow_custom_ranking_delays_no_round_and_is_reported() -> None:
+    """Verify that a report with many signals responds in time while rounds choose by the custom order."""
+    release, callers = threading.Event(), list[str]()
+
+    def slow_for_reports(signal: str, candidates: object) -> list[str]:
+        callers.append(threading.current_thread().name)
+        if callers[-1] == callers[0]:
+            release.wait(30)
+        return ["within"]
+
+    node = node_with_pods(memory="900Mi")
+    ranking = CustomRanking(slow_for_reports, "mine", 2.0)
+    manager = node.manager(HARD, NODEFS, IMAGEFS, ranking=ranking)
+    clock = asyncio.get_running_loop().time
+    started = clock()
+    report = asyncio.create_task(manager.report())
+    while not callers:
+        await asyncio.sleep(0.01)
+    assert names(await manager.synchronize()) == ["within"]
+    assert ranking._preview_lock.locked(), "the report still waits"
+    signals = (await report).signals
+    assert clock() - started < 10
+    assert len(signals) >= 3
+    assert all('"mine" is slow' in found.ranking_problem for found in signals)
+    assert [found.first_victim.name for found in signals if found.first_victim is not None]
+    release.set()
 
 
 async def test_report_signals_distances_and_first_victims() -> None:

@@ -1,9 +1,11 @@
 import contextlib
 import logging
+import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -219,6 +221,100 @@ def test_info_buffer_stream_fails_health_reports_it(monkeypatch: pytest.MonkeyPa
         configure(LogOptions())
         with contextlib.suppress(OSError):
             full.close()
+
+
+@contextlib.contextmanager
+def full_pipe_as_stdout() -> Iterator[int]:
+    """Make standard output a pipe without space; yields the reading end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"." * 4096)
+    os.set_blocking(writing, True)
+    stream = os.fdopen(writing, "w")
+    try:
+        with contextlib.redirect_stdout(stream):
+            yield reading
+    finally:
+        # A blocked write fails then, so that the handler can be closed.
+        os.close(reading)
+        configure(LogOptions())
+        with contextlib.suppress(OSError):
+            stream.close()
+
+
+def started(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def read_until(descriptor: int, end: str) -> list[str]:
+    """Return the lines of the pipe up to the one that ends so, without what had filled it."""
+    text = ""
+    while not text.endswith(f"{end}\n"):
+        text += os.read(descriptor, 65536).decode()
+    return text.lstrip(".").splitlines()
+
+
+def wait_until_blocked(handler: logging.Handler) -> None:
+    """Wait until the thread of the handler writes."""
+    end = time.monotonic() + 20
+    while handler._lines and time.monotonic() < end:  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    assert not handler._lines  # type: ignore[attr-defined]
+
+
+def test_info_buffer_slow_reader_does_not_block_while_buffer_has_capacity(capsys: Streams) -> None:
+    with full_pipe_as_stdout() as reading:
+        handler = buffered(size=50_000, seconds=0.01)
+        log = get_logger("pykubelet.x")
+        log.info("first")
+        wait_until_blocked(handler)
+
+        def work() -> None:
+            for number in range(100):
+                log.info("line", number=number)
+                log.error(None, "broken")
+            log.info("last")
+
+        thread = started(work)
+        thread.join(20)
+        assert not thread.is_alive()
+        assert capsys.readouterr().err.count("broken") == 100
+        lines = read_until(reading, '"last"')
+    assert '"first"' in lines[0]
+    assert [line.split("number=")[1] for line in lines[1:-1]] == [str(number) for number in range(100)]
+
+
+def test_info_buffer_full_with_slow_reader_blocks_until_lines_are_read() -> None:
+    """Verify that the buffer is bounded, and that the lines in it and those being written count."""
+    logged = list(range(20))
+    with full_pipe_as_stdout() as reading:
+        handler = buffered(size=2000)
+        log = get_logger("pykubelet.x")
+        log.info("first")
+        for number in logged:
+            log.info("line", number=number)
+        log.error(None, "broken")
+        wait_until_blocked(handler)
+
+        def work() -> None:
+            for number in range(20, 200):
+                log.info("line", number=number)
+                logged.append(number)
+            log.info("last")
+            handler.flush()
+
+        thread = started(work)
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert 22 < len(logged) < 35
+        lines = read_until(reading, '"last"')
+        thread.join(20)
+        assert not thread.is_alive()
+    assert [line.split("number=")[1] for line in lines[1:-1]] == [str(number) for number in range(200)]
 
 
 def test_log_options_buffer_and_flush_period_of_the_format(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from pykubelet.apiserver.client import ApiClient, Page, RawPage, Resource, read_
 from pykubelet.apiserver.errors import NotFound
 from pykubelet.apiserver.events import EventRecorder
 from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
-from pykubelet.cm.resize import in_memory_allocation_state
+from pykubelet.cm.resize import in_memory_allocation_state, open_allocation_state
 from pykubelet.config.feature_gates import FeatureGates
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
 from pykubelet.config.types import KubeletConfiguration
@@ -384,8 +384,13 @@ async def engine_with_fakes(
     gates: FeatureGates | None = None,
     final: Mapping[str, PodStatus] | None = None,
     shutdown: PodAdmitHandler | None = None,
+    pressure: PodAdmitHandler | None = None,
+    checkpoints: bool = False,
 ) -> AsyncIterator[Rig]:
-    """Run an engine below `root` until the block is left; `cgroups` is where it makes those of pods."""
+    """Run an engine below `root` until the block is left; `cgroups` is where it makes those of pods.
+
+    With `checkpoints`, the allocated and actuated resources of pods are in files, as on a node.
+    """
     root.mkdir(parents=True, exist_ok=True)
     runtime, api, objects = runtime or FakeRuntime(), api or FakeApi(), objects or NoObjects()
     registry, gates = CollectorRegistry(), gates or FeatureGates()
@@ -440,7 +445,7 @@ async def engine_with_fakes(
                     supported=lambda handler: False,
                 ),
                 allocator=allotment,
-                allocation_state=in_memory_allocation_state(),
+                allocation_state=open_allocation_state(root) if checkpoints else in_memory_allocation_state(),
                 devices=NO_DEVICES,
                 claims=NO_CLAIMS,
             ),
@@ -453,6 +458,7 @@ async def engine_with_fakes(
                 released=allotment.forget,
                 known=lambda: own,
                 shutdown=shutdown,
+                pressure=pressure,
             ),
             ClusterAccess(
                 client=client,

@@ -3,12 +3,13 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from pykubelet.api.pod_status import PodStatus
+from pykubelet.kuberuntime.gc import LogCollector
 from pykubelet.kuberuntime.observed import ContainerPhase, ObservedContainer, ObservedPod
 from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.podsync.contract import PodLifecycleEvent
@@ -224,6 +225,18 @@ async def test_container_gc_cancelled_collection_releases_the_lock() -> None:
             await subject.delete_all_unused_containers()
     await subject.run_once()
     assert collector.collections == [True, False]
+
+
+async def test_container_gc_pod_logs_unreadable_event_has_upstream_message(tmp_path: Path) -> None:
+    class Logs(Collector):
+        async def collect(self, *, evict_all: bool, **_: object) -> None:
+            await LogCollector(cast(Any, None), tmp_path / "pods", None).remove_log_dirs(lambda uid: True)
+
+    (tmp_path / "pods").touch()
+    events = list[tuple[str, str, str]]()
+    await container_gc(Logs(), events).run_once()
+    message = f'failed to read podLogsDirectory "{tmp_path}/pods": open {tmp_path}/pods: not a directory'
+    assert events == [("Warning", "ContainerGCFailed", message)]
 
 
 async def test_container_gc_each_failure_is_a_node_event() -> None:

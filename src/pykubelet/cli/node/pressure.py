@@ -54,7 +54,8 @@ def lines(report: PressureReport, *, wide: bool = False) -> list[str]:
         for signal in report.signals
         for threshold in signal.thresholds
     ]
-    return [title, "", *format_columns([headings, *rows]), *_reasons(report.signals)]
+    table = format_columns([headings, *rows])
+    return [title, "", *table, *_reasons(report.signals), *_ranking_problems(report.signals)]
 
 
 def _amount(signal: SignalReport, value: int | None) -> str:
@@ -98,6 +99,19 @@ def _state(signal: SignalReport, threshold: ThresholdReport) -> str:
     elapsed = format_duration(threshold.met_for_seconds or 0)
     grace = Duration.from_seconds(threshold.grace_period_seconds)
     return f"met for {elapsed} of {grace}"
+
+
+def _ranking_problems(signals: Iterable[SignalReport]) -> list[str]:
+    """Return why the order of eviction is the built-in one although a custom ranking is installed."""
+    found: dict[str, list[str]] = {}
+    for signal in signals:
+        if signal.ranking_problem:
+            found.setdefault(signal.ranking_problem, []).append(signal.signal)
+    lines = [
+        escape_unprintable(f"Built-in order for {', '.join(names)}: {problem}", lines=False)
+        for problem, names in found.items()
+    ]
+    return ["", *lines] if lines else []
 
 
 def _reasons(signals: Iterable[SignalReport]) -> list[str]:

@@ -632,7 +632,7 @@ LOG_FLAGS = (
             "log-text-info-buffer-size",
             QUANTITY,
             "logging.options.text.info_buffer_size",
-            "In text format with split streams, bytes of information to hold back.",
+            "In text format with split streams, bytes of information to hold back. A full buffer blocks.",
         ),
         in_file(
             "log-json-split-stream",
@@ -644,7 +644,7 @@ LOG_FLAGS = (
             "log-json-info-buffer-size",
             QUANTITY,
             "logging.options.json.info_buffer_size",
-            "In JSON format with split streams, bytes of information to hold back.",
+            "In JSON format with split streams, bytes of information to hold back. A full buffer blocks.",
         ),
         deprecated("logtostderr", BOOL, "Log to standard error instead of files.", _STDERR),
         deprecated("alsologtostderr", BOOL, "Log to standard error as well as files.", _STDERR),

@@ -258,7 +258,13 @@ def _evictions(settings: PageSettings, pressure: PressureReport | None) -> Html:
                         badge("met", "bad") if threshold.is_met else _amount(report, threshold.distance),
                         class_="number",
                     ),
-                    tag("td", victim.name if victim is not None else UNKNOWN),
+                    tag(
+                        "td",
+                        victim.name if victim is not None else UNKNOWN,
+                        tag("small", f"built-in order: {report.ranking_problem}")
+                        if report.ranking_problem
+                        else None,
+                    ),
                 )
             )
     headings = (
