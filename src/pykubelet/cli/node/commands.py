@@ -101,12 +101,25 @@ def doctor(
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
     endpoint: Endpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Check for a kubelet with this configuration file, instead of that of the running node "
+            "or the defaults of `up`.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Check whether this host can run a node; print a remedy for each problem."""
     from pykubelet.cli.node.doctor import run_doctor
 
-    sys.exit(run_doctor(NodeSelection(data_dir, root_dir), endpoint, as_json))
+    if as_json and output not in (Output.TABLE, Output.JSON):
+        raise typer.BadParameter("--json and --output choose different formats: leave out one of the two")
+    output = Output.JSON if as_json else output
+    sys.exit(run_doctor(NodeSelection(data_dir, root_dir), endpoint, output, config))
 
 
 @app.command()

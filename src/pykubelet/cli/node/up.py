@@ -20,6 +20,7 @@ from pykubelet.agent.kubelet import Kubelet
 from pykubelet.agent.live_config import ReloadTrigger
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.node.up_defaults import UP_DEFAULTS
 from pykubelet.cli.process import host_problems, launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
@@ -84,10 +85,7 @@ def _common_config(instance: Instance, endpoint: str) -> dict[str, Any]:
         "podLogsDir": str(instance.pod_logs),
         "containerRuntimeEndpoint": endpoint,
         "cgroupRoot": instance.cgroup_root,
-        # Hosts such as laptops have swap; pods still get none of it.
-        "failSwapOn": False,
-        # The iptables rules belong to the host, where no component uses the kubelet's chains.
-        "makeIPTablesUtilChains": False,
+        **UP_DEFAULTS,
     }
 
 
