@@ -242,8 +242,12 @@ DOWN_PROGRAM = "pykubelet down"
 def run_down(data_dir: Path, *, volumes: bool = False, keep_data: bool = False) -> int:
     """Remove everything that `up` created, or with `keep_data` all but files; return the exit code.
 
-    Data of claims is deleted only with `volumes`: without it nothing is removed while there is some.
+    Data of claims is deleted only with `volumes`: without it nothing is removed while there is some. A
+    service that systemd starts at the next boot stays enabled, which the last line reports.
     """
+    # Imported here: it imports this module.
+    from pykubelet.cli.node.service import enabled_service
+
     if not is_root():
         return print_error(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()
@@ -266,4 +270,6 @@ def run_down(data_dir: Path, *, volumes: bool = False, keep_data: bool = False) 
     if remaining:
         return 1
     print(f"Nothing is left but files in {data_dir}." if keep_data else "Nothing is left.")
+    if note := enabled_service(instance):
+        print(note)
     return 0
