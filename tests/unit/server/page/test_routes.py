@@ -327,6 +327,29 @@ async def test_updates_and_charts_of_a_pod_diagnose_no_other_pod() -> None:
 async def page_of(source: Source, path: str) -> str:
     async with serving(source) as (url, session), session.get(f"{url}{path}") as response:
         assert response.status == 200
+async def test_updates_of_views_with_pods_diagnose_each_pod_once_per_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, rounds = Source(), 0
+    source.listed = [pod_of("web", "u1"), pod_of("other", "u2")]
+    views = ("view=pods", "view=pods&q=web", "view=pods&q=o", "view=pods&sort=cpu", "view=node")
+
+    async def sample() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    monkeypatch.setattr(source, "sample", sample)
+    async with serving(source) as (url, session), contextlib.AsyncExitStack() as stack:
+        for view in views:
+            response = await session.get(f"{url}/events?{view}")
+            stack.callback(response.close)
+            async with asyncio.timeout(10):
+                while b"event: update" not in await response.content.readline():
+                    pass
+        assert set(source.diagnosed) == {pod.metadata.name for pod in source.listed}
+        assert len(source.diagnosed) == rounds * len(source.listed)
+
+
         return await response.text()
 
 
