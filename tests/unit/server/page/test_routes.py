@@ -96,7 +96,7 @@ class Source:
         self.listed = [hostile_pod()]
         self.diagnosed: list[str] = []
         """Names of the pods that were diagnosed."""
-        self.images_problem = ""
+        self.images_problem = self.images_wait = ""
         self.is_defective = False
         self.failed_log: LogTail | None = None
         self.pulls = [PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)]
@@ -158,6 +158,8 @@ class Source:
             images=[image(HOSTILE, 5), image("both", 6, in_use=True, pinned=True)],
             problem=self.images_problem,
             policy=ImageGCPolicy(),
+            waits_for=self.images_wait,
+            listed_at=1e6 - 42,
             disk=DISK,
             loop_time=1e6,
             pulls=self.pulls,
@@ -362,6 +364,16 @@ async def test_images_view_without_runtime_shows_last_list_and_problem() -> None
 
 
 async def test_images_view_shows_both_uses_of_an_image_and_no_idle_time_of_a_pinned_one() -> None:
+async def test_images_view_during_a_removal_shows_age_of_the_list() -> None:
+    source = Source()
+    source.images_wait = "unused images are being removed"
+    text = await page_of(source, "/images")
+    assert "Now unused images are being removed; this list is 42s old" in text
+    assert "could not be listed" not in text
+    source.images_wait, source.images_problem = "", "no response within 3 s"
+    assert "no response within 3 s; this list is 42s old" in await page_of(source, "/images")
+
+
     text = await page_of(Source(), "/images")
     row = text.partition("<td>both")[2].partition("</tr>")[0]
     assert "in use" in row
