@@ -391,7 +391,13 @@ class NodePage:
         return PodFacts(
             pod=pod,
             state=state,
-            diagnosis=diagnose(pod, state, engine.history.events(pod.uid), datetime.now(UTC)),
+            diagnosis=diagnose(
+                pod,
+                state,
+                engine.history.events(pod.uid),
+                datetime.now(UTC),
+                job_completed=engine.job_has_completed(pod),
+            ),
             cpu=_cores(record),
             memory=record.usage.working_set if record is not None and record.usage is not None else None,
         )
