@@ -206,14 +206,15 @@ def completion(
 @app.command("__complete", hidden=True)
 def complete(
     kind: Annotated[str, typer.Argument()],
-    pod: Annotated[str | None, typer.Argument()] = None,
+    of: Annotated[str | None, typer.Argument()] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
 ) -> None:
     """Print the names that a completion script offers."""
-    from pykubelet.cli.completion import names
+    from pykubelet.cli.completion import limit_time, names
 
-    for name in names(NodeSelection(data_dir, root_dir), kind, pod):
+    limit_time()
+    for name in names(NodeSelection(data_dir, root_dir), kind, of):
         print(name)
 
 
