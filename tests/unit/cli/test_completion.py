@@ -19,8 +19,9 @@ import pytest
 from pykubelet.cli import completion
 from pykubelet.cli.command_tree import command_tree
 from pykubelet.cli.completion import SHELLS, TIMEOUT_SECONDS, limit_time, names, script
+from pykubelet.cli.exit_codes import EXIT_CODES
 from pykubelet.cli.images import access
-from pykubelet.cli.manpages import write_pages
+from pykubelet.cli.manpages import command_page, write_pages
 from pykubelet.cli.node_access import Node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cri import runtime_pb2 as pb
@@ -221,6 +222,16 @@ def _trickle(listener: socket.socket) -> None:
         for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b" " * 1000:
             connection.send(bytes([byte]))
             time.sleep(0.1)
+
+
+def test_exit_codes_of_man_page_and_reference_are_the_same() -> None:
+    man = " ".join(command_page(command_tree()).replace("\\-", "-").split())
+    reference = (Path(__file__).parents[3] / "docs/reference/commands.md").read_text()
+    for code, meaning in EXIT_CODES:
+        assert f".B {code} {meaning.replace('`', '')}" in man
+        assert f"| `{code}` | {meaning} |" in reference
+    for word in ("Job", "`cp`", "`self-test`", "`doctor`"):
+        assert word in dict(EXIT_CODES)["1"]
 
 
 def test_man_pages_one_per_command_without_warnings_of_groff(tmp_path: Path) -> None:
