@@ -41,13 +41,6 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-class SelfTestOutput(StrEnum):
-    """Output format of `self-test`."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 @app.command(context_settings=FLAGS_FOLLOW)
 def up(
     context: typer.Context,
@@ -166,14 +159,14 @@ def self_test(
         str, typer.Option("--timeout", help="How long the pod may take to start, and to go.")
     ] = "2m",
     output: Annotated[
-        SelfTestOutput, typer.Option("--output", "-o", help="A line per check, or JSON.")
-    ] = SelfTestOutput.TABLE,
+        Output, typer.Option("--output", "-o", help="A line per check, a document, or only names of checks.")
+    ] = Output.TABLE,
 ) -> None:
     """Run a scratch pod on the node and verify start, network, exec, volume, logs, readiness and removal."""
     from pykubelet.cli.node.self_test import SelfTestOptions, run_self_test
 
     seconds = parse_duration(timeout, "--timeout").seconds
-    options = SelfTestOptions(timeout=seconds, as_json=output is SelfTestOutput.JSON)
+    options = SelfTestOptions(timeout=seconds, output=output)
     if image is not None:
         options = replace(options, image=image)
     sys.exit(run_self_test(NodeSelection(data_dir, root_dir), options))

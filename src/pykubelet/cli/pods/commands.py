@@ -16,7 +16,7 @@ from pykubelet.cli.options import (
     RootDir,
     parse_duration,
 )
-from pykubelet.cli.output import Output, OutputOption, require_table
+from pykubelet.cli.output import Output, OutputOption, WatchOption, require_table
 
 app = typer.Typer()
 
@@ -42,7 +42,7 @@ class TopSort(StrEnum):
 def ps(
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing what changes.")] = False,
+    watch: WatchOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the node's pods."""
@@ -100,7 +100,9 @@ def events(
     ] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", "--watch", "-w", help="Go on with new events.")
+    ] = False,
     since: Annotated[str | None, typer.Option("--since", help="Only events this young, such as 5m.")] = None,
     warnings: Annotated[bool, typer.Option("--warnings", help="Only warnings.")] = False,
     node: Annotated[bool, typer.Option("--node", help="Only events of the node itself.")] = False,
