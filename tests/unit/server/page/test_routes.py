@@ -39,6 +39,7 @@ from pykubelet.server.page.images_view import gc_plan
 from pykubelet.server.page.routes import Page, error_responses
 from pykubelet.server.page.security import HEADERS, same_origin_only
 from pykubelet.server.readonly import own_hosts_only
+from pykubelet.stats.samples import NetworkInterface, Psi, PsiLine, Usage
 from pykubelet.status.diagnosis import diagnose
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import pod_of
@@ -157,9 +158,9 @@ class Source:
         return ImagesFacts(
             images=[image(HOSTILE, 5), image("both", 6, in_use=True, pinned=True)],
             problem=self.images_problem,
-            policy=ImageGCPolicy(),
             waits_for=self.images_wait,
             listed_at=1e6 - 42,
+            policy=ImageGCPolicy(),
             disk=DISK,
             loop_time=1e6,
             pulls=self.pulls,
@@ -326,9 +327,6 @@ async def test_updates_and_charts_of_a_pod_diagnose_no_other_pod() -> None:
     assert set(source.diagnosed) == {name}
 
 
-async def page_of(source: Source, path: str) -> str:
-    async with serving(source) as (url, session), session.get(f"{url}{path}") as response:
-        assert response.status == 200
 async def test_updates_of_views_with_pods_diagnose_each_pod_once_per_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -352,6 +350,9 @@ async def test_updates_of_views_with_pods_diagnose_each_pod_once_per_round(
         assert len(source.diagnosed) == rounds * len(source.listed)
 
 
+async def page_of(source: Source, path: str) -> str:
+    async with serving(source) as (url, session), session.get(f"{url}{path}") as response:
+        assert response.status == 200
         return await response.text()
 
 
@@ -363,7 +364,6 @@ async def test_images_view_without_runtime_shows_last_list_and_problem() -> None
     assert "<td>both" in text
 
 
-async def test_images_view_shows_both_uses_of_an_image_and_no_idle_time_of_a_pinned_one() -> None:
 async def test_images_view_during_a_removal_shows_age_of_the_list() -> None:
     source = Source()
     source.images_wait = "unused images are being removed"
@@ -374,6 +374,7 @@ async def test_images_view_during_a_removal_shows_age_of_the_list() -> None:
     assert "no response within 3 s; this list is 42s old" in await page_of(source, "/images")
 
 
+async def test_images_view_shows_both_uses_of_an_image_and_no_idle_time_of_a_pinned_one() -> None:
     text = await page_of(Source(), "/images")
     row = text.partition("<td>both")[2].partition("</tr>")[0]
     assert "in use" in row
@@ -448,6 +449,51 @@ async def test_commands_of_all_views_are_commands_of_pykubelet() -> None:
         assert parses(words), line
     assert not parses(["config", "show"])
     assert not parses(["logs", "web", "--no-such-option"])
+
+
+INTERFACE_COUNTERS = [
+    f"{way}_{kind}" for way in ("rx", "tx") for kind in ("bytes", "packets", "errors", "dropped")
+]
+
+
+async def test_cards_of_charts_and_tables_have_the_equivalent_command() -> None:
+    source = Source()
+    source.listed.append(pod_of("web", "u2"))
+    node = source.node
+    stalled = Psi(some=PsiLine(avg10=1.0, total=5))
+    usage = Usage(time=1.0, cpu=1, memory=1, working_set=1, cpu_psi=stalled)
+    interface = NetworkInterface(name="eth0", **dict.fromkeys(INTERFACE_COUNTERS, 1))
+
+    async def busy() -> NodeFacts:
+        return replace(await node(), usage=usage, interfaces=[interface])
+
+    source.node = busy  # type: ignore[method-assign]
+    expected = {
+        "/": {
+            "Last 30 minutes": "top --node -w",
+            "Tasks waiting (PSI)": "top --node -o wide",
+            "Network interfaces": "top --node -o json",
+        },
+        "/agent": {"Last 30 minutes": "top --calls -w", "Container runtime": "top --calls"},
+        "/pod/default/web-node1": {
+            "Usage": "top default/web-node1 -w",
+            "Timeline": "describe default/web-node1",
+        },
+    }
+    for path, commands in expected.items():
+        text = await page_of(source, path)
+        found = {
+            html.unescape(title): html.unescape(command)
+            for title, command in re.findall(
+                r'<header><h2>([^<]*)</h2><code class="command"[^>]*>([^<]*)</code>', text
+            )
+        }
+        for title, command in commands.items():
+            assert found[title] == f"pykubelet {command} --data-dir /d", path
+        # Every table and every chart is in a card with a command.
+        for card in re.findall(r'<section class="card.*?</section>', text, re.DOTALL):
+            if "<table" in card or "<figure" in card:
+                assert '<code class="command"' in card, card[:200]
 
 
 def parses(words: list[str]) -> bool:
