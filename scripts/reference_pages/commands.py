@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import click
 import typer
 
+from pykubelet.cli.exit_codes import EXIT_CODES, EXIT_CODES_OF_PROCESSES
 from pykubelet.cli.pykubelet import app
 from reference_pages.markdown import cell, code, table
 
@@ -29,7 +30,10 @@ def page() -> str:
         ("command", "what it does"),
         ((f"[`{path}`](#{_anchor(path)})", cell(_summary(command))) for path, command in commands),
     )
-    return HEADER + "\n" + overview + "".join(_section(path, command) for path, command in commands)
+    codes = table(("code", "meaning"), ((code(name), cell(text)) for name, text in EXIT_CODES))
+    exit_codes = f"\n## Exit codes\n\n{codes}\n{EXIT_CODES_OF_PROCESSES}\n"
+    sections = "".join(_section(path, command) for path, command in commands)
+    return HEADER + "\n" + overview + exit_codes + sections
 
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -217,7 +217,7 @@ class NodePage:
         self._capacity = node_capacity(self._config, self._root)
         self._images_time = self._host_time = -math.inf
         self._host_problems: list[HostFinding] = []
-        self._images_problem = ""
+        self._images_problem = self._images_wait = ""
 
     def start(self, tasks: TaskScope) -> None:
         """Start the history."""
@@ -309,6 +309,8 @@ class NodePage:
         return ImagesFacts(
             images=list(gc.records),
             problem=self._images_problem,
+            waits_for=self._images_wait,
+            listed_at=gc.listed_at,
             policy=gc.policy,
             disk=next((disk for disk in disks if disk.name == "imagefs"), disks[0] if disks else None),
             loop_time=asyncio.get_running_loop().time(),
@@ -319,14 +321,20 @@ class NodePage:
         )
 
     async def _detect_images(self) -> None:
-        """List the images and their use again, if that was too long ago; the view shows a failure."""
-        now = asyncio.get_running_loop().time()
+        """List the images and their use again, if that was too long ago; the view shows a failure.
+
+        While another list or a removal is in progress, which may take minutes, the last list is shown.
+        """
+        now, gc = asyncio.get_running_loop().time(), self._parts.image_gc
         if now - self._images_time < IMAGES_AGE_SECONDS:
+            return
+        self._images_wait = gc.activity
+        if self._images_wait:
             return
         self._images_time = now
         try:
             async with asyncio.timeout(IMAGES_SECONDS):
-                await self._parts.image_gc.detect()
+                await gc.detect()
         except TimeoutError:
             self._images_problem = f"no response within {IMAGES_SECONDS:.0f} s"
         except ImageGCError as err:
@@ -383,7 +391,13 @@ class NodePage:
         return PodFacts(
             pod=pod,
             state=state,
-            diagnosis=diagnose(pod, state, engine.history.events(pod.uid), datetime.now(UTC)),
+            diagnosis=diagnose(
+                pod,
+                state,
+                engine.history.events(pod.uid),
+                datetime.now(UTC),
+                job_completed=engine.job_has_completed(pod),
+            ),
             cpu=_cores(record),
             memory=record.usage.working_set if record is not None and record.usage is not None else None,
         )

@@ -405,6 +405,7 @@ def build_pod_engine(
         admission=admission,
         housekeeping=housekeeping,
         api_server=api_server,
+        job_has_completed=workloads.has_completed if workloads is not None else lambda _: False,
     )
     handlers = PodEventHandlers(
         records=records,

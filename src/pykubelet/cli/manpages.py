@@ -13,15 +13,9 @@ from pathlib import Path
 
 import pykubelet
 from pykubelet.cli.command_tree import Command, Parameter, command_tree
+from pykubelet.cli.exit_codes import EXIT_CODES, EXIT_CODES_OF_PROCESSES
 from pykubelet.cli.options import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR, ROOT_DIR_VARIABLE
 
-EXIT_CODES = (
-    ("0", "The command worked."),
-    ("1", "An error, which is one line on standard error; doctor found a problem; a pod did not get ready."),
-    ("2", "The command line is wrong."),
-    ("3", "certs found a certificate that needs attention."),
-    ("128 + N", "Ended by signal N: 130 for Ctrl-C, 141 when the reader of a pipe has gone."),
-)
 _ENVIRONMENT = (
     (DATA_DIR_VARIABLE, f"Data directory of the node, instead of {DEFAULT_DATA_DIR}."),
     (ROOT_DIR_VARIABLE, "Root directory of the kubelet whose node is used."),
@@ -66,7 +60,8 @@ def command_page(command: Command) -> str:
         lines += [".TP", _option(option), *_option_text(option)]
     lines += [".TP", ".B \\-\\-help", "Show the options."]
     if not command.path:
-        lines += [".SH EXIT STATUS", *_pairs(EXIT_CODES), ".SH ENVIRONMENT", *_pairs(_ENVIRONMENT)]
+        lines += [".SH EXIT STATUS", *_pairs(EXIT_CODES), ".PP", _escaped(_plain(EXIT_CODES_OF_PROCESSES))]
+        lines += [".SH ENVIRONMENT", *_pairs(_ENVIRONMENT)]
     others = ["pykubelet"] if command.path else []
     see = [f".BR {_escaped(other)} (1)," for other in others] + [".BR kubelet (8)"]
     return "\n".join([*lines, ".SH SEE ALSO", *see]) + "\n"
@@ -140,7 +135,11 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _pairs(pairs: tuple[tuple[str, str], ...]) -> list[str]:
-    return [line for name, text in pairs for line in (".TP", f".B {_escaped(name)}", _escaped(text))]
+    return [line for name, text in pairs for line in (".TP", f".B {_escaped(name)}", _escaped(_plain(text)))]
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "")
 
 
 def _sentence(text: str) -> str:

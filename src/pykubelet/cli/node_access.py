@@ -9,7 +9,8 @@ the drop-in `kubelet` (`--root-dir`). Without either option, in this order:
 4. the default data directory, if it exists,
 5. the default root directory of the drop-in, if a kubelet of this project has run there.
 
-Several running kubelets are an error that lists them with the option that chooses each. Paths and names come
+Several running kubelets are an error that lists them, and a stopped default data directory, with the option
+that chooses each. Paths and names come
 from the running kubelet, else from the file that it wrote at its last start (`server/node_info`).
 
 A socket counts as a kubelet's if it has the control socket's name, belongs to root, and its process has the
@@ -170,7 +171,9 @@ def select_node(selection: NodeSelection) -> Node:
         return default
     # `pykubelet down --keep-data` leaves the directory.
     found = running_kubelets()
-    return found[0] if len(found) == 1 else default
+    if len(found) > 1:
+        raise _several(found, stopped=default)
+    return found[0] if found else default
 
 
 def selection_or_environment(selection: NodeSelection) -> NodeSelection:
@@ -205,8 +208,7 @@ def _only_running() -> Node:
     if len(found) == 1:
         return found[0]
     if found:
-        options = ", ".join(node.option.strip() or f"--data-dir {node.title}" for node in found)
-        raise NodeError(f"several kubelets run on this host, choose one of them: {options}")
+        raise _several(found)
     if (DEFAULT_ROOT_DIR / INFO_FILE_NAME).exists():
         return Node.at_root(DEFAULT_ROOT_DIR)
     if os.geteuid() != 0:
@@ -215,6 +217,17 @@ def _only_running() -> Node:
         "no node runs on this host: start one with `pykubelet up`, "
         "or name a stopped one with --data-dir or --root-dir"
     )
+
+
+def _several(running: list[Node], stopped: Node | None = None) -> NodeError:
+    """Return the error about nodes of which none is meant without an option."""
+    options = ", ".join(_full_option(node) for node in running)
+    more = f"; or the stopped one: {_full_option(stopped)}" if stopped is not None else ""
+    return NodeError(f"several kubelets run on this host, choose one of them: {options}{more}")
+
+
+def _full_option(node: Node) -> str:
+    return node.option.strip() or f"--data-dir {shlex.quote(node.title)}"
 
 
 def _listening_roots(proc: Path) -> Iterator[Path]:

@@ -28,6 +28,7 @@ class Output(StrEnum):
     NAME = "name"
 
 
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on showing what changes.")]
 OutputOption = Annotated[
     Output,
     typer.Option("--output", "-o", help="A table, one with more columns, all fields, or only the names."),

@@ -6,6 +6,7 @@ kubelet, gRPC and rich.
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -33,6 +34,8 @@ app.add_typer(pods_app)
 
 def main() -> None:
     """Run the `pykubelet` command line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may contain any bytes
     try:
         code = app(standalone_mode=False)
     except typer.Abort:

@@ -325,6 +325,20 @@ class ImageGC:
         self._mounted: dict[str, frozenset[str]] = {}
         """Image references of the image volumes of each container, which never change."""
         self._lock = asyncio.Lock()
+        self._listed_at: float | None = None
+        self._is_removing = False
+
+    @property
+    def listed_at(self) -> float | None:
+        """Time of the event loop at which the images of `records` were listed; None before the first list."""
+        return self._listed_at
+
+    @property
+    def activity(self) -> str:
+        """What the images cannot be listed during; empty while nothing is going on."""
+        if self._is_removing:
+            return "unused images are being removed"
+        return "the runtime is listing the images" if self._lock.locked() else ""
 
     @property
     def policy(self) -> ImageGCPolicy:
@@ -455,7 +469,7 @@ class ImageGC:
                 listed=updated,
             )
             await asyncio.sleep(0)
-        self._records = updated
+        self._records, self._listed_at = updated, now
         for record in self._records.values():
             if not record.key.id:
                 self._record_event(
@@ -552,6 +566,19 @@ class ImageGC:
         amount: int = EVERYTHING,
     ) -> tuple[int, list[str]]:
         """Remove images until `amount` bytes are free; return the bytes freed and the failures."""
+        self._is_removing = True
+        try:
+            return await self._remove_images(collection, images, reason, amount)
+        finally:
+            self._is_removing = False
+
+    async def _remove_images(
+        self,
+        collection: _Collection,
+        images: Iterable[ImageRecord],
+        reason: Literal["age", "space"],
+        amount: int,
+    ) -> tuple[int, list[str]]:
         freed, failures = 0, []
         for image in images:
             if freed >= amount or collection.is_aborted:

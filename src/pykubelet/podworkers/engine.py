@@ -7,7 +7,7 @@ statuses are sent to it (`api_server_sync.py`). `agent/pod_engine.py` builds the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pykubelet.api.pod import Container, Pod
 from pykubelet.kuberuntime.observed import ObservedPod
@@ -41,8 +41,12 @@ class PodEngine:
         admission: PodAdmission,
         housekeeping: Housekeeping,
         api_server: ApiServerSync | None,
+        job_has_completed: Callable[[Pod], bool] = lambda _: False,
     ) -> None:
-        """Initialize; `api_server` is None on a standalone node."""
+        """Initialize; `api_server` is None on a standalone node.
+
+        `job_has_completed` returns whether the Job of a pod has completed, as far as this node controls it.
+        """
         self.records = records
         self.store = records.store
         self.statuses = records.statuses
@@ -54,6 +58,7 @@ class PodEngine:
         self._admission = admission
         self._housekeeping = housekeeping
         self._api_server = api_server
+        self.job_has_completed = job_has_completed
 
     # Queries of the API and the command line
 

@@ -8,7 +8,7 @@ pure; the page and the command line share them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
@@ -66,11 +66,13 @@ class Diagnosis:
     steps: tuple[Step, ...]
     problem: Problem | None
     """What the operator should look at; None while the pod is as it should be."""
+    is_past: bool = False
+    """Whether another pod has done the work since: the pod is only kept for its log."""
 
     @property
     def needs_attention(self) -> bool:
         """Whether the pod fails, rather than only starting."""
-        return self.problem is not None and not self.problem.transient
+        return self.problem is not None and not self.problem.transient and not self.is_past
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,20 @@ class _Found:
     problem: Problem
 
 
-def diagnose(pod: Pod, state: str, events: Sequence[Event], now: datetime) -> Diagnosis:
-    """Return the diagnosis of a pod; `state` is that of its pod worker."""
+def diagnose(
+    pod: Pod, state: str, events: Sequence[Event], now: datetime, *, job_completed: bool = False
+) -> Diagnosis:
+    """Return the diagnosis of a pod; `state` is that of its pod worker.
+
+    A failed pod of a Job that has completed does not need attention: a later pod has succeeded.
+    """
     if pod.status.phase == "Succeeded":
         return Diagnosis(tuple(_done(name, pod) for name in STEPS), None)
     found = _find(pod, state, events, now)
+    is_past = job_completed and pod.status.phase == "Failed"
+    if found is not None and is_past:
+        message = "; ".join(filter(None, (found.problem.message, "its Job has completed since")))
+        found = replace(found, problem=replace(found.problem, message=message, remedy=""))
     reached = STEPS.index(found.name) if found is not None else len(STEPS)
     steps = []
     for index, name in enumerate(STEPS):
@@ -95,7 +106,7 @@ def diagnose(pod: Pod, state: str, events: Sequence[Event], now: datetime) -> Di
             steps.append(Step(name, "active" if problem.transient else "failed", text, problem))
         else:
             steps.append(Step(name, "waiting", "not reached"))
-    return Diagnosis(tuple(steps), found.problem if found is not None else None)
+    return Diagnosis(tuple(steps), found.problem if found is not None else None, is_past)
 
 
 def node_sentence(problems: Sequence[str], failing: Sequence[str]) -> str:

@@ -28,6 +28,8 @@ from pykubelet.linux.host_info import ClockState
 from pykubelet.linux.kernel import SwapArea
 from pykubelet.server.page.facts import HostFinding
 from pykubelet.server.page.node_view import node_problems
+from tests.unit.images.test_image_gc import Rig as ImageRig
+from tests.unit.images.test_image_gc import listed
 
 
 class Images:
@@ -35,6 +37,8 @@ class Images:
 
     policy = ImageGCPolicy()
     records: tuple[()] = ()
+    activity = ""
+    listed_at: float | None = None
 
     def __init__(self) -> None:
         self.calls = 0
@@ -168,3 +172,27 @@ async def test_images_are_listed_when_older_than_ten_seconds_and_failure_is_repo
     gc.error = None
     assert (await page.images()).problem == ""
     assert gc.calls == 3
+
+
+@pytest.mark.looptime
+async def test_images_during_a_removal_are_those_of_the_last_list_without_delay(tmp_path: Path) -> None:
+    loop, rig = asyncio.get_running_loop(), ImageRig()
+    rig.add(listed("a", 10))
+    parts = parts_of(tmp_path, KubeletConfiguration())
+    parts.image_gc = rig.gc
+    page = NodePage(parts, None, lambda: 0)
+    facts = await page.images()
+    assert (len(facts.images), facts.problem, facts.waits_for) == (1, "", "")
+    await asyncio.sleep(11)
+    rig.images.remove_seconds = 60.0
+    collection = asyncio.create_task(rig.gc.delete_unused_images())
+    await asyncio.sleep(20)
+    before = loop.time()
+    facts = await page.images()
+    assert loop.time() == before
+    assert (len(facts.images), facts.problem) == (1, "")
+    assert facts.waits_for == "unused images are being removed"
+    assert facts.listed_at == before - 20
+    await collection
+    facts = await page.images()
+    assert (len(facts.images), facts.waits_for) == (0, "")

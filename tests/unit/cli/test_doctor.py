@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from pykubelet.api.duration import Duration
 from pykubelet.cli.node import doctor as around
 from pykubelet.cli.node import doctor as machine
 from pykubelet.cli.node.doctor import (
@@ -26,16 +29,20 @@ from pykubelet.cli.node.doctor import (
     Finding,
     ShutdownFacts,
     Status,
-    as_document,
     as_lines,
     doctor_context,
+    document,
     evaluate_shutdown,
     examine,
     read_shutdown_facts,
     run_doctor,
     summary,
 )
+from pykubelet.cli.node.doctor_config import PORTS, DoctorConfig, config_of_file
 from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output, serialized
+from pykubelet.cli.pykubelet import app
+from pykubelet.config.types import KubeletConfiguration
 from pykubelet.linux.cgroupfs import CgroupMode, Cgroups
 from pykubelet.linux.host_info import ClockState
 from pykubelet.linux.kernel import NAMESPACES, KernelFacts, SwapArea
@@ -43,15 +50,22 @@ from pykubelet.linux.logind import DelayDropIn
 from pykubelet.linux.network import HostnameError
 from pykubelet.linux.port_owner import PortOwner
 from pykubelet.linux.process_limits import NAMES
+from pykubelet.server.debug import configz_document
 from pykubelet.server.node_info import NodeInfo, write_node_info
+from pykubelet.server.node_routes import configz_routes
+from pykubelet.standalone.data_dir import claim, hold_lock
+from pykubelet.standalone.instance import Instance
 from pykubelet.standalone.requirements import CNI_PLUGINS
+from tests.support.cli_node import answering
 from tests.support.logind import logind_on_bus
+from tests.support.pod_view import ScriptedView
 
 ALL = frozenset(NAMES)
 ROOT = Path("/sys/fs/cgroup")
 V1 = {name: ROOT / name for name in ("cpu", "cpuacct", "cpuset", "memory")}
 V2 = dict.fromkeys(("cpu", "cpuset", "memory", "pids", "io"), ROOT)
 MODULES = frozenset({"overlay", "bridge", "veth", "br_netfilter"})
+SWAP = SwapArea("/dev/sda2", "partition", 1024, 0, -2)
 GOOD_KERNEL = KernelFacts(
     "6.1.0",
     present=MODULES,
@@ -96,7 +110,24 @@ def mounted_at_root(optional: str) -> str:
             "missing: cpu, cpuacct",
         ),
         (machine.evaluate_swap([]), "ok", "off"),
-        (machine.evaluate_swap([SwapArea("/dev/sda2", "partition", 1024, 0, -2)]), "fail", "/dev/sda2"),
+        (machine.evaluate_swap([SWAP]), "fail", "/dev/sda2"),
+        (machine.evaluate_swap([SWAP], fails=False), "ok", "/dev/sda2 (partition"),
+        (machine.evaluate_configuration(DoctorConfig("a.yaml")), "ok", "a.yaml"),
+        (
+            machine.evaluate_configuration(DoctorConfig("a.yaml", problem="not valid: x")),
+            "fail",
+            "a.yaml: not valid: x",
+        ),
+        (
+            machine.evaluate_cgroups(Cgroups(CgroupMode.HYBRID, ROOT, V1, {}), fails_on_v1=True),
+            "ok fail",
+            "failCgroupV1",
+        ),
+        (
+            machine.evaluate_kernel_defaults({"kernel/panic": (10, 0)}, fails=True),
+            "fail",
+            "kernel.panic is 0, not 10; protectKernelDefaults is on",
+        ),
         (machine.evaluate_kernel(GOOD_KERNEL), "ok", "6.1.0: overlayfs, bridge, veth"),
         (
             machine.evaluate_kernel(KernelFacts("6.1.0", namespaces=NAMESPACES, max_user_namespaces=1)),
@@ -180,7 +211,7 @@ def mounted_at_root(optional: str) -> str:
         ),
         (around.evaluate_ports({4194: PortOwner(4194, "::")}, None), "ok warn", "taken by another process"),
         (
-            around.evaluate_ports({port: PortOwner(port, "::", 7, "k") for port, *_ in around.PORTS}, 7),
+            around.evaluate_ports({port: PortOwner(port, "::", 7, "k") for port, *_ in PORTS}, 7),
             "ok ok ok ok",
             "10250 (the API) is this node's",
         ),
@@ -227,7 +258,7 @@ def test_doctor_output_as_lines_and_json() -> None:
         "            -> do that",
         "1 ok, 0 to look at, 1 failed: a node cannot work here yet",
     ]
-    assert json.loads(as_document(findings)) == {
+    assert document(findings) == {
         "findings": [
             {"area": "a", "status": "ok", "what": "fine", "remedy": ""},
             {"area": "area", "status": "fail", "what": "bad", "remedy": "do that"},
@@ -245,7 +276,7 @@ def test_doctor_output_control_characters_of_process_names_escaped() -> None:
     text = "\n".join(as_lines(findings))
     assert "\\x1b]0;x\\x07é" in text
     assert "\x1b" not in text
-    assert as_document(findings).isascii()
+    assert serialized(document(findings), Output.JSON).isascii()
 
 
 def test_print_table_control_characters_escaped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +291,7 @@ def test_doctor_context_of_root_dir_is_its_runtime_and_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "root"
-    assert run_doctor(NodeSelection(root_dir=root), None, True) == 1
+    assert run_doctor(NodeSelection(root_dir=root), None, Output.JSON) == 1
     assert "there is no directory" in capsys.readouterr().err
     root.mkdir()
     info = NodeInfo(
@@ -282,7 +313,7 @@ def test_doctor_context_of_root_dir_is_its_runtime_and_configuration(
 def examined(
     capsys: pytest.CaptureFixture[str], data_dir: Path, endpoint: str | None
 ) -> tuple[int, list[dict[str, Any]]]:
-    code = run_doctor(NodeSelection(data_dir), endpoint, True)
+    code = run_doctor(NodeSelection(data_dir), endpoint, Output.JSON)
     return code, json.loads(capsys.readouterr().out)["findings"]
 
 
@@ -306,7 +337,7 @@ def test_run_doctor_json_covers_all_areas_and_creates_nothing(
 def test_run_doctor_plain_lines_summary_matches_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run_doctor(NodeSelection(tmp_path), None, False)
+    code = run_doctor(NodeSelection(tmp_path), None, Output.TABLE)
     lines = capsys.readouterr().out.splitlines()
     assert (" 0 failed: this machine can be a node" in lines[-1]) == (code == 0)
     assert all(line.startswith(("ok ", "warn ", "fail ", "      ")) for line in lines[:-1])
@@ -315,9 +346,9 @@ def test_run_doctor_plain_lines_summary_matches_exit_code(
 def test_run_doctor_terminal_prints_table(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
-        "from pykubelet.cli.options import NodeSelection\n"
+        "from pykubelet.cli.options import NodeSelection\nfrom pykubelet.cli.output import Output\n"
         "assert 'rich' not in sys.modules\n"
-        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, False))\n"
+        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, Output.TABLE))\n"
     )
     ours, theirs = pty.openpty()
     try:
@@ -388,8 +419,8 @@ def test_run_doctor_non_utf8_data_dir_printed_escaped(tmp_path: Path) -> None:
     place.mkdir()
     script = (
         "import sys\nfrom pathlib import Path\nfrom pykubelet.cli.node.doctor import run_doctor\n"
-        "from pykubelet.cli.options import NodeSelection\n"
-        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, False))\n"
+        "from pykubelet.cli.options import NodeSelection\nfrom pykubelet.cli.output import Output\n"
+        "sys.exit(run_doctor(NodeSelection(Path(sys.argv[1])), None, Output.TABLE))\n"
     )
     done = subprocess.run([sys.executable, "-c", script, place], capture_output=True)
     assert done.stderr == b""
@@ -465,7 +496,6 @@ LATE = DelayDropIn(Path("/usr/lib/systemd/logind.conf.d/unattended-upgrades-logi
     [
         (ShutdownFacts(0, 5.0), Status.WARN, "off, shutdownGracePeriod is not set"),
         (ShutdownFacts(0, None, "no bus"), Status.WARN, "off, shutdownGracePeriod is not set"),
-        (ShutdownFacts(0, None, "a.yaml is not valid: x"), Status.WARN, "a.yaml is not valid"),
         (ShutdownFacts(40, None, "no bus"), Status.WARN, "40 s are configured, but logind does not respond"),
         (
             ShutdownFacts(40, 30.0, "", LATE),
@@ -488,16 +518,111 @@ def test_evaluate_shutdown_reports_whether_it_will_work(
 
 async def test_read_shutdown_facts_of_configuration_and_logind(tmp_path: Path) -> None:
     config = tmp_path / "kubelet.yaml"
-    assert (await read_shutdown_facts(config, tmp_path / "nothing")).period == 0
     kind = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
     config.write_text(f"{kind}shutdownGracePeriod: 40s\nshutdownGracePeriodCriticalPods: 10s\n")
-    absent = await read_shutdown_facts(config, tmp_path / "nothing")
+    period = config_of_file(config).shutdown_seconds
+    absent = await read_shutdown_facts(period, tmp_path / "nothing")
     assert (absent.period, absent.delay) == (40, None)
     assert "cannot be reached" in absent.problem
     config.write_text(f"{kind}shutdownGracePeriod: soon\n")
-    assert "not valid" in (await read_shutdown_facts(config, tmp_path / "nothing")).problem
+    assert "not valid" in config_of_file(config).problem
     if shutil.which("dbus-daemon") is not None:
-        config.write_text(f"{kind}shutdownGracePeriod: 40s\n")
         async with logind_on_bus(tmp_path, delay=7) as (bus, _):
-            facts = await read_shutdown_facts(config, bus)
+            facts = await read_shutdown_facts(period, bus)
             assert (facts.period, facts.delay) == (40, 7.0)
+
+
+KIND = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+
+def swap_of(context: DoctorContext) -> Finding:
+    [finding] = machine.check_swap(context)
+    return finding
+
+
+def test_doctor_context_swap_evaluated_for_up_unless_config_forbids_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "swap_areas", lambda: [SWAP])
+    monkeypatch.setattr(machine, "SYSTEM_CONFIG", tmp_path / "system.yaml")
+    selection = NodeSelection(tmp_path / "data")
+    by_default = doctor_context(selection, None)
+    assert swap_of(by_default).status is Status.OK
+    assert "failSwapOn: false" in swap_of(by_default).what
+    assert machine.check_configuration(by_default)[0].what == "defaults of `pykubelet up`"
+    strict, lenient = tmp_path / "strict.yaml", tmp_path / "lenient.yaml"
+    strict.write_text(KIND)
+    lenient.write_text(f"{KIND}failSwapOn: false\n")
+    assert swap_of(doctor_context(selection, None, strict)).status is Status.FAIL
+    assert swap_of(doctor_context(selection, None, lenient)).status is Status.OK
+    assert machine.check_configuration(doctor_context(selection, None, strict))[0].what == str(strict)
+    assert swap_of(doctor_context(selection, "unix:///run/c.sock")).status is Status.OK
+    (tmp_path / "system.yaml").write_text(KIND)
+    of_system = doctor_context(selection, "unix:///run/c.sock")
+    assert (swap_of(of_system).status, of_system.config) == (Status.FAIL, tmp_path / "system.yaml")
+    lenient.write_text(f"{KIND}failSwapOn: perhaps\n")
+    [wrong] = machine.check_configuration(doctor_context(selection, None, lenient))
+    assert (wrong.status, "failSwapOn" in wrong.what) == (Status.FAIL, True)
+
+
+def test_doctor_context_of_stopped_kubelet_uses_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "swap_areas", lambda: [SWAP])
+    root, file = tmp_path / "root", tmp_path / "k.yaml"
+    root.mkdir()
+    info = NodeInfo(
+        node_name="n",
+        root_dir=str(root),
+        cert_dir=str(root),
+        pod_logs_dir="/l",
+        container_runtime_endpoint="unix:///run/c.sock",
+    )
+    write_node_info(root, info)
+    selection = NodeSelection(root_dir=root)
+    assert swap_of(doctor_context(selection, None)).status is Status.FAIL  # upstream's default
+    info.config_file = str(file)
+    write_node_info(root, info)
+    file.write_text(f"{KIND}failSwapOn: false\n")
+    assert swap_of(doctor_context(selection, None)).status is Status.OK
+    assert str(file) in machine.check_configuration(doctor_context(selection, None))[0].what
+
+
+async def test_doctor_context_of_running_node_uses_its_effective_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "swap_areas", lambda: [SWAP])
+    config = KubeletConfiguration(fail_swap_on=True, protect_kernel_defaults=True)
+    config.shutdown_grace_period = Duration.parse("30s")
+    config.port = 21250
+    with tempfile.TemporaryDirectory(prefix="pyk-", dir="/tmp") as directory:  # sockets have short paths
+        instance = Instance.at(Path(directory))
+        claim(instance)
+        routes = configz_routes(lambda: configz_document(config))
+        async with answering(instance, ScriptedView(), routes):
+            with hold_lock(instance, "up"):
+                context = await asyncio.to_thread(doctor_context, NodeSelection(instance.data_dir), None)
+        assert swap_of(context).status is Status.FAIL
+        assert (context.settings.protect_kernel_defaults, context.settings.shutdown_seconds) == (True, 30)
+        # Ports of other kubelets do not matter to a node with its own.
+        ports = [(10248, "health", True), (21250, "the API", True), (10255, "the read-only API", False)]
+        assert list(context.settings.ports[:3]) == ports
+        owners = {10250: PortOwner(10250, "::", 7, "kubelet"), 21250: PortOwner(21250, "::", 8, "kubelet")}
+        found = machine.evaluate_ports(owners, 8, context.settings.ports)
+        assert [finding.status for finding in found] == [Status.OK, Status.OK]
+        assert context.settings.source == f"of the running kubelet of {directory}"
+
+
+def test_doctor_json_option_is_the_same_as_output_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "examine", lambda _: [Finding("a b", Status.WARN, "x", "y")])
+    for arguments, starts in (
+        (["--json"], '{\n  "findings"'),
+        (["-o", "json"], '{\n  "findings"'),
+        (["-o", "yaml"], "findings:\n- area: a b"),
+        (["-o", "name"], "a b\n"),
+        (["-o", "wide"], "warn  a b"),
+    ):
+        result = CliRunner().invoke(app, ["doctor", "--data-dir", "/none", *arguments])
+        assert result.output.startswith(starts), result.output
+        assert result.exit_code == 0
+    assert CliRunner().invoke(app, ["doctor", "--json", "-o", "yaml"]).exit_code == 2

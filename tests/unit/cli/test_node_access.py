@@ -121,6 +121,10 @@ def test_select_node_without_options_default_then_only_running_then_stopped(
         select_node(NodeSelection())
     (directory / "data").mkdir()
     monkeypatch.setattr(node_access, "DEFAULT_DATA_DIR", directory / "data")
+    stopped = f"; or the stopped one: --data-dir {directory}/data"
+    with pytest.raises(NodeError, match=re.escape(several + stopped)):
+        select_node(NodeSelection())
+    running[:] = []
     assert select_node(NodeSelection()).instance == Instance.at(directory / "data")
     running[:] = nodes[:1]  # a stopped default node does not hide the one that runs
     assert select_node(NodeSelection()) is nodes[0]

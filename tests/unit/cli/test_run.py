@@ -1,7 +1,10 @@
 """`pykubelet run`: where a manifest goes and what becomes of its pod, as tables; and without a node."""
 
+import asyncio
 import json
+import os
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ from pykubelet.podconfig.workloads.records import DIRECTORY, WorkloadRecord, wri
 from pykubelet.standalone.data_dir import hold_lock
 from pykubelet.standalone.instance import Instance
 from pykubelet.util.files import write_atomically
-from tests.support.cli_node import Terminal, answering, command, pykubelet
+from tests.support.cli_node import PYKUBELET, Terminal, answering, command, environment, pykubelet
 from tests.support.pod_view import START, ScriptedView, pod_of
 from tests.unit.podconfig.workloads.making import job, job_spec
 
@@ -417,6 +420,31 @@ async def test_pykubelet_run_invalid_manifest_exits_1_and_installs_nothing(
     assert says in ran.err
     assert "hunter2" not in ran.err
     assert list(instance.manifests.iterdir()) == []
+
+
+async def test_pykubelet_run_file_name_with_undecodable_bytes_exits_1_with_one_line(
+    instance: Instance, tmp_path: Path
+) -> None:
+    manifest = tmp_path / os.fsdecode(b"web-\xff.yaml")
+    manifest.write_text(POD % "web")
+    async with answering(instance, ScriptedView()):
+        ran = await pykubelet(instance, "run", "-d", str(manifest))
+    assert ran.code == 1
+    assert (
+        ran.err
+        == f"pykubelet run: {tmp_path}/web-\\udcff.yaml: has a name that is not UTF-8: rename the file\n"
+    )
+    assert list(instance.manifests.iterdir()) == []
+
+
+async def test_pykubelet_file_name_with_undecodable_bytes_is_printed_escaped(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"\xff.yaml")
+    file.write_text("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
+    process = await asyncio.create_subprocess_exec(
+        PYKUBELET, "config", "validate", str(file), stdout=PIPE, stderr=PIPE, env=environment()
+    )
+    out, err = await process.communicate()
+    assert (process.returncode, out.decode(), err) == (0, f"{tmp_path}/\\udcff.yaml: ok\n", b"")
 
 
 async def test_pykubelet_run_missing_file_or_data_dir_exits_1(instance: Instance, tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from pykubelet.api.meta import from_document, to_json
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
 from pykubelet.cli.node import self_test
-from pykubelet.cli.node.self_test import Check, manifest, remove_leftovers
+from pykubelet.cli.node.self_test import CHECKS, Check, manifest, remove_leftovers
 from pykubelet.podconfig.static_pods import static_pods
 from pykubelet.server.manifests import ManifestDirectory
 from pykubelet.server.node_info import NodeInfo
@@ -136,6 +137,16 @@ async def test_self_test_pod_never_starts_json_after_timeout(instance: Instance)
     assert first["message"].startswith("not running after 0.5s: Pending")
     assert [check["status"] for check in found["checks"][1:]] == ["skipped"] * 5 + ["ok"]
     assert list(instance.manifests.iterdir()) == []
+
+
+async def test_self_test_yaml_and_names_are_those_of_json(instance: Instance) -> None:
+    async with node(instance, NEVER_PULLED):
+        as_yaml = await pykubelet(instance, "self-test", "-o", "yaml")
+        names = await pykubelet(instance, "self-test", "-o", "name")
+    found = yaml.safe_load(as_yaml.out)
+    assert (as_yaml.code, as_yaml.err, found["passed"]) == (1, "", False)
+    assert [check["name"] for check in found["checks"]] == list(CHECKS)
+    assert (names.code, names.out.split()) == (1, list(CHECKS))
 
 
 @pytest.mark.parametrize(

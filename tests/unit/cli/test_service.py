@@ -146,3 +146,35 @@ def test_path_flags_exist() -> None:
 def test_quoted_word_for_exec_start(word: str, text: str) -> None:
     assert quoted(word) == text
     assert f"ExecStart={text}\n" in unit_text([word])
+
+
+def test_down_names_service_that_stays_enabled(
+    data_dir: Path,
+    tmp_path: Path,
+    calls: list[tuple[str, ...]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing_left(*_: object, **__: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(up, "down", nothing_left)
+    monkeypatch.setattr(up, "configure_early", lambda: None)
+    unit = tmp_path / "units" / f"{Instance.at(data_dir).name}.service"
+    link = tmp_path / "units" / "multi-user.target.wants" / unit.name
+    link.parent.mkdir()
+
+    def output() -> str:
+        assert up.run_down(data_dir) == 0
+        return capsys.readouterr().out
+
+    assert output() == "Nothing is left.\n"
+    assert run_install(data_dir, "unix:///run/x.sock", 0, []) == 0
+    link.symlink_to(unit)
+    capsys.readouterr()
+    expected = f"{unit.name} is still enabled and starts a new node at the next boot: "
+    assert f"{expected}`pykubelet up --uninstall --data-dir {data_dir}` prevents it\n" in output()
+    unit.write_text("[Unit]\n")
+    assert f"{expected}`systemctl disable {unit.name}` prevents it\n" in output()
+    link.unlink()
+    assert output() == "Nothing is left.\n"

@@ -221,6 +221,23 @@ def test_summary_status_of_failing_pod_is_its_reason() -> None:
     assert summary_status(pod, "syncing", diagnosis) == ("FailedMount", "bad")
 
 
+def test_diagnose_failed_pod_of_completed_job_needs_no_attention() -> None:
+    status = {"phase": "Failed", "containerStatuses": [container(ended(3))], "conditions": SANDBOX}
+    pod = pod_of("once", "u1", status=status)
+    failed = diagnose(pod, "terminated", [], NOW)
+    assert failed.needs_attention
+    assert summary_status(pod, "terminated", failed) == ("Error", "bad")
+    past = diagnose(pod, "terminated", [], NOW, job_completed=True)
+    assert failing(past) == ("containers", "Error")
+    assert not past.needs_attention
+    assert past.problem is not None
+    assert past.problem.message == "exited with code 3; its Job has completed since"
+    assert past.problem.remedy == ""
+    assert summary_status(pod, "terminated", past) == ("Error", "off")
+    crashing = pod_of("web", "u2", status={"phase": "Pending"})
+    assert diagnose(crashing, "syncing", [event("FailedMount")], NOW, job_completed=True).needs_attention
+
+
 @pytest.mark.parametrize(
     ("reason", "attention"), [("WaitingForPods", False), ("WaitForMissing", True), ("WaitForFailedJob", True)]
 )

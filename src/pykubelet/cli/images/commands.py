@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pykubelet.cli.options import NodeDataDir, NodeSelection, RootDir
+from pykubelet.cli.output import Output, WatchOption, require_table
 
 app = typer.Typer()
 images_app = typer.Typer(
@@ -25,16 +25,6 @@ ImageArguments = Annotated[
 ]
 
 
-class ImagesOutput(StrEnum):
-    """Output format of `images ls`."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
-
-
 @images_app.command("ls")
 def list_images(
     names: Annotated[
@@ -43,15 +33,17 @@ def list_images(
     ] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
+    watch: WatchOption = False,
     output: Annotated[
-        ImagesOutput,
+        Output,
         typer.Option("--output", "-o", help="A table, one with digests, documents, or only names."),
-    ] = ImagesOutput.TABLE,
+    ] = Output.TABLE,
 ) -> None:
     """Show the node's images: size, pins, pods that use them, last use."""
     from pykubelet.cli.images.listing import run_list
 
-    sys.exit(run_list(NodeSelection(data_dir, root_dir), names or (), output.value))
+    require_table(watch, output)
+    sys.exit(run_list(NodeSelection(data_dir, root_dir), names or (), output.value, watch=watch))
 
 
 @images_app.command()

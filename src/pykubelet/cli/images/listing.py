@@ -13,13 +13,23 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from pykubelet.cli.client import NodeError
-from pykubelet.cli.images.access import NodeImages, choose_images, image_names, run_on_images, users_of
-from pykubelet.cli.node_access import Node
+from pykubelet.cli.client import NodeError, run_command
+from pykubelet.cli.images.access import (
+    EXPECTED,
+    ImageSelectionError,
+    NodeImages,
+    choose_images,
+    image_names,
+    node_images,
+    run_on_images,
+    users_of,
+)
+from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.output import serialized
 from pykubelet.cli.pods.usage import format_size
 from pykubelet.cli.printers import escape_unprintable, format_age, format_columns
+from pykubelet.cli.watch import Watch, WatchedRow, watch_table
 from pykubelet.cri.containerd_store import ContainerdStore
 from pykubelet.standalone.seed_images import BUSYBOX_IMAGE, PAUSE_IMAGE
 from pykubelet.transport.errors import CriError
@@ -27,6 +37,8 @@ from pykubelet.transport.errors import CriError
 PROGRAM = "pykubelet images ls"
 _UNKNOWN = "<unknown>"
 _SHORT_ID = 12
+WATCH_SECONDS = 2.0
+"""Seconds between two lists while watching: each requests the status of every container."""
 _SEEDS = frozenset((PAUSE_IMAGE, BUSYBOX_IMAGE))
 _HEADINGS = ("IMAGE", "ID", "SIZE", "PINNED", "PODS", "LAST USED", "AGE")
 
@@ -47,14 +59,15 @@ class ListedImage(msgspec.Struct, rename="camel"):
     """Time when it came to the node, if the runtime reports it."""
 
 
-def run_list(selection: NodeSelection, names: Sequence[str], output: str) -> int:
-    """Print the images; return the exit code."""
+def run_list(selection: NodeSelection, names: Sequence[str], output: str, *, watch: bool = False) -> int:
+    """Print the images, with `watch` until interrupted; return the exit code."""
+    if watch:
+        return run_command(
+            PROGRAM, lambda: _watch(selection, names, wide=output == "wide"), *EXPECTED, ImageSelectionError
+        )
 
     async def work(images: NodeImages) -> int:
-        found = await list_images(images)
-        if names:
-            kept = {image.id for image in choose_images(await images.cri.images.list_images(), names)}
-            found = [image for image in found if image.id in kept]
+        found = await _chosen(images, names)
         if not found and output in ("table", "wide"):
             print("The node has no images", file=sys.stderr)
             return 0
@@ -63,6 +76,42 @@ def run_list(selection: NodeSelection, names: Sequence[str], output: str) -> int
         return 0
 
     return run_on_images(PROGRAM, selection, work)
+
+
+def _watch(selection: NodeSelection, names: Sequence[str], *, wide: bool) -> int:
+    node = select_node(selection)
+
+    async def listed() -> list[ListedImage]:
+        async with node_images(node) as images:
+            return await _chosen(images, names)
+
+    def read() -> list[WatchedRow]:
+        now = datetime.now(UTC)
+        return [
+            _watched(tuple(row), image, _heading(wide=wide))
+            for image in asyncio.run(listed())
+            for row in _rows(image, now, wide=wide)
+        ]
+
+    errors = (*EXPECTED, NodeError, ImageSelectionError)
+    column = _HEADINGS.index("LAST USED")
+    watch_table(Watch(PROGRAM, _heading(wide=wide), read, errors, column, WATCH_SECONDS))
+    return 0
+
+
+def _watched(cells: tuple[str, ...], image: ListedImage, heading: Sequence[str]) -> WatchedRow:
+    ages = {heading.index("AGE"), heading.index("LAST USED")}
+    state = (cell for column, cell in enumerate(cells) if column not in ages)
+    return WatchedRow((image.id, cells[0]), cells, (*state, str(bool(image.pods))))
+
+
+async def _chosen(images: NodeImages, names: Sequence[str]) -> list[ListedImage]:
+    """Return all images, or those with these names. Raises CriError, PinError, ImageSelectionError."""
+    found = await list_images(images)
+    if not names:
+        return found
+    kept = {image.id for image in choose_images(await images.cri.images.list_images(), names)}
+    return [image for image in found if image.id in kept]
 
 
 async def list_images(images: NodeImages) -> list[ListedImage]:
@@ -117,7 +166,11 @@ def render(images: Sequence[ListedImage], output: str, now: datetime) -> str:
         return "\n".join(escape_unprintable(name, lines=False) for name in names)
     wide = output == "wide"
     rows = [row for image in images for row in _rows(image, now, wide=wide)]
-    return "\n".join(format_columns([[*_HEADINGS, *(["DIGEST"] if wide else [])], *rows]))
+    return "\n".join(format_columns([_heading(wide=wide), *rows]))
+
+
+def _heading(*, wide: bool) -> tuple[str, ...]:
+    return (*_HEADINGS, "DIGEST") if wide else _HEADINGS
 
 
 def _rows(image: ListedImage, now: datetime, *, wide: bool) -> list[list[str]]:

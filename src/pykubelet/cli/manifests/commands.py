@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,22 +14,13 @@ from pykubelet.cli.options import (
     RootDir,
     parse_duration,
 )
+from pykubelet.cli.output import Output, WatchOption, require_table
 
 app = typer.Typer()
 Manifests = Annotated[
     list[str],
     typer.Argument(help="The name of an object, KIND/NAME, or a manifest's file name.", show_default=False),
 ]
-
-
-class GetOutput(StrEnum):
-    """Output format of `get`."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    YAML = "yaml"
-    NAME = "name"
 
 
 @app.command()
@@ -88,14 +78,16 @@ def get(
     name: Annotated[str | None, typer.Argument(help="The name of an object.", show_default=False)] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
+    watch: WatchOption = False,
     output: Annotated[
-        GetOutput, typer.Option("--output", "-o", help="A table, or the objects as they are written.")
-    ] = GetOutput.TABLE,
+        Output, typer.Option("--output", "-o", help="A table, or the objects as they are written.")
+    ] = Output.TABLE,
 ) -> None:
     """Show the objects of the manifests and their state, also of stopped manifests."""
     from pykubelet.cli.manifests.get import run_get
 
-    sys.exit(run_get(NodeSelection(data_dir, root_dir), kind, name, output.value))
+    require_table(watch, output)
+    sys.exit(run_get(NodeSelection(data_dir, root_dir), kind, name, output.value, watch=watch))
 
 
 @app.command()

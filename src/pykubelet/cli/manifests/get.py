@@ -27,6 +27,7 @@ from pykubelet.cli.manifests.run import is_ready, manifest_directory
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.cli.printers import NONE, escape_unprintable, format_age, format_columns, status_text
+from pykubelet.cli.watch import Watch, WatchedRow, watch_table
 from pykubelet.podconfig.workloads.records import DIRECTORY as RECORDS
 from pykubelet.podconfig.workloads.records import WorkloadRecord, read_records
 from pykubelet.volumes.local_claims import claims_with_data, local_volume_path
@@ -73,8 +74,10 @@ class ObjectRow:
         return (*cells, ",".join(self.pods) or NONE, self.message or NONE) if wide else cells
 
 
-def run_get(selection: NodeSelection, kind: str | None, name: str | None, output: Format) -> int:
-    """Print the objects; return the exit code."""
+def run_get(
+    selection: NodeSelection, kind: str | None, name: str | None, output: Format, *, watch: bool = False
+) -> int:
+    """Print the objects, with `watch` until interrupted; return the exit code."""
 
     def work() -> int:
         node = select_node(selection)
@@ -87,6 +90,8 @@ def run_get(selection: NodeSelection, kind: str | None, name: str | None, output
                 print(f"{PROGRAM}: {escape_unprintable(str(problem), lines=False)}", file=sys.stderr)
         if not chosen:
             _require_found(kind, name, state)
+        if watch:
+            _watch(node, directory, kind, name, wide=output == "wide")
         if output in ("json", "yaml"):
             items = [_document(file, found, state) for file, found in chosen]
             is_named = parse_reference(kind, name)[2] is not None
@@ -95,13 +100,41 @@ def run_get(selection: NodeSelection, kind: str | None, name: str | None, output
             for _, found in chosen:
                 print(escape_unprintable(found.reference, lines=False))
         else:
-            rows = [object_row(file, found, state, datetime.now(UTC)) for file, found in chosen]
-            if kind is None or parse_reference(kind, name)[0] == "PersistentVolumeClaim":
-                rows += retained_rows(files, state, parse_reference(kind, name)[2])
+            rows = _rows(files, chosen, state, kind, name)
             _print_table(rows, directory, wide=output == "wide")
         return 0
 
     return run_command(PROGRAM, work, OSError)
+
+
+def _rows(
+    files: Sequence[ManifestFile],
+    chosen: Iterable[tuple[ManifestFile, ManifestObject]],
+    state: NodeState,
+    kind: str | None,
+    name: str | None,
+) -> list[ObjectRow]:
+    rows = [object_row(file, found, state, datetime.now(UTC)) for file, found in chosen]
+    if kind is None or parse_reference(kind, name)[0] == "PersistentVolumeClaim":
+        rows += retained_rows(files, state, parse_reference(kind, name)[2])
+    return rows
+
+
+def _watch(node: Node, directory: Path, kind: str | None, name: str | None, *, wide: bool) -> None:
+    def read() -> list[WatchedRow]:
+        files = read_directory(directory, node)
+        rows = _rows(files, select_objects(files, kind, name), _read_state(node), kind, name)
+        return [_watched(row, wide=wide) for row in rows]
+
+    watch_table(Watch(PROGRAM, _heading(wide=wide), read, (OSError, NodeError), HEADING.index("STATUS")))
+
+
+def _watched(row: ObjectRow, *, wide: bool) -> WatchedRow:
+    cells = row.cells(wide=wide)
+    # The time of the last run of a CronJob grows.
+    return WatchedRow(
+        (row.kind, row.namespace, row.name), cells, tuple(c.partition(" (last ")[0] for c in cells)
+    )
 
 
 def parse_reference(kind: str | None, name: str | None) -> tuple[str | None, str | None, str | None]:
@@ -272,8 +305,11 @@ def _print_table(rows: Sequence[ObjectRow], directory: Path, *, wide: bool) -> N
     if not rows:
         print(f"No objects. `pykubelet apply FILE` adds some to {directory}", file=sys.stderr)
         return
-    heading = (*HEADING, "PODS", "MESSAGE") if wide else HEADING
-    print("\n".join(format_columns([heading, *(row.cells(wide=wide) for row in rows)])))
+    print("\n".join(format_columns([_heading(wide=wide), *(row.cells(wide=wide) for row in rows)])))
+
+
+def _heading(*, wide: bool) -> tuple[str, ...]:
+    return (*HEADING, "PODS", "MESSAGE") if wide else HEADING
 
 
 def _document(file: ManifestFile, found: ManifestObject, state: NodeState) -> dict[str, Any]:

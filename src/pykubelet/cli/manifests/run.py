@@ -172,6 +172,7 @@ def run_manifest(selection: NodeSelection, options: RunOptions) -> int:
     """Validate the manifest, install it and wait for its pods; return the exit code."""
 
     def work() -> int:
+        _require_text(options.file)
         node = select_node(selection)
         content = _read(options.file)
         written = _validated(content, str(options.file))
@@ -207,6 +208,14 @@ def manifest_directory(node: Node) -> Path:
     return directory
 
 
+def _require_text(file: Path) -> None:
+    """Raise ConfigError for a file whose name cannot be sent to the node."""
+    try:
+        file.name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError([Problem(str(file), "has a name that is not UTF-8: rename the file")]) from None
+
+
 def _read(file: Path) -> bytes:
     try:
         return read_bytes(file)
@@ -237,7 +246,7 @@ def _install(node: Node, directory: Path, options: RunOptions, content: bytes, w
         target = _send_to_node(node, options, content) or _write_manifest(target, options, content, written)
     titles = [*map(title, written.objects), *(workload.title for workload in written.workloads)]
     for name in (*titles, *(pod.metadata.name for pod in written.pods)):
-        print(f"{name}: handed to the node as {target}")
+        print(escape_unprintable(f"{name}: handed to the node as {target}", lines=False))
     return target
 
 

@@ -41,13 +41,6 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-class SelfTestOutput(StrEnum):
-    """Output format of `self-test`."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
 @app.command(context_settings=FLAGS_FOLLOW)
 def up(
     context: typer.Context,
@@ -101,12 +94,25 @@ def doctor(
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
     endpoint: Endpoint = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="Check for a kubelet with this configuration file, instead of that of the running node "
+            "or the defaults of `up`.",
+            show_default=False,
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Check whether this host can run a node; print a remedy for each problem."""
     from pykubelet.cli.node.doctor import run_doctor
 
-    sys.exit(run_doctor(NodeSelection(data_dir, root_dir), endpoint, as_json))
+    if as_json and output not in (Output.TABLE, Output.JSON):
+        raise typer.BadParameter("--json and --output choose different formats: leave out one of the two")
+    output = Output.JSON if as_json else output
+    sys.exit(run_doctor(NodeSelection(data_dir, root_dir), endpoint, output, config))
 
 
 @app.command()
@@ -153,14 +159,14 @@ def self_test(
         str, typer.Option("--timeout", help="How long the pod may take to start, and to go.")
     ] = "2m",
     output: Annotated[
-        SelfTestOutput, typer.Option("--output", "-o", help="A line per check, or JSON.")
-    ] = SelfTestOutput.TABLE,
+        Output, typer.Option("--output", "-o", help="A line per check, a document, or only names of checks.")
+    ] = Output.TABLE,
 ) -> None:
     """Run a scratch pod on the node and verify start, network, exec, volume, logs, readiness and removal."""
     from pykubelet.cli.node.self_test import SelfTestOptions, run_self_test
 
     seconds = parse_duration(timeout, "--timeout").seconds
-    options = SelfTestOptions(timeout=seconds, as_json=output is SelfTestOutput.JSON)
+    options = SelfTestOptions(timeout=seconds, output=output)
     if image is not None:
         options = replace(options, image=image)
     sys.exit(run_self_test(NodeSelection(data_dir, root_dir), options))
@@ -193,14 +199,15 @@ def completion(
 @app.command("__complete", hidden=True)
 def complete(
     kind: Annotated[str, typer.Argument()],
-    pod: Annotated[str | None, typer.Argument()] = None,
+    of: Annotated[str | None, typer.Argument()] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
 ) -> None:
     """Print the names that a completion script offers."""
-    from pykubelet.cli.completion import names
+    from pykubelet.cli.completion import limit_time, names
 
-    for name in names(NodeSelection(data_dir, root_dir), kind, pod):
+    limit_time()
+    for name in names(NodeSelection(data_dir, root_dir), kind, of):
         print(name)
 
 

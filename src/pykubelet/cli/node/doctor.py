@@ -2,7 +2,8 @@
 
 All checks run, whatever the others report; an exception in one is itself a finding. The findings are
 printed as a table on a terminal, as plain lines into a pipe, or as JSON. Nothing is changed, and no
-traceback is printed.
+traceback is printed. Whether swap, kernel settings and cgroup v1 are a problem depends on the configuration
+of the node (`cli/node/doctor_config`), which the first finding names.
 
 A check reads a few facts and passes them to a pure `evaluate_…` function, which contains the thresholds and
 texts. The embedded runtime (no endpoint set) brings its own containerd and network, so it has more
@@ -22,14 +23,26 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from pykubelet.cli.client import NodeError
 from pykubelet.cli.errors import print_error
-from pykubelet.cli.node_access import select_node, selection_or_environment
+from pykubelet.cli.node.doctor_config import (
+    PORTS,
+    STRICT,
+    DoctorConfig,
+    Port,
+    config_of_file,
+    config_of_flags,
+    config_of_running,
+    config_of_up,
+)
+from pykubelet.cli.node_access import Node, select_node, selection_or_environment
 from pykubelet.cli.options import DEFAULT_DATA_DIR, NodeSelection
+from pykubelet.cli.output import Output, serialized
 from pykubelet.linux import HostError
 from pykubelet.linux import process_limits as capabilities
 from pykubelet.linux.cgroupfs import Cgroups, detect_cgroups
@@ -115,9 +128,11 @@ class DoctorContext:
     endpoint: str | None = None
     """Endpoint of the container runtime; None for the embedded one."""
     config: Path | None = None
-    """Configuration file of the kubelet; None for the usual one."""
+    """Configuration file of the kubelet, if one is known."""
     pid: int = 0
     """Process of the running kubelet of `--root-dir`."""
+    settings: DoctorConfig = field(default=STRICT, compare=False)
+    """Configuration that decides what is a problem."""
 
 
 Check = Callable[[DoctorContext], list[Finding]]
@@ -164,12 +179,26 @@ def evaluate_capabilities(root: bool, effective: frozenset[str]) -> list[Finding
     return [ok(area, f"root, {len(effective)} capabilities")]
 
 
-def check_cgroups(_: DoctorContext) -> list[Finding]:
+def check_configuration(context: DoctorContext) -> list[Finding]:
+    """Report which configuration the host is checked for."""
+    return evaluate_configuration(context.settings)
+
+
+def evaluate_configuration(settings: DoctorConfig) -> list[Finding]:
+    """Evaluate whether the configuration can be used."""
+    area = "configuration"
+    if settings.problem:
+        what = f"{settings.source}: {settings.problem}"
+        return [fail(area, what, "correct it: pykubelet config validate FILE reports every problem")]
+    return [ok(area, settings.source)]
+
+
+def check_cgroups(context: DoctorContext) -> list[Finding]:
     """Check the cgroup controllers and the cgroup version."""
-    return evaluate_cgroups(detect_cgroups())
+    return evaluate_cgroups(detect_cgroups(), fails_on_v1=context.settings.fail_cgroup_v1)
 
 
-def evaluate_cgroups(cgroups: Cgroups) -> list[Finding]:
+def evaluate_cgroups(cgroups: Cgroups, *, fails_on_v1: bool = False) -> list[Finding]:
     """Evaluate the host's cgroup controllers and version."""
     listed = ", ".join(sorted(cgroups.controllers)) or "none"
     if cgroups.missing:
@@ -183,20 +212,24 @@ def evaluate_cgroups(cgroups: Cgroups) -> list[Finding]:
     if not cgroups.unified:
         what = "cgroup v1 is in maintenance mode in Kubernetes and will go; newer features need v2"
         remedy = "boot with systemd.unified_cgroup_hierarchy=1; until then leave failCgroupV1 at false"
-        found.append(warn("cgroup version", what, remedy))
+        if fails_on_v1:
+            remedy = "boot with systemd.unified_cgroup_hierarchy=1, or set failCgroupV1: false"
+        found.append((fail if fails_on_v1 else warn)("cgroup version", what, remedy))
     return found
 
 
-def check_swap(_: DoctorContext) -> list[Finding]:
+def check_swap(context: DoctorContext) -> list[Finding]:
     """Check for swap, with which `failSwapOn` keeps the kubelet from starting."""
-    return evaluate_swap(swap_areas())
+    return evaluate_swap(swap_areas(), fails=context.settings.fail_swap_on)
 
 
-def evaluate_swap(areas: list[SwapArea]) -> list[Finding]:
-    """Evaluate the swap areas of /proc/swaps."""
+def evaluate_swap(areas: list[SwapArea], *, fails: bool = True) -> list[Finding]:
+    """Evaluate the swap areas of /proc/swaps; `fails` is the value of `failSwapOn`."""
     if not areas:
         return [ok("swap", "off")]
     what = f"on: {'; '.join(str(area) for area in areas)}"
+    if not fails:
+        return [ok("swap", f"{what}; the configuration allows it (failSwapOn: false)")]
     return [fail("swap", what, "swapoff -a, and /etc/fstab; or failSwapOn: false in the configuration")]
 
 
@@ -229,12 +262,16 @@ def evaluate_kernel(facts: KernelFacts) -> list[Finding]:
     return [ok(area, f"{facts.release}: {', '.join(present)}"), *found]
 
 
-def check_kernel_defaults(_: DoctorContext) -> list[Finding]:
+def check_kernel_defaults(context: DoctorContext) -> list[Finding]:
     """Check the sysctls that `protectKernelDefaults` requires."""
-    return evaluate_kernel_defaults(kernel_default_differences())
+    return evaluate_kernel_defaults(
+        kernel_default_differences(), fails=context.settings.protect_kernel_defaults
+    )
 
 
-def evaluate_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> list[Finding]:
+def evaluate_kernel_defaults(
+    differences: dict[str, tuple[int, int | None]], *, fails: bool = False
+) -> list[Finding]:
     """Evaluate the sysctls that differ: name to expected and actual value."""
     area = "kernel settings"
     if not differences:
@@ -244,8 +281,9 @@ def evaluate_kernel_defaults(differences: dict[str, tuple[int, int | None]]) -> 
         for name, (expected, actual) in differences.items()
     )
     set_all = " ".join(f"{name.replace('/', '.')}={expected}" for name, (expected, _) in differences.items())
-    remedy = f"needed where protectKernelDefaults is on: sysctl -w {set_all}"
-    return [warn(area, what, remedy)]
+    if fails:
+        return [fail(area, f"{what}; protectKernelDefaults is on", f"sysctl -w {set_all}")]
+    return [warn(area, what, f"needed where protectKernelDefaults is on: sysctl -w {set_all}")]
 
 
 def check_clock(_: DoctorContext) -> list[Finding]:
@@ -361,10 +399,6 @@ def check_identity(_: DoctorContext) -> list[Finding]:
     return found
 
 
-SYSTEM_CONFIG = Path("/var/lib/kubelet/config.yaml")
-"""Configuration file of kubelets that kubeadm installs."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShutdownFacts:
     """What a graceful node shutdown depends on; times are in seconds."""
@@ -380,25 +414,11 @@ class ShutdownFacts:
 
 def check_shutdown(context: DoctorContext) -> list[Finding]:
     """Check whether pods get their grace periods when the host shuts down."""
-    usual = context.data_dir / "kubelet.yaml" if context.endpoint is None else SYSTEM_CONFIG
-    path = context.config or usual
-    return evaluate_shutdown(asyncio.run(read_shutdown_facts(path)))
+    return evaluate_shutdown(asyncio.run(read_shutdown_facts(context.settings.shutdown_seconds)))
 
 
-async def read_shutdown_facts(config: Path, bus: Path | None = None) -> ShutdownFacts:
-    """Read the periods from a configuration file, which may not exist, and the delay from logind."""
-    # Imported here: only this check needs the configuration.
-    from pykubelet.config.errors import ConfigError
-    from pykubelet.config.load import load
-    from pykubelet.node.shutdown_groups import shutdown_periods, total_seconds
-
-    period = 0
-    try:
-        if config.exists():
-            loaded = load([f"--config={config}"])
-            period = total_seconds(shutdown_periods(loaded.config, loaded.gates.enabled))
-    except ConfigError as err:
-        return ShutdownFacts(0, None, f"{config} is not valid: {err.problems[0]}")
+async def read_shutdown_facts(period: int, bus: Path | None = None) -> ShutdownFacts:
+    """Return the facts for a configured period, with the delay of logind."""
     overriding = overriding_delay(read_delay_settings())
     try:
         async with connect_logind(bus) as logind:
@@ -411,8 +431,7 @@ def evaluate_shutdown(facts: ShutdownFacts) -> list[Finding]:
     """Evaluate the periods of the configuration and logind's delay."""
     area = "graceful shutdown"
     if not facts.period:
-        what = facts.problem if facts.delay is None and "not valid" in facts.problem else ""
-        what = what or "off, shutdownGracePeriod is not set: a reboot kills pods without their grace periods"
+        what = "off, shutdownGracePeriod is not set: a reboot kills pods without their grace periods"
         return [warn(area, what, "set shutdownGracePeriod and shutdownGracePeriodCriticalPods: 30s and 10s")]
     if facts.delay is None:
         what = f"{facts.period} s are configured, but logind does not respond: {facts.problem}"
@@ -429,6 +448,7 @@ def evaluate_shutdown(facts: ShutdownFacts) -> list[Finding]:
 
 
 MACHINE_CHECKS: tuple[Check, ...] = (
+    check_configuration,
     check_capabilities,
     check_cgroups,
     check_swap,
@@ -453,16 +473,10 @@ RUNNING_HOST_CHECKS: tuple[Check, ...] = (
     check_clock,
 )
 """Checks of the host that take less than a few milliseconds; a running kubelet checks the rest itself."""
+SYSTEM_CONFIG = Path("/var/lib/kubelet/config.yaml")
+"""Configuration file of kubelets that kubeadm installs."""
 CNI_CONFIG = Path("/etc/cni/net.d")
 CNI_SUFFIXES = frozenset({".conf", ".conflist", ".json"})
-
-# Port, purpose, and whether a node needs it with the default configuration.
-PORTS = (
-    (10248, "health", True),
-    (10250, "the API", True),
-    (10255, "the read-only API", False),
-    (4194, "old cAdvisor", False),
-)
 
 # The other executables belong to the runtime: with --container-runtime-endpoint its installation brings them.
 ALWAYS_NEEDED = frozenset({"iptables", "ip"})
@@ -605,13 +619,16 @@ def evaluate_cni_config(directory: Path, texts: Mapping[str, str]) -> list[Findi
 
 def check_ports(context: DoctorContext) -> list[Finding]:
     """Check the ports that the kubelet listens on."""
-    return evaluate_ports({port: find_port_owner(port) for port, *_ in PORTS}, _running_node(context))
+    ports = context.settings.ports
+    return evaluate_ports({port: find_port_owner(port) for port, *_ in ports}, _running_node(context), ports)
 
 
-def evaluate_ports(owners: Mapping[int, PortOwner | None], own: int | None) -> list[Finding]:
+def evaluate_ports(
+    owners: Mapping[int, PortOwner | None], own: int | None, ports: Sequence[Port] = PORTS
+) -> list[Finding]:
     """Evaluate the owners of the ports; `own` is the pid of the node already running here, or None."""
     found = []
-    for port, purpose, needed in PORTS:
+    for port, purpose, needed in ports:
         owner = owners.get(port)
         if owner is None:
             continue
@@ -622,7 +639,7 @@ def evaluate_ports(owners: Mapping[int, PortOwner | None], own: int | None) -> l
             found.append(fail("ports", what, "stop it (another kubelet?), or give the agent another port"))
         else:
             found.append(warn("ports", what, "fine as long as the agent's configuration does not use it"))
-    free = [str(port) for port, _, _ in PORTS if owners.get(port) is None]
+    free = [str(port) for port, _, _ in ports if owners.get(port) is None]
     return [*([ok("ports", f"free: {', '.join(free)}")] if free else []), *found]
 
 
@@ -687,43 +704,68 @@ __all__ = ["CHECKS", "DoctorContext", "Finding", "Status", "examine", "run_docto
 CHECKS: tuple[Check, ...] = (*MACHINE_CHECKS, *RUNTIME_CHECKS)
 
 
-def run_doctor(selection: NodeSelection, endpoint: str | None, as_json: bool) -> int:
+def run_doctor(
+    selection: NodeSelection, endpoint: str | None, output: Output, config: Path | None = None
+) -> int:
     """Check this host and print the findings; return 1 if a node cannot work here, else 0.
 
     `endpoint` is the container runtime to query; None checks the embedded runtime's requirements, or the
-    runtime of the kubelet of `--root-dir`.
+    runtime of the kubelet of `--root-dir`. `config` is the configuration file of the planned node.
     """
     try:
-        context = doctor_context(selection, endpoint)
+        context = doctor_context(selection, endpoint, config)
     except (EmbeddedError, NodeError) as err:
         return print_error("pykubelet doctor", err)
     findings = examine(context)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain any bytes
-    if as_json:
-        print(as_document(findings))
-    elif sys.stdout.isatty():
-        print_table(findings)
-    else:
-        print("\n".join(as_lines(findings)))
+    print_findings(findings, output)
     return 1 if any(finding.status is Status.FAIL for finding in findings) else 0
 
 
-def doctor_context(selection: NodeSelection, endpoint: str | None) -> DoctorContext:
-    """Return what is checked: by default the host for a node of `pykubelet up`. Raises NodeError."""
+def doctor_context(
+    selection: NodeSelection, endpoint: str | None, config: Path | None = None
+) -> DoctorContext:
+    """Return what is checked: by default the host for a node of `pykubelet up`. Raises NodeError.
+
+    The configuration is that of `config`, else of the running node, else of the file with which the kubelet
+    of `--root-dir` last ran, else the defaults of `up`. With only an endpoint the file of kubeadm replaces
+    the defaults, if it exists.
+    """
     chosen = selection_or_environment(selection)
-    if chosen.root_dir is None:
-        return DoctorContext(chosen.data_dir or DEFAULT_DATA_DIR, endpoint)
-    node = select_node(chosen)
-    if node.instance is not None:
-        return DoctorContext(node.instance.data_dir, endpoint)
+    settings = config_of_file(config) if config is not None else None
+    node = select_node(chosen) if chosen.root_dir is not None else None
+    if node is None or node.instance is not None:
+        data_dir = node.instance.data_dir if node is not None and node.instance is not None else None
+        data_dir = data_dir or chosen.data_dir or DEFAULT_DATA_DIR
+        if settings is None and (endpoint is None or chosen != NodeSelection()):
+            settings = _config_of_running_up(data_dir)
+        if settings is None and endpoint is not None and SYSTEM_CONFIG.exists():
+            config, settings = SYSTEM_CONFIG, config_of_file(SYSTEM_CONFIG)
+        return DoctorContext(data_dir, endpoint, config, settings=settings or config_of_up())
     info = node.info
+    is_running = node.is_running()
+    if settings is None:
+        config = Path(info.config_file) if info.config_file else None
+        settings = (config_of_running(node) if is_running else None) or config_of_flags(
+            info.config_file, info.config_dir, node.title
+        )
     return DoctorContext(
         node.root_dir,
         endpoint or info.container_runtime_endpoint,
-        Path(info.config_file) if info.config_file else None,
-        info.pid if node.is_running() else 0,
+        config,
+        info.pid if is_running else 0,
+        settings,
     )
+
+
+def _config_of_running_up(data_dir: Path) -> DoctorConfig | None:
+    try:
+        instance = Instance.at(data_dir)
+    except EmbeddedError:
+        return None  # reported by check_data_dir
+    owner = lock_owner(instance)
+    return config_of_running(Node.of(instance)) if owner and owner.purpose == "up" else None
 
 
 def examine(context: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Finding]:
@@ -743,15 +785,28 @@ def examine(context: DoctorContext, checks: Iterable[Check] = CHECKS) -> list[Fi
 
 
 def running_host_problems() -> list[Finding]:
-    """Return what is not as it should be on the host of a running node. Blocks."""
+    """Return what is not as a node with all requirements needs it, on the host of a running one. Blocks."""
     findings = examine(DoctorContext(Path("/")), RUNNING_HOST_CHECKS)
     return [finding for finding in findings if finding.status is not Status.OK]
 
 
-def as_document(findings: list[Finding]) -> str:
-    """Return the findings as JSON."""
+def print_findings(findings: list[Finding], output: Output) -> None:
+    """Print the findings in a format; a table on a terminal, and plain lines into a pipe."""
+    if output in (Output.JSON, Output.YAML):
+        print(serialized(document(findings), output), end="")
+    elif output is Output.NAME:
+        for area in dict.fromkeys(finding.area for finding in findings):
+            print(_shown(area))
+    elif sys.stdout.isatty():
+        print_table(findings)
+    else:
+        print("\n".join(as_lines(findings)))
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """Return the findings as a document of plain values."""
     counts = Counter(finding.status for finding in findings)
-    document = {
+    return {
         "findings": [
             {
                 "area": finding.area,
@@ -763,7 +818,6 @@ def as_document(findings: list[Finding]) -> str:
         ],
         **{status.value: counts[status] for status in Status},
     }
-    return json.dumps(document, indent=2)
 
 
 def as_lines(findings: list[Finding]) -> list[str]:

@@ -27,6 +27,7 @@ from pykubelet.cli.client import NodeError, NotFoundError, run_command, signals_
 from pykubelet.cli.manifests.run import explain, manifest_directory, run_outcome
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
+from pykubelet.cli.output import Output, serialized
 from pykubelet.cli.pods.exec import NotRunning, exec_output, running_id
 from pykubelet.cli.pods.logs import log_file
 from pykubelet.cli.printers import escape_unprintable, has_condition, status_text
@@ -97,7 +98,7 @@ class SelfTestOptions:
     image: str = BUSYBOX_IMAGE
     timeout: float = 120.0
     """Seconds for the start and for the removal of the pod."""
-    as_json: bool = False
+    output: Output = Output.TABLE
 
 
 def run_self_test(selection: NodeSelection, options: SelfTestOptions) -> int:
@@ -108,12 +109,15 @@ def run_self_test(selection: NodeSelection, options: SelfTestOptions) -> int:
         manifest_directory(node)
         node.client.pods()  # a stopped kubelet is an error before anything is written
         test = SelfTest(node, options)
-        show = (lambda check: None) if options.as_json else (lambda check: print(check.line(), flush=True))
-        checks = test.run(show)
+        is_table = options.output in (Output.TABLE, Output.WIDE)
+        checks = test.run(lambda check: print(check.line(), flush=True) if is_table else None)
         passed = all(check.status == "ok" for check in checks)
-        if options.as_json:
+        if options.output in (Output.JSON, Output.YAML):
             document = {"node": node.info.node_name, "pod": test.name, "passed": passed}
-            print(json.dumps(document | {"checks": [check.document() for check in checks]}, indent=2))
+            document["checks"] = [check.document() for check in checks]
+            print(serialized(document, options.output), end="")
+        elif options.output is Output.NAME:
+            print("\n".join(check.name for check in checks))
         elif passed:
             print(f"The node works: {len(checks)} checks in {sum(check.seconds for check in checks):.1f}s")
         return 0 if passed else 1

@@ -8,6 +8,8 @@ replaced or removed.
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -55,6 +57,8 @@ PATH_FLAGS = frozenset(
 )
 """Flags of the kubelet whose value is a path."""
 _FIRST_LINE = "# Written by `pykubelet up --install`; install again with other flags to change it."
+_WANTS = "multi-user.target.wants"
+"""Directory below UNITS with the links of the enabled units that have our `[Install]` section."""
 _TIMEOUT_SECONDS = 300.0
 
 
@@ -161,6 +165,23 @@ def run_uninstall(data_dir: Path) -> int:
     option = "" if instance.name == "pykubelet" else f" --data-dir {instance.data_dir}"
     print(f"{path.name} is removed; containers still run: `pykubelet down{option}` removes them")
     return 0
+
+
+def enabled_service(instance: Instance) -> str | None:
+    """Return what the enabled service of a node will do and how to disable it, or None without one.
+
+    It is read from the links of systemd, so that a host without systemd has none and systemd need not run.
+    """
+    path = _unit(instance)
+    if not os.path.lexists(UNITS / _WANTS / path.name):
+        return None
+    option = "" if instance.name == "pykubelet" else f" --data-dir {shlex.quote(str(instance.data_dir))}"
+    try:
+        is_own = path.read_text(errors="replace").startswith(_FIRST_LINE)
+    except OSError:
+        is_own = False  # that of the package, or of a user
+    remedy = f"pykubelet up --uninstall{option}" if is_own else f"systemctl disable {path.name}"
+    return f"{path.name} is still enabled and starts a new node at the next boot: `{remedy}` prevents it"
 
 
 def _command(instance: Instance, endpoint: str | None, verbosity: int, flags: Sequence[str]) -> list[str]:

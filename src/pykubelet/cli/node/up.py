@@ -20,6 +20,7 @@ from pykubelet.agent.kubelet import Kubelet
 from pykubelet.agent.live_config import ReloadTrigger
 from pykubelet.apiserver.errors import KubeconfigError
 from pykubelet.cli.errors import print_error
+from pykubelet.cli.node.up_defaults import UP_DEFAULTS
 from pykubelet.cli.process import host_problems, launch
 from pykubelet.config.errors import ConfigError
 from pykubelet.config.flags.kubelet_flags import KubeletFlags
@@ -84,10 +85,7 @@ def _common_config(instance: Instance, endpoint: str) -> dict[str, Any]:
         "podLogsDir": str(instance.pod_logs),
         "containerRuntimeEndpoint": endpoint,
         "cgroupRoot": instance.cgroup_root,
-        # Hosts such as laptops have swap; pods still get none of it.
-        "failSwapOn": False,
-        # The iptables rules belong to the host, where no component uses the kubelet's chains.
-        "makeIPTablesUtilChains": False,
+        **UP_DEFAULTS,
     }
 
 
@@ -244,8 +242,12 @@ DOWN_PROGRAM = "pykubelet down"
 def run_down(data_dir: Path, *, volumes: bool = False, keep_data: bool = False) -> int:
     """Remove everything that `up` created, or with `keep_data` all but files; return the exit code.
 
-    Data of claims is deleted only with `volumes`: without it nothing is removed while there is some.
+    Data of claims is deleted only with `volumes`: without it nothing is removed while there is some. A
+    service that systemd starts at the next boot stays enabled, which the last line reports.
     """
+    # Imported here: it imports this module.
+    from pykubelet.cli.node.service import enabled_service
+
     if not is_root():
         return print_error(DOWN_PROGRAM, "root is needed to remove containers: run it with sudo")
     configure_early()
@@ -268,4 +270,6 @@ def run_down(data_dir: Path, *, volumes: bool = False, keep_data: bool = False) 
     if remaining:
         return 1
     print(f"Nothing is left but files in {data_dir}." if keep_data else "Nothing is left.")
+    if note := enabled_service(instance):
+        print(note)
     return 0

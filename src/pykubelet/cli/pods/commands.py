@@ -16,7 +16,7 @@ from pykubelet.cli.options import (
     RootDir,
     parse_duration,
 )
-from pykubelet.cli.output import Output, OutputOption, require_table
+from pykubelet.cli.output import Output, OutputOption, WatchOption, require_table
 
 app = typer.Typer()
 
@@ -42,7 +42,7 @@ class TopSort(StrEnum):
 def ps(
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing what changes.")] = False,
+    watch: WatchOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the node's pods."""
@@ -63,6 +63,10 @@ def top(
     node: Annotated[
         bool, typer.Option("--node", help="Show the node and its system containers instead of pods.")
     ] = False,
+    calls: Annotated[
+        bool,
+        typer.Option("--calls", help="Show the kubelet's calls to the runtime and the API server instead."),
+    ] = False,
     sort: Annotated[TopSort, typer.Option("--sort", help="What comes first: the largest.")] = TopSort.CPU,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Update until Ctrl-C; network traffic is per second.")
@@ -75,7 +79,13 @@ def top(
 
     if pod is not None and node:
         raise typer.BadParameter("--node shows the node, not a pod: leave out one of the two")
+    if calls and (pod is not None or node):
+        raise typer.BadParameter("--calls shows no usage: leave out --node and the pod")
     require_table(watch, output)
+    if calls:
+        from pykubelet.cli.pods.calls import run_calls
+
+        sys.exit(run_calls(NodeSelection(data_dir, root_dir), output, watch=watch))
     seconds = parse_duration(interval, "--interval").seconds
     if not MIN_INTERVAL_SECONDS <= seconds <= MAX_INTERVAL_SECONDS:
         raise typer.BadParameter(f"{interval!r} is not between 1s and 1h", param_hint="--interval")
@@ -100,7 +110,9 @@ def events(
     ] = None,
     data_dir: NodeDataDir = None,
     root_dir: RootDir = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", "--watch", "-w", help="Go on with new events.")
+    ] = False,
     since: Annotated[str | None, typer.Option("--since", help="Only events this young, such as 5m.")] = None,
     warnings: Annotated[bool, typer.Option("--warnings", help="Only warnings.")] = False,
     node: Annotated[bool, typer.Option("--node", help="Only events of the node itself.")] = False,

@@ -35,6 +35,7 @@ from pykubelet.podconfig.stopped import stopped_path
 from pykubelet.podconfig.wait_for import JobOutcome
 from pykubelet.podconfig.workloads.cron_job import CronJobRecord, plan_cron_job
 from pykubelet.podconfig.workloads.job import (
+    COMPLETE,
     JobPodRecord,
     JobRecord,
     new_record,
@@ -113,6 +114,8 @@ class WorkloadController:
         """Uids of pods that finished before this process started."""
         self._pods: dict[str, Pod] = {}
         """Offered pods of Jobs by uid."""
+        self._of_completed: frozenset[str] = frozenset()
+        """Uids of those whose Job has completed."""
         self._hashes: dict[Key, tuple[JobSpec, str]] = {}
         """Hashes of the runs of the offered Jobs: templates are large, and steps are frequent."""
         self._changed = asyncio.Event()
@@ -159,6 +162,10 @@ class WorkloadController:
         if record is None or record.job is None:
             return None if ("Job", namespace, name) not in self._workloads else ("", "")
         return record.job.outcome, record.job.reason
+
+    def has_completed(self, pod: Pod) -> bool:
+        """Return whether the Job of a pod has completed, so that a failure of the pod is in the past."""
+        return pod.uid in self._of_completed
 
     async def run(self) -> None:
         """Control the Jobs until cancelled."""
@@ -299,6 +306,7 @@ class WorkloadController:
         self, offered: _Offer, records: Mapping[Key, WorkloadRecord], problems: list[Problem]
     ) -> None:
         pods: dict[str, Pod] = {}
+        completed: set[str] = set()
         origins: list[tuple[str, Pod]] = [("", pod) for pod in offered.pods]
         for key, record in records.items():
             origin, workload = offered.workloads[key]
@@ -307,7 +315,9 @@ class WorkloadController:
                     uid = pod_uid(run.record.uid, entry.serial)
                     pods[uid] = self._pods.get(uid) or self._completed(run, entry, origin)
                     origins.append((origin, pods[uid]))
-        self._pods = pods
+                    if run.record.outcome == COMPLETE:
+                        completed.add(uid)
+        self._pods, self._of_completed = pods, frozenset(completed)
         unique, duplicates = without_duplicates(origins)
         self._log_problems([*problems, *duplicates])
         self._emit_set(offered.source, unique, [*offered.problems, *problems, *duplicates])

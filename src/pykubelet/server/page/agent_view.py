@@ -12,6 +12,7 @@ from pykubelet.server.page.html import (
     Html,
     Section,
     card,
+    card_header,
     count,
     fields,
     seconds,
@@ -49,10 +50,13 @@ def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, 
             card("Process", fields(facts), id="process", command=settings.command("top --node")),
             _tasks(agent),
         ),
-        (_calls("Container runtime", "cri", agent.cri), _calls("API server", "api", agent.api_server)),
+        (
+            _calls(settings, "Container runtime", "cri", agent.cri),
+            _calls(settings, "API server", "api", agent.api_server),
+        ),
         tag(
             "section",
-            tag("header", tag("h2", "Last 30 minutes")),
+            card_header("Last 30 minutes", settings.command("top --calls -w")),
             tag(
                 "div",
                 chart("lag", "Loop lag", "seconds", history, AGENT, now),
@@ -66,7 +70,7 @@ def agent_sections(settings: PageSettings, agent: AgentFacts, history: History, 
     ]
 
 
-def _calls(title: str, id: str, calls: Sequence[Calls]) -> Html:
+def _calls(settings: PageSettings, title: str, id: str, calls: Sequence[Calls]) -> Html:
     if not calls:
         return tag("section", id=id, data_live=True, hidden=True)
     rows = [
@@ -80,7 +84,12 @@ def _calls(title: str, id: str, calls: Sequence[Calls]) -> Html:
         for call in sorted(calls, key=lambda call: -call.seconds)
     ]
     headings = ("Call", *(tag("span", name, class_="number") for name in ("Count", "Mean", "Errors")))
-    return card(title, table(headings, rows, label=f"Calls to the {title}"), id=id)
+    return card(
+        title,
+        table(headings, rows, label=f"Calls to the {title}"),
+        id=id,
+        command=settings.command("top --calls"),
+    )
 
 
 def _tasks(agent: AgentFacts) -> Html:

@@ -83,13 +83,15 @@ class Broadcaster(Generic[V]):
         *,
         interval: float = INTERVAL_SECONDS,
         max_clients: int = MAX_CLIENTS,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
         """Initialize; `render` returns None for a view that does not exist any more.
 
-        `prepare` is called before each round.
+        `prepare` is called before each round, `finish` after it, also if it was cancelled.
         """
         self._render = render
         self._prepare = prepare
+        self._finish = finish
         self._tasks = tasks
         self._interval = interval
         self._max_clients = max_clients
@@ -131,9 +133,12 @@ class Broadcaster(Generic[V]):
     async def _run(self) -> None:
         try:
             while self._views:
-                await self._guarded(self._prepare())
-                for view, watched in tuple(self._views.items()):
-                    await self._guarded(self._update(view, watched))
+                try:
+                    await self._guarded(self._prepare())
+                    for view, watched in tuple(self._views.items()):
+                        await self._guarded(self._update(view, watched))
+                finally:
+                    self._finish()
                 await asyncio.sleep(self._interval)
         finally:
             self._running = False

@@ -141,6 +141,10 @@ class ImagesFacts:
     images: Sequence[ImageRecord]
     problem: str = ""
     """Why the images could not be listed now; those shown are the last ones that were listed."""
+    waits_for: str = ""
+    """What the images cannot be listed during; those shown are the last ones that were listed."""
+    listed_at: float | None = None
+    """Time of the event loop at which they were listed."""
     policy: ImageGCPolicy
     disk: DiskFacts | None
     loop_time: float

@@ -82,16 +82,20 @@ def fields(pairs: Mapping[str, Child]) -> Html:
 
 def card(title: str, *children: Child, id: str = "", command: str = "", kind: str = "") -> Html:
     """Return a section with a heading and the equivalent command; one with an id is updated live."""
-    heading = tag("h2", title)
-    hint = tag("code", command, class_="command", title="The same on the command line") if command else EMPTY
     return tag(
         "section",
-        tag("header", heading, hint),
+        card_header(title, command),
         *children,
         class_=f"card {kind}".strip(),
         id=id or None,
         data_live=bool(id) or None,
     )
+
+
+def card_header(title: str, command: str = "") -> Html:
+    """Return the heading of a card and the equivalent command."""
+    hint = tag("code", command, class_="command", title="The same on the command line") if command else EMPTY
+    return tag("header", tag("h2", title), hint)
 
 
 def badge(value: str, level: str) -> Html:

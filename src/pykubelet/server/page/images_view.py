@@ -106,14 +106,24 @@ def _disk(facts: ImagesFacts, plan: GcPlan) -> Html:
         "section",
         tag("h1", "Images and disk"),
         tag("p", *(tag("span", text) for text in texts if text), class_="facts"),
-        tag("p", f"The images could not be listed now: {facts.problem}", class_="problem")
-        if facts.problem
-        else None,
+        _list_state(facts),
         *rows,
         class_="summary wide",
         id="disk",
         data_live=True,
     )
+
+
+def _list_state(facts: ImagesFacts) -> Html | None:
+    """Return why the images that are shown are not those of now, and how old the list is."""
+    age = None if facts.listed_at is None else format_duration(max(facts.loop_time - facts.listed_at, 0))
+    if facts.waits_for:
+        shown = f"this list is {age} old" if age else "they are shown when they have been listed"
+        return tag("p", f"Now {facts.waits_for}; {shown}", class_="more")
+    if not facts.problem:
+        return None
+    shown = f"; this list is {age} old" if age else ""
+    return tag("p", f"The images could not be listed now: {facts.problem}{shown}", class_="problem")
 
 
 def _images(settings: PageSettings, facts: ImagesFacts, plan: GcPlan) -> Html:

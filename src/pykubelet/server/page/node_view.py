@@ -17,6 +17,7 @@ from pykubelet.server.page.html import (
     Section,
     badge,
     card,
+    card_header,
     cores,
     fields,
     percent,
@@ -60,7 +61,7 @@ def node_sections(
         _attention(settings, pods),
         tag(
             "section",
-            tag("header", tag("h2", "Last 30 minutes")),
+            card_header("Last 30 minutes", settings.command("top --node -w")),
             tag(
                 "div",
                 chart("cpu", "CPU", "cores", history, "", now, limit=node.cores),
@@ -71,7 +72,7 @@ def node_sections(
             ),
             class_="card wide",
         ),
-        (_health(settings, node), _stalls(node), _network(node)),
+        (_health(settings, node), _stalls(settings, node), _network(settings, node)),
         (_host(settings, node),),
         _evictions(settings, node.pressure),
     ]
@@ -293,7 +294,7 @@ def _amount(report: SignalReport, amount: int | None) -> str:
     return f"{amount:,}" if report.resource in ("inodes", "pids") else size(amount)
 
 
-def _stalls(node: NodeFacts) -> Html:
+def _stalls(settings: PageSettings, node: NodeFacts) -> Html:
     usage = node.usage
     if usage is None or not _has_pressure(node):
         return tag("section", id="stalls", data_live=True, hidden=True)
@@ -306,6 +307,7 @@ def _stalls(node: NodeFacts) -> Html:
         "Tasks waiting (PSI)",
         table(headings, rows, label="Share of the time in which tasks waited for a resource"),
         id="stalls",
+        command=settings.command("top --node -o wide"),
     )
 
 
@@ -315,7 +317,7 @@ def _stall(psi: Psi) -> tuple[str, ...]:
     )
 
 
-def _network(node: NodeFacts) -> Html:
+def _network(settings: PageSettings, node: NodeFacts) -> Html:
     rows = []
     for each in list(own_interfaces(node.interfaces))[:_MOST_INTERFACES]:
         errors = each.rx_errors + each.tx_errors + each.rx_dropped + each.tx_dropped
@@ -332,6 +334,7 @@ def _network(node: NodeFacts) -> Html:
         "Network interfaces",
         table(headings, rows, label="Network interfaces of the node", kind="dense"),
         id="network",
+        command=settings.command("top --node -o json"),
     )
 
 

@@ -21,6 +21,7 @@ from pykubelet.server.page.html import (
     Section,
     badge,
     card,
+    card_header,
     count,
     fields,
     seconds,
@@ -65,7 +66,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
     names = [container.name for container in pod.spec.containers]
     charts = tag(
         "section",
-        tag("header", tag("h2", "Usage"), tag("code", pod_command(settings, "top", pod), class_="command")),
+        card_header("Usage", pod_command(settings, "top", pod, "-w")),
         tag(
             "div",
             chart(
@@ -124,7 +125,7 @@ def pod_sections(settings: PageSettings, details: PodDetails, history: History, 
         _probe_history(settings, pod, details.probes, now),
         _events(settings, pod, details.events, now),
         *(() if failing else logs),
-        _timeline(details.timeline),
+        _timeline(details.timeline, pod_command(settings, "describe", pod)),
     ]
 
 
@@ -371,7 +372,7 @@ def _list(texts: Sequence[str]) -> Html:
     return Html("".join(shown))
 
 
-def _timeline(timeline: Sequence[TimelineEntry]) -> Html:
+def _timeline(timeline: Sequence[TimelineEntry], command: str) -> Html:
     if not timeline:
         return EMPTY
     rows, before = [], timeline[0].time
@@ -398,4 +399,4 @@ def _timeline(timeline: Sequence[TimelineEntry]) -> Html:
         tag("summary", count(len(timeline), "decision")),
         table(headings, rows, label="Timeline of the pod"),
     )
-    return tag("section", tag("header", tag("h2", "Timeline")), body, class_="card wide")
+    return tag("section", card_header("Timeline", command), body, class_="card wide")

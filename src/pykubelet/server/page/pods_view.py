@@ -136,7 +136,7 @@ def pod_row(each: PodFacts, history: History, now: float) -> Html:
     pod, problem = each.pod, each.diagnosis.problem
     status, level = summary_status(pod, each.state, each.diagnosis)
     why = []
-    if problem is not None and not problem.transient:
+    if problem is not None and each.diagnosis.needs_attention:
         where = f"{problem.container}: " if problem.container else ""
         why = [
             tag("p", f"{where}{problem.message}", class_="clamp"),

@@ -69,7 +69,11 @@ class Page:
     def __init__(self, source: PageSource, tasks: TaskScope) -> None:
         """Initialize; the updates run in `tasks`."""
         self._source = source
-        self.updates: Broadcaster[View] = Broadcaster(self._render, source.sample, tasks)
+        self._round_pods: list[PodFacts] | None = None
+        """The pods of the current round of updates, once a view has needed them."""
+        self.updates: Broadcaster[View] = Broadcaster(
+            self._render, source.sample, tasks, finish=self._finish_round
+        )
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -92,15 +96,26 @@ class Page:
 
     # Views
 
-    async def _sections(self, view: View) -> Sequence[Section] | None:
+    def _pods_of_round(self) -> list[PodFacts]:
+        """Return all pods, diagnosed once per round for all views."""
+        if self._round_pods is None:
+            self._round_pods = self._source.pods()
+        return self._round_pods
+
+    def _finish_round(self) -> None:
+        self._round_pods = None
+
+    async def _sections(
+        self, view: View, list_pods: Callable[[], Sequence[PodFacts]]
+    ) -> Sequence[Section] | None:
         """Return the sections of a view; None for a pod that does not exist."""
         source, now = self._source, time.time()
         settings, history = source.settings, source.history
         match view.kind:
             case "node":
-                return node_sections(settings, await source.node(), source.pods(), history, now)
+                return node_sections(settings, await source.node(), list_pods(), history, now)
             case "pods":
-                pods = source.pods()
+                pods = list_pods()
                 rows = await self._rows(select(pods, view.query), now)
                 return [pods_section(settings, rows, len(pods))]
             case "pod":
@@ -120,7 +135,7 @@ class Page:
 
     async def _render(self, view: View) -> Rendered | None:
         """Return the live sections of a view and the current values of its charts."""
-        sections = await self._sections(view)
+        sections = await self._sections(view, self._pods_of_round)
         if sections is None:
             return None
         cards = [card for each in sections for card in (each if isinstance(each, tuple) else (each,))]
@@ -161,7 +176,7 @@ class Page:
         self, request: web.Request, view: View, events: str, before: Sequence[Html] = ()
     ) -> web.Response:
         status, title = 200, view.name or _TITLES[view.kind]
-        sections = await self._sections(view)
+        sections = await self._sections(view, self._source.pods)
         if sections is None:
             sections, status, events = (_missing(view),), 404, ""
         theme = theme_of(request.cookies.get("theme"))

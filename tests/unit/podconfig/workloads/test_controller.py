@@ -129,6 +129,26 @@ async def test_run_completed_job_after_restart_is_offered_with_final_status(node
         assert node.names == ["once-0"]
 
 
+async def test_has_completed_is_true_for_all_pods_of_a_completed_job_also_after_a_restart(
+    node: Node,
+) -> None:
+    async with node.running():
+        node.write(job())
+        await node.until("once-0")
+        node.end("once-0", "Failed")
+        await node.until("once-0", "once-1")
+        assert not any(node.controller.has_completed(node.pod(name)) for name in node.names)
+        node.end("once-1")
+        await asyncio.sleep(1)
+        assert all(node.controller.has_completed(node.pod(name)) for name in ("once-0", "once-1"))
+        assert not node.controller.has_completed(static("web"))
+    node.new()
+    async with node.running():
+        node.write(job())
+        await asyncio.sleep(1)
+        assert node.controller.has_completed(node.pod("once-0"))
+
+
 async def test_run_active_job_after_restart_continues_the_same_pod(node: Node) -> None:
     async with node.running():
         node.write(job())

@@ -39,6 +39,7 @@ from pykubelet.server.page.images_view import gc_plan
 from pykubelet.server.page.routes import Page, error_responses
 from pykubelet.server.page.security import HEADERS, same_origin_only
 from pykubelet.server.readonly import own_hosts_only
+from pykubelet.stats.samples import NetworkInterface, Psi, PsiLine, Usage
 from pykubelet.status.diagnosis import diagnose
 from pykubelet.util.tasks import TaskScope
 from tests.support.pod_view import pod_of
@@ -96,7 +97,7 @@ class Source:
         self.listed = [hostile_pod()]
         self.diagnosed: list[str] = []
         """Names of the pods that were diagnosed."""
-        self.images_problem = ""
+        self.images_problem = self.images_wait = ""
         self.is_defective = False
         self.failed_log: LogTail | None = None
         self.pulls = [PullProgress(image=HOSTILE, started=0.0, done_bytes=1, total_bytes=2)]
@@ -157,6 +158,8 @@ class Source:
         return ImagesFacts(
             images=[image(HOSTILE, 5), image("both", 6, in_use=True, pinned=True)],
             problem=self.images_problem,
+            waits_for=self.images_wait,
+            listed_at=1e6 - 42,
             policy=ImageGCPolicy(),
             disk=DISK,
             loop_time=1e6,
@@ -324,6 +327,29 @@ async def test_updates_and_charts_of_a_pod_diagnose_no_other_pod() -> None:
     assert set(source.diagnosed) == {name}
 
 
+async def test_updates_of_views_with_pods_diagnose_each_pod_once_per_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, rounds = Source(), 0
+    source.listed = [pod_of("web", "u1"), pod_of("other", "u2")]
+    views = ("view=pods", "view=pods&q=web", "view=pods&q=o", "view=pods&sort=cpu", "view=node")
+
+    async def sample() -> None:
+        nonlocal rounds
+        rounds += 1
+
+    monkeypatch.setattr(source, "sample", sample)
+    async with serving(source) as (url, session), contextlib.AsyncExitStack() as stack:
+        for view in views:
+            response = await session.get(f"{url}/events?{view}")
+            stack.callback(response.close)
+            async with asyncio.timeout(10):
+                while b"event: update" not in await response.content.readline():
+                    pass
+        assert set(source.diagnosed) == {pod.metadata.name for pod in source.listed}
+        assert len(source.diagnosed) == rounds * len(source.listed)
+
+
 async def page_of(source: Source, path: str) -> str:
     async with serving(source) as (url, session), session.get(f"{url}{path}") as response:
         assert response.status == 200
@@ -336,6 +362,16 @@ async def test_images_view_without_runtime_shows_last_list_and_problem() -> None
     text = await page_of(source, "/images")
     assert "could not be listed now: the runtime is gone &lt;script&gt;" in text
     assert "<td>both" in text
+
+
+async def test_images_view_during_a_removal_shows_age_of_the_list() -> None:
+    source = Source()
+    source.images_wait = "unused images are being removed"
+    text = await page_of(source, "/images")
+    assert "Now unused images are being removed; this list is 42s old" in text
+    assert "could not be listed" not in text
+    source.images_wait, source.images_problem = "", "no response within 3 s"
+    assert "no response within 3 s; this list is 42s old" in await page_of(source, "/images")
 
 
 async def test_images_view_shows_both_uses_of_an_image_and_no_idle_time_of_a_pinned_one() -> None:
@@ -413,6 +449,51 @@ async def test_commands_of_all_views_are_commands_of_pykubelet() -> None:
         assert parses(words), line
     assert not parses(["config", "show"])
     assert not parses(["logs", "web", "--no-such-option"])
+
+
+INTERFACE_COUNTERS = [
+    f"{way}_{kind}" for way in ("rx", "tx") for kind in ("bytes", "packets", "errors", "dropped")
+]
+
+
+async def test_cards_of_charts_and_tables_have_the_equivalent_command() -> None:
+    source = Source()
+    source.listed.append(pod_of("web", "u2"))
+    node = source.node
+    stalled = Psi(some=PsiLine(avg10=1.0, total=5))
+    usage = Usage(time=1.0, cpu=1, memory=1, working_set=1, cpu_psi=stalled)
+    interface = NetworkInterface(name="eth0", **dict.fromkeys(INTERFACE_COUNTERS, 1))
+
+    async def busy() -> NodeFacts:
+        return replace(await node(), usage=usage, interfaces=[interface])
+
+    source.node = busy  # type: ignore[method-assign]
+    expected = {
+        "/": {
+            "Last 30 minutes": "top --node -w",
+            "Tasks waiting (PSI)": "top --node -o wide",
+            "Network interfaces": "top --node -o json",
+        },
+        "/agent": {"Last 30 minutes": "top --calls -w", "Container runtime": "top --calls"},
+        "/pod/default/web-node1": {
+            "Usage": "top default/web-node1 -w",
+            "Timeline": "describe default/web-node1",
+        },
+    }
+    for path, commands in expected.items():
+        text = await page_of(source, path)
+        found = {
+            html.unescape(title): html.unescape(command)
+            for title, command in re.findall(
+                r'<header><h2>([^<]*)</h2><code class="command"[^>]*>([^<]*)</code>', text
+            )
+        }
+        for title, command in commands.items():
+            assert found[title] == f"pykubelet {command} --data-dir /d", path
+        # Every table and every chart is in a card with a command.
+        for card in re.findall(r'<section class="card.*?</section>', text, re.DOTALL):
+            if "<table" in card or "<figure" in card:
+                assert '<code class="command"' in card, card[:200]
 
 
 def parses(words: list[str]) -> bool:
