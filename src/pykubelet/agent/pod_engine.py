@@ -251,6 +251,25 @@ def build_pod_engine(
         metrics=AdmissionMetrics(registry),
     )
     updates.add_listener(admission.mark)
+
+    def pod_ip(uid: str) -> str:
+        pod, observed = store.get(uid), syncer.observed(uid)
+        if pod is not None and pod.spec.host_network:
+            return next(iter(runtime.host_ips), "")
+        return next(iter(observed.ips), "") if observed else ""
+
+    hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
+    killer = ContainerKiller(cri, hooks, history, scope)
+    remover = ContainerRemover(cri, runtime.legacy_logs)
+    restart_all_enabled = settings.gates.enabled("RestartAllContainersOnContainerExits")
+    restart_all = RestartAll(
+        killer,
+        remover,
+        history,
+        time.time,
+        enabled=restart_all_enabled,
+        container_rules=settings.gates.enabled("ContainerRestartRules"),
+    )
     fates = PodFates(
         records,
         workers,
@@ -264,17 +283,10 @@ def build_pod_engine(
             static_readiness.forget,
             admission.forget,
         ),
+        honoured=restart_all.honoured,
     )
 
     # The sync of one pod.
-    def pod_ip(uid: str) -> str:
-        pod, observed = store.get(uid), syncer.observed(uid)
-        if pod is not None and pod.spec.host_network:
-            return next(iter(runtime.host_ips), "")
-        return next(iter(observed.ips), "") if observed else ""
-
-    hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
-    killer = ContainerKiller(cri, hooks, history, scope)
     container_images = ContainerImages(runtime.images, history, objects)
     pod_logs = PodLogs(runtime.options.pod_logs_dir, runtime.legacy_logs)
     config_builder = ConfigBuilder(
@@ -299,8 +311,6 @@ def build_pod_engine(
         pleg.learn,
         cpusets=resources.allocator,
     )
-    remover = ContainerRemover(cri, runtime.legacy_logs)
-    restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")
     handler_of = cluster.handler_of if cluster is not None else default_handler
     wait_for = []
     if workloads is not None:
@@ -354,7 +364,7 @@ def build_pod_engine(
             runtime_name=cri.version.runtime_name,
             host_ips=runtime.host_ips,
             recursive_handlers=runtime.options.recursive_handlers,
-            stays_initialized=restart_all,
+            stays_initialized=restart_all_enabled,
             reports_image_volumes=settings.gates.enabled("ImageVolumeWithDigest"),
             reports_ready_to_start=settings.gates.enabled("PodReadyToStartContainersCondition"),
             clustered=cluster is not None,
@@ -373,14 +383,7 @@ def build_pod_engine(
         stages=stages,
         reporter=reporter,
         remover=RemnantRemover(cri, observer, dirs, pod_logs.remove, pleg.forget),
-        restart_all=RestartAll(
-            killer,
-            remover,
-            history,
-            time.time,
-            enabled=restart_all,
-            container_rules=settings.gates.enabled("ContainerRestartRules"),
-        ),
+        restart_all=restart_all,
         allocation=allocation,
         prober=prober,
         history=history,

@@ -54,8 +54,9 @@ def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
 
 
 def always_restarts(pod: Pod) -> bool:
-    """Return whether every ordinary container is restarted regardless of its exit code."""
-    return all(
+    """Return whether every ordinary container is restarted, whatever its exit code, even in a new sandbox."""
+    # A pod of policy Never with exited containers gets no new sandbox, whatever the policies of containers.
+    return pod.spec.restart_policy != "Never" and all(
         (container.restart_policy or pod.spec.restart_policy) == "Always" for container in pod.spec.containers
     )
 

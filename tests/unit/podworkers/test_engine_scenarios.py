@@ -491,6 +491,30 @@ async def test_engine_container_restart_policy_only_with_gate(node: ScriptedNode
 
 
 @pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("policy", ["Never", "OnFailure", "Always"])
+async def test_engine_same_pod_added_again_while_terminating_runs_again(
+    node: ScriptedNode, policy: str, gate: bool
+) -> None:
+    """Verify that exited containers are retained only where they are restarted in a new sandbox."""
+    overrides = {"ContainerRestartRules": gate, "RestartAllContainersOnContainerExits": gate}
+    node.gates = FeatureGates().with_overrides(overrides)
+    spec: dict[str, Any] = {
+        "restartPolicy": policy,
+        "containers": [{**container("main"), "restartPolicy": "Always"}],
+    }
+    async with node.running():
+        node.api.put(**spec)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        node.api.drop()
+        await node.until(lambda: "stop main 30" in node.runtime.log)
+        node.api.put(**spec)
+        await node.until(lambda: node.runtime.log.count("start main") == 2)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        retained = policy == "Always" or (policy == "OnFailure" and gate)
+        assert node.api.container("main")["restartCount"] == (1 if retained else 0)
+
+
+@pytest.mark.parametrize("gate", [True, False])
 async def test_engine_condition_ready_to_start_only_with_gate(node: ScriptedNode, gate: bool) -> None:
     node.gates = FeatureGates().with_overrides({"PodReadyToStartContainersCondition": gate})
     async with node.running():
