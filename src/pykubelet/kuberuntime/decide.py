@@ -241,6 +241,16 @@ def sandbox_is_stale(pod: Pod, observed: ObservedPod) -> bool:
     return _sandbox(pod, observed).create_sandbox
 
 
+def stale_sandbox_is_due(pod: Pod, observed: ObservedPod) -> bool:
+    """Return whether the sandbox is stale and the next sync would stop something of it or replace it."""
+    actions = _sandbox(pod, observed)
+    if not actions.create_sandbox:
+        return False
+    _start_over(pod, observed, actions)
+    is_active = bool(observed.running) or any(sandbox.ready for sandbox in observed.sandboxes)
+    return actions.create_sandbox or is_active
+
+
 def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:
     """Compute the actions for the sandbox only; a new one requires that everything is killed first."""
 

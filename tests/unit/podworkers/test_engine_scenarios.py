@@ -286,6 +286,18 @@ async def test_engine_sandbox_lost_recreates_sandbox_and_containers(node: Script
     assert ("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.") in node.api.recorded
 
 
+async def test_engine_sandbox_lost_policy_never_stopped_once(node: ScriptedNode) -> None:
+    """Verify that a pod whose containers may restart, but not in a new sandbox, is not synced in a loop."""
+    async with node.running():
+        containers = [{**container("main"), "restartPolicy": "Always"}]
+        node.api.put(restartPolicy="Never", containers=containers)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        node.runtime.lose_sandboxes()
+        await asyncio.sleep(50)
+        assert 1 <= node.runtime.log.count("stop sandbox") <= 3
+        assert node.runtime.log.count("start main") == 1
+
+
 async def test_engine_run_pod_sandbox_fails_is_retried(node: ScriptedNode) -> None:
     failure = CriError("RunPodSandbox", "Unknown", "cni: no address")
     node.runtime.failures["run sandbox 0"] = [failure] * 2
