@@ -50,6 +50,53 @@ class Point:
 class Line:
     def __init__(self, start: Point, end: Point, *, width: int) -> None: ...
 """,
+    "kinds/other.py": """from dataclasses import dataclass
+from typing import Protocol
+
+from package.kinds import square
+from package.kinds.square import Line as Edge
+from package.kinds.square import Square
+
+
+class Shape:
+    def __init__(self) -> None:
+        area = 1.0
+
+
+class Named(Protocol):
+    title: str
+
+
+class Title:
+    title = "somebody asks"  # Whoever asks.
+
+
+@dataclass
+class Record:
+    side: int = 0
+
+    def grow(self, other: "Record") -> None:
+        other.side += 1
+
+
+class Editor:
+    def __init__(self, square: Square, record: Record) -> None:
+        self._square = square
+        self._record = record
+
+    def edit(self, edges: list[Edge]) -> None:
+        self._square.side = 2
+        self._record.side = 2
+        line = Edge(1, 2, width=3)
+        line.width = 4
+        for edge in edges:
+            edge.width = 5
+
+
+def rename(square: "Square | None", other: object) -> None:
+    square.name = ""
+    other.unknown = 1
+""",
     "messages_pb2.py": "x = 1\n" * 50,
     "long.py": "x = 1\n" * 60,
 }
@@ -68,14 +115,16 @@ def test_figures_of_small_package_are_counted(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert run(tmp_path / "package") == {
-        "modules": "3",
-        "code lines": "80",
-        "modules under 40 code lines": "2",
-        "modules with a single importer": "1",
-        "median module": "11 code lines",
+        "modules": "4",
+        "code lines": "111",
+        "modules under 40 code lines": "3",
+        "modules with a single importer": "2",
+        "median module": "21 code lines",
         "largest module": "60 code lines (long)",
         "largest constructor": "3 arguments (Line)",
-        "protocols with one implementation": "1 (Shape)",
+        "protocols with one implementation": "2 (Named, Shape)",
+        "attributes assigned from outside": "3 (Line.width, Square.name, Square.side)",
+        "dialect hits per 1,000 lines": "13.5",
     }
 
 
