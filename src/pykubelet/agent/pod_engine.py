@@ -21,6 +21,7 @@ from pykubelet.agent.cluster import AgentSettings
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.node_cgroups import no_record
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.resize import AllocationState, Scope
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
@@ -46,7 +47,7 @@ from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podconfig.static_sources import StaticSources, served_kinds, validation_options
-from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
+from pykubelet.podsync.contract import PodSyncer
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
 from pykubelet.podsync.resource_allocator import DeviceProvider, PodClaims, ResourceAllocator
@@ -84,6 +85,7 @@ from pykubelet.status.compute import StatusStore
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.manager import PodVolumes
 
 if TYPE_CHECKING:
     from pykubelet.podconfig.workloads.controller import WorkloadController
@@ -109,8 +111,8 @@ class NodeRuntime:
 class NodeResources:
     """Managers of the resources of pods other than containers; each has a pod stage."""
 
-    cgroups: Cgroups
-    volumes: Volumes
+    cgroups: PodCgroups
+    volumes: PodVolumes
     user_namespaces: UserNamespaces
     allocator: ResourceAllocator
     allocation_state: AllocationState
