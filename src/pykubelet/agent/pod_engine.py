@@ -21,6 +21,7 @@ from pykubelet.agent.cluster import AgentSettings
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
 from pykubelet.cm.cgroups.node_cgroups import no_record
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.cm.resize import AllocationState, Scope
 from pykubelet.config.types import KubeletConfiguration
 from pykubelet.cri.connect import RuntimeConnection
@@ -46,7 +47,7 @@ from pykubelet.podconfig.local_objects import LocalObjects
 from pykubelet.podconfig.mux import SourceUpdates
 from pykubelet.podconfig.pod_history import PodHistory, field_of
 from pykubelet.podconfig.static_sources import StaticSources, served_kinds, validation_options
-from pykubelet.podsync.contract import Cgroups, PodSyncer, Volumes
+from pykubelet.podsync.contract import PodSyncer
 from pykubelet.podsync.remnants import RemnantRemover
 from pykubelet.podsync.reporter import StatusOptions, StatusReporter
 from pykubelet.podsync.resource_allocator import DeviceProvider, PodClaims, ResourceAllocator
@@ -84,6 +85,7 @@ from pykubelet.status.compute import StatusStore
 from pykubelet.status.static_readiness import StaticReadiness
 from pykubelet.tracing.span import Tracer
 from pykubelet.util.tasks import TaskScope
+from pykubelet.volumes.manager import PodVolumes
 
 if TYPE_CHECKING:
     from pykubelet.podconfig.workloads.controller import WorkloadController
@@ -109,8 +111,8 @@ class NodeRuntime:
 class NodeResources:
     """Managers of the resources of pods other than containers; each has a pod stage."""
 
-    cgroups: Cgroups
-    volumes: Volumes
+    cgroups: PodCgroups
+    volumes: PodVolumes
     user_namespaces: UserNamespaces
     allocator: ResourceAllocator
     allocation_state: AllocationState
@@ -251,6 +253,25 @@ def build_pod_engine(
         metrics=AdmissionMetrics(registry),
     )
     updates.add_listener(admission.mark)
+
+    def pod_ip(uid: str) -> str:
+        pod, observed = store.get(uid), syncer.observed(uid)
+        if pod is not None and pod.spec.host_network:
+            return next(iter(runtime.host_ips), "")
+        return next(iter(observed.ips), "") if observed else ""
+
+    hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
+    killer = ContainerKiller(cri, hooks, history, scope)
+    remover = ContainerRemover(cri, runtime.legacy_logs)
+    restart_all_enabled = settings.gates.enabled("RestartAllContainersOnContainerExits")
+    restart_all = RestartAll(
+        killer,
+        remover,
+        history,
+        time.time,
+        enabled=restart_all_enabled,
+        container_rules=settings.gates.enabled("ContainerRestartRules"),
+    )
     fates = PodFates(
         records,
         workers,
@@ -264,17 +285,10 @@ def build_pod_engine(
             static_readiness.forget,
             admission.forget,
         ),
+        honoured=restart_all.honoured,
     )
 
     # The sync of one pod.
-    def pod_ip(uid: str) -> str:
-        pod, observed = store.get(uid), syncer.observed(uid)
-        if pod is not None and pod.spec.host_network:
-            return next(iter(runtime.host_ips), "")
-        return next(iter(observed.ips), "") if observed else ""
-
-    hooks = HookRunner(cri, metrics.lifecycle_get, pod_ip, metrics.starts)
-    killer = ContainerKiller(cri, hooks, history, scope)
     container_images = ContainerImages(runtime.images, history, objects)
     pod_logs = PodLogs(runtime.options.pod_logs_dir, runtime.legacy_logs)
     config_builder = ConfigBuilder(
@@ -299,8 +313,6 @@ def build_pod_engine(
         pleg.learn,
         cpusets=resources.allocator,
     )
-    remover = ContainerRemover(cri, runtime.legacy_logs)
-    restart_all = settings.gates.enabled("RestartAllContainersOnContainerExits")
     handler_of = cluster.handler_of if cluster is not None else default_handler
     wait_for = []
     if workloads is not None:
@@ -354,7 +366,7 @@ def build_pod_engine(
             runtime_name=cri.version.runtime_name,
             host_ips=runtime.host_ips,
             recursive_handlers=runtime.options.recursive_handlers,
-            stays_initialized=restart_all,
+            stays_initialized=restart_all_enabled,
             reports_image_volumes=settings.gates.enabled("ImageVolumeWithDigest"),
             reports_ready_to_start=settings.gates.enabled("PodReadyToStartContainersCondition"),
             clustered=cluster is not None,
@@ -373,14 +385,7 @@ def build_pod_engine(
         stages=stages,
         reporter=reporter,
         remover=RemnantRemover(cri, observer, dirs, pod_logs.remove, pleg.forget),
-        restart_all=RestartAll(
-            killer,
-            remover,
-            history,
-            time.time,
-            enabled=restart_all,
-            container_rules=settings.gates.enabled("ContainerRestartRules"),
-        ),
+        restart_all=restart_all,
         allocation=allocation,
         prober=prober,
         history=history,

@@ -239,6 +239,7 @@ async def _published_info(parts: ServerDependencies) -> NodeInfo:
         tls_cert_file=config.tls_cert_file,
         log_file=str(log_file() or ""),
         standalone=parts.cluster is None,
+        served=sorted(_served_kinds(parts)),
         version=__version__,
         pid=os.getpid(),
     )
@@ -270,15 +271,20 @@ def _manifests(parts: ServerDependencies) -> ManifestDirectory | None:
     # A single file may be configured, too; its owner writes it.
     if not parts.settings.config.static_pod_path or path.is_file():
         return None
-    standalone = parts.cluster is None
-    served = LOCAL_KINDS if standalone else served_kinds(parts.settings.gates, standalone=False)
     return ManifestDirectory(
         path,
         parts.settings.node_name,
-        served=served,
+        served=_served_kinds(parts),
         options=validation_options(parts.settings.gates),
         clock=time.time_ns,
     )
+
+
+def _served_kinds(parts: ServerDependencies) -> frozenset[str]:
+    """Return the kinds of API objects that manifests may refer to, with those that they may contain."""
+    if parts.cluster is None:
+        return LOCAL_KINDS
+    return served_kinds(parts.settings.gates, standalone=False)
 
 
 def _statistics_routes(

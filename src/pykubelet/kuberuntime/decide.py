@@ -54,8 +54,9 @@ def restarts_after_exit(pod: Pod, container: Container, exit_code: int) -> bool:
 
 
 def always_restarts(pod: Pod) -> bool:
-    """Return whether every ordinary container is restarted regardless of its exit code."""
-    return all(
+    """Return whether every ordinary container is restarted, whatever its exit code, even in a new sandbox."""
+    # A pod of policy Never with exited containers gets no new sandbox, whatever the policies of containers.
+    return pod.spec.restart_policy != "Never" and all(
         (container.restart_policy or pod.spec.restart_policy) == "Always" for container in pod.spec.containers
     )
 
@@ -238,6 +239,16 @@ def decide(
 def sandbox_is_stale(pod: Pod, observed: ObservedPod) -> bool:
     """Return whether the pod has no sandbox, or one that must be replaced."""
     return _sandbox(pod, observed).create_sandbox
+
+
+def stale_sandbox_is_due(pod: Pod, observed: ObservedPod) -> bool:
+    """Return whether the sandbox is stale and the next sync would stop something of it or replace it."""
+    actions = _sandbox(pod, observed)
+    if not actions.create_sandbox:
+        return False
+    _start_over(pod, observed, actions)
+    is_active = bool(observed.running) or any(sandbox.ready for sandbox in observed.sandboxes)
+    return actions.create_sandbox or is_active
 
 
 def _sandbox(pod: Pod, observed: ObservedPod) -> Actions:

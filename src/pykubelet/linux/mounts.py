@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, open_on_same_mount, remove_entry
+from pykubelet.linux.untrusted_files import OPEN_DIRECTORY, TooManyEntries, open_on_same_mount, remove_entry
 
 MAX_ENTRIES = 200
 """Number of entries above which reading the mount table is faster."""
@@ -34,14 +34,11 @@ MAX_DEPTH = 16
 _NAMED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class TooManyEntries(Exception):
-    """Raised when the directory is too large or too deep, or the kernel is too old: use the mount table."""
-
-
 def is_mounted_inside(directory: Path) -> bool:
     """Return whether anything is mounted strictly below a directory; False if the directory does not exist.
 
-    Raises TooManyEntries, and OSError if it cannot be read.
+    Raises TooManyEntries if reading the mount table is faster, or the kernel is too old for anything else;
+    OSError if the directory cannot be read.
     """
     try:
         opened = os.open(directory, OPEN_DIRECTORY)
@@ -63,7 +60,8 @@ def is_mounted_inside(directory: Path) -> bool:
 def mount_points_in(directory: Path) -> list[Path]:
     """Return the entries of a directory that are mount points; empty if it does not exist.
 
-    Raises TooManyEntries, and OSError if it cannot be read.
+    Raises TooManyEntries if reading the mount table is faster, or the kernel is too old for anything else;
+    OSError if the directory cannot be read.
     """
     try:
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

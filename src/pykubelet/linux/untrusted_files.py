@@ -45,6 +45,10 @@ _NO_XDEV, _NO_MAGIC_LINKS, _IN_ROOT = 0x01, 0x02, 0x10
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+class TooManyEntries(Exception):
+    """Raised when a directory has more entries, or more levels, than its reader handles."""
+
+
 class TreeChangedError(OSError):
     """Raised when another process has moved a directory of the current path during a walk."""
 

@@ -1,9 +1,10 @@
 """Static pods from a URL (`staticPodURL`), fetched every `httpCheckFrequency`.
 
 The response is a manifest with the full set of pods. If it cannot be fetched or used (timeout, a status other
-than 200, too large, invalid, empty), the last valid set stays and the failure is logged: immediately, when
-its cause changes, and every ten minutes while it lasts. A URL without any usable response so far has not
-reported, so no pods are removed because of it; only an empty first response means "no pods", as upstream.
+than 200, too large, invalid, empty), the last valid set stays and the failure is logged: immediately, for
+each new cause, and every ten minutes while it lasts (`ErrorLogLimiter`). A URL without any usable response so
+far has not reported, so no pods are removed because of it; only an empty first response means "no pods", as
+upstream.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from pykubelet.podconfig.file_source import Emit
 from pykubelet.podconfig.manifests import MAX_BYTES
 from pykubelet.podconfig.static_pods import static_pods, without_duplicates
 from pykubelet.podconfig.validate import DEFAULT_OPTIONS, PodValidationOptions
+from pykubelet.util.backoff import ErrorLogLimiter
 
 log = get_logger(__name__)
 TIMEOUT_SECONDS = 10.0
 """Seconds for a complete response."""
-REMIND_SECONDS = 600.0
-"""Seconds between log messages about a persistent failure."""
 _CHUNK = 64 * 1024
 _LOGIN = re.compile(r"(?<=//)[^/?#]*@")
 _MIN_PERIOD_SECONDS = 0.1
@@ -71,8 +71,7 @@ class UrlSource:
         self._pods: list[Pod] | None = None
         self._digest = b""
         self._manifest_problems: list[Problem] = []
-        self._problems: list[Problem] = []
-        self._remind_at = 0.0
+        self._error_log = ErrorLogLimiter(log, "Failed to read pods from URL", url=self._origin)
         self._emitted: tuple[list[Pod], list[Problem]] | None = None
 
     def set_period(self, period: Duration) -> None:
@@ -148,12 +147,10 @@ class UrlSource:
 
     def _report(self, problems: list[Problem]) -> None:
         now = asyncio.get_running_loop().time()
-        if problems != self._problems or (problems and now >= self._remind_at):
-            for problem in problems:
-                log.error(problem.message, "Failed to read pods from URL", url=problem.path)
-            if not problems:
-                log.info("Successfully read pods from URL", url=self._origin)
-            self._problems, self._remind_at = problems, now + REMIND_SECONDS
+        for problem in problems:
+            self._error_log.failed(problem.message, now)
+        if not problems:
+            self._error_log.succeeded(now)
         if self._pods is not None and (self._pods, problems) != self._emitted:
             self._emitted = (self._pods, problems)
             self._emit(self.name, list(self._pods), list(problems))

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from pykubelet.api.meta import Resources
-from pykubelet.api.pod import Container, Pod
+from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus
-from pykubelet.cm.cgroups.pod_cgroups import PodCgroup
-from pykubelet.cm.cgroups.values import CgroupValues
 from pykubelet.kuberuntime.observed import ObservedPod, PodStates
 from pykubelet.status.containers import StartFailure
-from pykubelet.volumes.plugin import MountedVolume
 
 Outcome = tuple[bool, float | None]
 """Whether the pod is finished, and the seconds until the next sync (None: the resync period)."""
@@ -147,60 +142,3 @@ class PodSyncState:
     """Loop time at which the pod's active deadline started."""
     stopped: set[str] = field(default_factory=set)
     """Ids of sandboxes that were stopped, with their network."""
-
-
-class Volumes(Protocol):
-    """Interface of the volume manager."""
-
-    async def mount(self, pod: Pod) -> dict[str, MountedVolume]:
-        """Mount all volumes of the pod. Raises VolumeError."""
-        ...
-
-    async def sub_paths(
-        self, pod: Pod, container: Container, mounted: Mapping[str, MountedVolume], paths: Mapping[int, str]
-    ) -> dict[int, str]:
-        """Prepare the sub-paths of a container, by the mount's index. Raises VolumeError."""
-        ...
-
-    async def refresh(self, pod: Pod) -> None:
-        """Update the pod's mounted volumes with the current API objects. Raises VolumeError."""
-        ...
-
-    async def unmount(self, uid: str) -> None:
-        """Unmount all volumes of a pod. Raises VolumeError."""
-        ...
-
-
-class Cgroups(Protocol):
-    """Interface of the pod cgroups."""
-
-    async def ensure(self, pod: Pod) -> str:
-        """Ensure that the pod's cgroup has its limits; return its name for the runtime. Raises OSError."""
-        ...
-
-    def exists(self, pod: Pod) -> bool:
-        """Return whether the pod's cgroup exists in all hierarchies."""
-        ...
-
-    def in_force(self, pod: Pod, settings: CgroupValues | None = None) -> tuple[Resources, Resources] | None:
-        """Return the limits and requests that the pod's cgroup enforces; None without a pod cgroup.
-
-        `settings`: values that were read from the cgroup, where they may differ from the pod's.
-        """
-        ...
-
-    def group(self, pod: Pod) -> PodCgroup | None:
-        """Return the pod's cgroup, for a resize; None without one."""
-        ...
-
-    def uids(self) -> AbstractSet[str]:
-        """Return the uids of pods that have a cgroup."""
-        ...
-
-    async def update_qos(self, pods: Sequence[Pod]) -> None:
-        """Update the cgroups of the QoS classes for these pods."""
-        ...
-
-    async def remove(self, uid: str) -> None:
-        """Remove the pod's cgroups and kill processes in them. Raises OSError."""
-        ...

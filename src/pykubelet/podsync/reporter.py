@@ -15,10 +15,11 @@ import msgspec
 from pykubelet.api.meta import now as api_now
 from pykubelet.api.pod import Pod
 from pykubelet.api.pod_status import PodStatus, StatusResources
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.kuberuntime.observed import ObservedPod
 from pykubelet.podconfig.pod_history import PodHistory
 from pykubelet.podconfig.static_pods import is_static_pod
-from pykubelet.podsync.contract import Cgroups, PodStatusFunc, PodSyncState
+from pykubelet.podsync.contract import PodStatusFunc, PodSyncState
 from pykubelet.podsync.resource_allocator import DeviceHealth, no_health
 from pykubelet.probes.prober import Prober
 from pykubelet.resize.allocation_manager import AllocationManager
@@ -98,7 +99,7 @@ class StatusReporter:
         prober: Prober,
         statuses: StatusStore,
         allocation: AllocationManager,
-        cgroups: Cgroups,
+        cgroups: PodCgroups,
         history: PodHistory,
         device_health: Callable[[Pod], DeviceHealth] = no_health,
         clock: Callable[[], float] = time.time,

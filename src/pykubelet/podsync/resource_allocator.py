@@ -13,7 +13,7 @@ because its old pod still has the resources. The interfaces to resource claims a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from pykubelet.api.names import is_extended_resource
 from pykubelet.api.pod import Container, Pod
 from pykubelet.api.pod_status import ResourceStatus
 from pykubelet.cm.cpu.manager import CpuManager, CpusetUpdate, RunningContainer
+from pykubelet.cm.devices.manager import DeviceManager
 from pykubelet.cm.devices.plugins import GRACE_SECONDS
 from pykubelet.cm.devices.run_options import NO_DEVICE_OPTIONS, DeviceRunOptions
 from pykubelet.cm.memory.manager import MemoryManager
@@ -43,27 +44,6 @@ UpdateContainer = Callable[[str, pb.LinuxContainerResources], Awaitable[None]]
 """Updates the resources of a running container, by its id. Raises CriError."""
 
 
-class Devices(Protocol):
-    """Interface of the device manager, which is a hint provider of the topology manager as well."""
-
-    @property
-    def holders(self) -> AbstractSet[str]:
-        """Uids of the pods that own devices."""
-        ...
-
-    def forget(self, uid: str) -> None:
-        """Release the devices of a terminated pod."""
-        ...
-
-    def awaited(self, pod: Pod) -> Sequence[str]:
-        """Return the pod's resources whose plugins have not registered yet since the kubelet started."""
-        ...
-
-    async def wait_registered(self, pod: Pod) -> None:
-        """Wait until no plugin is `awaited` for the pod; the time is bounded."""
-        ...
-
-
 class ResourceAllocator:
     """Admission handler that allocates CPUs, memory and devices, and their assignment to containers."""
 
@@ -74,7 +54,7 @@ class ResourceAllocator:
         cpus: CpuManager,
         memory: MemoryManager,
         topology: TopologyManager,
-        devices: Devices | None = None,
+        devices: DeviceManager | None = None,
     ) -> None:
         """Initialize with the resource managers and the topology manager."""
         self.cpus = cpus

@@ -20,7 +20,7 @@ import msgspec
 
 from pykubelet.admission.handler import AdmitRejection
 from pykubelet.api.pod import Pod
-from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, sandbox_is_stale
+from pykubelet.kuberuntime.decide import Actions, ProbeResults, decide, stale_sandbox_is_due
 from pykubelet.kuberuntime.kill import ContainerKiller, KillError, grace_period_for, restored_pod
 from pykubelet.kuberuntime.observe import Observer
 from pykubelet.kuberuntime.observed import ObservedPod, PodStates
@@ -366,7 +366,7 @@ class NodePodSyncer:
             # The new sandbox has ended already, which is observed here and nowhere else. Not immediately: the
             # next one may end as fast.
             again = SANDBOX_RETRY_SECONDS if again is None else min(again, SANDBOX_RETRY_SECONDS)
-        if state.ended or (sandbox_is_stale(pod, observed) and not actions.create_sandbox):
+        if state.ended or (stale_sandbox_is_due(pod, observed) and not actions.create_sandbox):
             again = LAG_SECONDS
         return False, min((seconds for seconds in (again, left) if seconds is not None), default=None)
 

@@ -86,7 +86,8 @@ class ApiServerSync:
             if access.checkpoints is not None
             else None
         )
-        records.statuses.add_listener(self._status_changed)
+        records.statuses.add_listener(self._status_manager.set_status)
+        records.statuses.add_listener(self._checkpoint_status)
         records.history.add_listener(self._event_recorded)
 
     def start(self, scope: TaskScope) -> None:
@@ -155,8 +156,7 @@ class ApiServerSync:
         if self._checkpoint_source is not None:
             self._checkpoint_source.handle_api_pods(pods, self.unreadable)
 
-    def _status_changed(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
-        self._status_manager.set_status(pod, status)
+    def _checkpoint_status(self, pod: Pod, status: PodStatus, _: PodStatus | None) -> None:
         if self._checkpoint_source is not None:
             self._checkpoint_source.update(pod, status)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from pykubelet.api.pod import Pod
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.kuberuntime.paths import PodDirs
 from pykubelet.logs import get_logger
-from pykubelet.podsync.contract import Cgroups
 from pykubelet.podworkers.container_gc import ContainerGC, PodStateProvider
 from pykubelet.podworkers.pleg import Pleg
 from pykubelet.podworkers.pod_records import PodRecords
@@ -37,7 +37,7 @@ class Housekeeping:
         workers: PodWorkers,
         pleg: Pleg,
         dirs: PodDirs,
-        cgroups: Cgroups,
+        cgroups: PodCgroups,
         allocation: AllocationManager,
         *,
         pod_states: PodStateProvider,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from pykubelet.api.duration import Duration
 from pykubelet.api.pod import Pod
@@ -42,27 +41,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 STUCK_SECONDS = 120.0
 
 
-class Handlers(Protocol):
-    """Handlers of the events that the loop dispatches."""
-
-    def pod_changed(self, change: PodChange) -> None:
-        """Handle a change of the desired pods."""
-        ...
-
-    def runtime_changed(self, change: PodLifecycleEvent) -> None:
-        """Handle a change of a pod in the runtime."""
-        ...
-
-    def probe_changed(self, uid: str) -> None:
-        """Handle a new probe result of a pod."""
-        ...
-
-    async def housekeep(self) -> None:
-        """Clean up orphaned pods; must return quickly."""
-        ...
-
-
-QueuedCall = Callable[[Handlers], None]
+QueuedCall = Callable[["PodEventHandlers"], None]
 """An event in the queue: calls its handler."""
 
 
@@ -102,7 +81,7 @@ class SyncLoop:
         """Queue a call that runs when all earlier events have been dispatched."""
         self._queue.put_nowait(lambda _: call())
 
-    async def run(self, handlers: Handlers) -> None:
+    async def run(self, handlers: PodEventHandlers) -> None:
         """Dispatch events to the handlers until cancelled."""
         clock = asyncio.get_running_loop().time
         delay, housekeeping = ExponentialDelay(FIRST_PAUSE, LONGEST_PAUSE), clock()
@@ -144,10 +123,10 @@ class SyncLoop:
         if self._tick is None:
             self._tick = asyncio.get_running_loop().call_at(due, self._queue.put_nowait, self._on_tick)
 
-    def _on_tick(self, _: Handlers) -> None:
+    def _on_tick(self, _: PodEventHandlers) -> None:
         self._tick = None
 
-    async def _dispatch(self, handlers: Handlers) -> None:
+    async def _dispatch(self, handlers: PodEventHandlers) -> None:
         """Dispatch all queued events; wait for the first, which is a tick if there is no other."""
         call = await self._queue.get()
         while True:
@@ -156,7 +135,7 @@ class SyncLoop:
                 return
             call = self._queue.get_nowait()
 
-    def _guarded_call(self, call: QueuedCall, handlers: Handlers) -> None:
+    def _guarded_call(self, call: QueuedCall, handlers: PodEventHandlers) -> None:
         try:
             call(handlers)
         except Exception as err:  # one failing handler must not stop the kubelet

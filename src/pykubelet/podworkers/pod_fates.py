@@ -31,8 +31,12 @@ class PodFates:
         admission: PodAdmission,
         api_server: ApiServerSync | None,
         forget: Sequence[Callable[[str], None]],
+        honoured: Callable[[Pod], Pod],
     ) -> None:
-        """Initialize; each of `forget` is called with the uid of a pod that has left the node."""
+        """Initialize; each of `forget` is called with the uid of a pod that has left the node.
+
+        `honoured` returns a pod with the restart rules that this node honours (`podsync.restart_all`).
+        """
         self.clustered = api_server is not None
         self._records = records
         self._workers = workers
@@ -40,6 +44,7 @@ class PodFates:
         self._admission = admission
         self._api_server = api_server
         self._forget = forget
+        self._honoured = honoured
         self._departed: set[str] = set()
         """Uids of removed pods that the API server still has."""
 
@@ -48,7 +53,7 @@ class PodFates:
         pod = self._records.store.get(uid)
         if pod is not None and self._workers.is_reborn(uid):
             # A pod that has terminated for good must leave nothing, or it would not run again.
-            return "restarted" if always_restarts(pod) else "gone"
+            return "restarted" if always_restarts(self._honoured(pod)) else "gone"
         if pod is None:
             return "gone"
         deleted = pod.metadata.deletion_timestamp is not None and not is_static_pod(pod)

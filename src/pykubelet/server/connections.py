@@ -191,7 +191,11 @@ class RequestHandler(web.RequestHandler):
 
 
 def remove_server_header(server: web.Server) -> None:
-    """Remove the `Server` header from all responses, also from those to malformed requests."""
+    """Remove the `Server` header from all responses, also from those to malformed requests.
+
+    aiohttp adds the header after all response hooks; only the hook of the writer runs later. The factory is
+    replaced because an application (`web.AppRunner`) passes its own to the server, and has no option for it.
+    """
     create_request = server.request_factory
 
     def request(
@@ -201,9 +205,9 @@ def remove_server_header(server: web.Server) -> None:
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> web.BaseRequest:
-        if type(writer) is StreamWriter:
-            # aiohttp adds the header after all response hooks; only the writer's hook runs later.
-            writer._on_headers_sent = _drop_server_header
+        if type(writer) is StreamWriter:  # not that of an HTTP/2 stream
+            loop = asyncio.get_running_loop()
+            writer = StreamWriter(protocol, loop, on_headers_sent=_drop_server_header)
         return create_request(message, payload, protocol, writer, task)
 
     server.request_factory = request

@@ -39,6 +39,8 @@ class NodeInfo(msgspec.Struct, kw_only=True, rename="camel"):
     """File of `--log-file` or `--log-dir`."""
     standalone: bool = False
     """Whether the kubelet has no API server."""
+    served: list[str] | None = None
+    """Kinds of API objects that manifests may refer to; None in a document of an older version."""
     version: str = ""
     pid: int = 0
     """Process that wrote the document; it may have ended."""

@@ -147,6 +147,8 @@ class Collector:
         self._due: list[tuple[float, int, _Entry]] = []
         self._ties = itertools.count()
         self._sorted: list[Record] | None = None
+        self._in_thread: set[Sampler] = set()
+        """Samplers whose details a thread reads; the event loop must neither read nor close them."""
         self._listeners: list[Callable[[Record], None]] = []
         self._reading = SharedWork("statistics-details", tasks)
         self._reading_what = ""
@@ -297,7 +299,7 @@ class Collector:
         """
         for path in paths:
             entry = self._entries.get(path)
-            if entry is None or (entry.sampler is not None and entry.sampler.in_thread):
+            if entry is None or entry.sampler in self._in_thread:
                 continue
             try:
                 self._read_usage(entry, fresh=True)
@@ -359,7 +361,7 @@ class Collector:
 
     def _drop(self, entry: _Entry) -> None:
         """Drop the record of a cgroup that does not exist, or cannot be read."""
-        if entry.sampler is not None and not entry.sampler.in_thread:
+        if entry.sampler is not None and entry.sampler not in self._in_thread:
             entry.sampler.close()
         if entry.record is not None:
             self._sorted = None
@@ -372,7 +374,7 @@ class Collector:
             self._schedule(entry, TICK_SECONDS)
 
     def _sample(self, entry: _Entry) -> None:
-        if entry.sampler is not None and entry.sampler.in_thread:
+        if entry.sampler in self._in_thread:
             self._schedule(entry, TICK_SECONDS)  # by then there is a new sample
             return
         before = entry.record.usage if entry.record is not None else None
@@ -416,7 +418,7 @@ class Collector:
         assert pod.record.usage is not None
         time = pod.record.usage.time
         for entry in list(self._followers(pod)):
-            if entry.sampler is None or entry.sampler.in_thread:
+            if entry.sampler is None or entry.sampler in self._in_thread:
                 continue
             usage = entry.record.usage if entry.record is not None else None
             has_limits = not entry.has_new_limits and entry.samples % _LIMITS_EVERY != 0
@@ -520,8 +522,7 @@ class Collector:
             batch = [
                 (entry, entry.sampler) for entry in due[start : start + size] if entry.sampler is not None
             ]
-            for _, sampler in batch:
-                sampler.in_thread = True
+            self._in_thread.update(sampler for _, sampler in batch)
             readings: list[R | CgroupError] = []
             try:
                 samplers = [
@@ -531,7 +532,7 @@ class Collector:
                 readings = await finish_in_thread(partial(_read_batch, samplers, read))
             finally:
                 for entry, sampler in batch:
-                    sampler.in_thread = False
+                    self._in_thread.discard(sampler)
                     if entry.sampler is not sampler:
                         sampler.close()  # it was dropped in the meantime
             for (entry, sampler), reading in zip(batch, readings, strict=True):

@@ -2,7 +2,7 @@
 
 The collector creates a `Sampler` for each cgroup that exists, and closes it when the cgroup is gone. The
 event loop reads usage and limits through `reader`; `read_details` and `read_summary` block and run in a
-thread. The collector sets `in_thread` for that time: thread and loop must not use a sampler concurrently.
+thread. The collector knows which are in a thread: thread and loop must not use a sampler concurrently.
 Nothing of it outlives the process.
 """
 
@@ -30,8 +30,6 @@ class Sampler:
     def __init__(self, target: Target, reader: CgroupReader) -> None:
         self.target = target
         self.reader = reader
-        self.in_thread = False
-        """Whether a thread reads details; the event loop must neither read nor close then."""
         self._pid = HOST_PID if target.kind == "root" else 0
         self._network: NetworkReader | None = None
         self._last: DetailedSample | None = None

@@ -179,8 +179,8 @@ class StatusManager:
         self._error_log = ErrorLogLimiter(log, "Failed to send the status of a pod")
         self._remove_error_log = ErrorLogLimiter(log, "Failed to remove a terminated pod from the API server")
 
-    def set_status(self, pod: Pod, status: PodStatus) -> None:
-        """Set a pod's new status and schedule its patch."""
+    def set_status(self, pod: Pod, status: PodStatus, _: PodStatus | None = None) -> None:
+        """Set a pod's new status and schedule its patch; the previous one, of a listener, is not needed."""
         entry = self._entries.get(pod.uid)
         if entry is None:
             entry = self._entries[pod.uid] = _Entry(pod, status)

@@ -147,35 +147,50 @@ class Backoff:
         return delay
 
 
-class ErrorLogLimiter:
-    """Logs failures, once per exception type and then every ten minutes.
+MAX_CAUSES = 1000
+"""Causes that are logged within `REPEAT_SECONDS`; further ones are logged at -v=4 only."""
 
-    After `STABLE_SECONDS` of success the next failure is logged like the first one. A shorter success does
-    not count, so that a call that alternately fails and succeeds does not fill the log.
+
+class ErrorLogLimiter:
+    """Logs failures, once per cause and then every ten minutes.
+
+    The cause is the type of an exception, or the whole text of a failure that has none. After
+    `STABLE_SECONDS` of success the next failure is logged like the first one. A shorter success does not
+    count, so that a call that alternately fails and succeeds does not fill the log.
     """
 
     def __init__(self, log: Log, message: str, **keys: object) -> None:
         self._log = log
         self._message = message
         self._keys = keys
-        self._last_logged: dict[type[BaseException], float] = {}
+        self._last_logged: dict[type[BaseException] | str, float] = {}
         self._since: float | None = None
         self._recovered_at: float | None = None
         self._error_logged = False
 
-    def failed(self, err: BaseException, now: float) -> None:
+    def failed(self, err: BaseException | str, now: float) -> None:
         """Record a failure, and log it as an error if it is due, otherwise at -v=4."""
         if self._since is None:
             self._since = now
             if self._recovered_at is not None and now - self._recovered_at >= STABLE_SECONDS:
                 self._last_logged.clear()
-        last_logged = self._last_logged.get(type(err))
-        if last_logged is None or now - last_logged >= REPEAT_SECONDS:
-            self._last_logged[type(err)] = now
+        if self._is_due(err if isinstance(err, str) else type(err), now):
             self._error_logged = True
             self._log.error(err, self._message, **self._keys, forSeconds=round(now - self._since))
         else:
             self._log.v(4).info(self._message, err=err, **self._keys)
+
+    def _is_due(self, cause: type[BaseException] | str, now: float) -> bool:
+        last_logged = self._last_logged.get(cause)
+        if last_logged is None and len(self._last_logged) >= MAX_CAUSES:
+            recent = {known: time for known, time in self._last_logged.items() if now - time < REPEAT_SECONDS}
+            self._last_logged = recent
+            if len(recent) >= MAX_CAUSES:
+                return False
+        if last_logged is not None and now - last_logged < REPEAT_SECONDS:
+            return False
+        self._last_logged[cause] = now
+        return True
 
     def succeeded(self, now: float) -> None:
         """Record a success, and log the recovery after a failure."""

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pykubelet.linux.mounts import (
-    TooManyEntries,
     is_mounted_inside,
     mount_points_in,
     plan_unmounts,
@@ -32,6 +31,7 @@ from pykubelet.linux.mounts import (
     remove_tree,
     unmount,
 )
+from pykubelet.linux.untrusted_files import TooManyEntries
 from pykubelet.logs import get_logger
 from pykubelet.util.tasks import in_own_thread
 from pykubelet.volumes.errors import VolumeError, format_os_error

@@ -27,6 +27,7 @@ from pykubelet.cli.node import up
 from pykubelet.cli.node_access import Node
 from pykubelet.cli.options import NodeSelection
 from pykubelet.podconfig.manifests import MAX_BYTES
+from pykubelet.server.node_info import NodeInfo, write_node_info
 from pykubelet.standalone.instance import Instance
 from tests.unit.podconfig.making import document as pod_document
 from tests.unit.podconfig.workloads.making import (
@@ -597,6 +598,57 @@ def test_read_directory_hostile_files_are_listed_with_problems(cli: Cli) -> None
         ("binary", True),
         ("deep.yaml", True),
     ]
+
+
+@pytest.mark.parametrize("command", ["apply", "run"])
+@pytest.mark.parametrize(
+    ("standalone", "served", "accepted"),
+    [
+        (False, ["configmaps", "serviceaccounts"], True),
+        (False, ["configmaps"], False),
+        (False, [], False),
+        (False, None, False),
+        (True, ["configmaps", "persistentvolumeclaims", "secrets"], False),
+        (True, None, False),
+    ],
+)
+def test_apply_and_run_api_reference_accepted_as_by_the_kubelet(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    standalone: bool,
+    served: list[str] | None,
+    accepted: bool,
+) -> None:
+    root, manifests = tmp_path / "root", tmp_path / "manifests"
+    root.mkdir()
+    manifests.mkdir()
+    info = NodeInfo(
+        node_name="n1",
+        root_dir=str(root),
+        cert_dir=str(root / "pki"),
+        static_pod_path=str(manifests),
+        pod_logs_dir=str(root / "logs"),
+        container_runtime_endpoint="unix:///none.sock",
+        standalone=standalone,
+        served=served,
+    )
+    write_node_info(root, info)
+    pod = pod_document("web")
+    pod["spec"]["serviceAccountName"] = "reader"
+    pod["spec"]["volumes"] = [{"name": "v", "configMap": {"name": "conf"}}]
+    file = tmp_path / "web.yaml"
+    file.write_text(yaml.safe_dump(pod))
+    selection = NodeSelection(root_dir=root)
+    if command == "apply":
+        code = run_apply(selection, [str(file)])
+    else:
+        code = run_manifest(selection, RunOptions(file))
+    err = capsys.readouterr().err
+    assert code == (0 if accepted else 1), err
+    assert [path.name for path in manifests.iterdir()] == (["web.yaml"] if accepted else [])
+    assert ("configMap" in err) == (not accepted and not standalone and served != ["configmaps"])
+    assert ("serviceAccountName" in err) == (not accepted)
 
 
 def test_down_with_data_of_claims_removes_nothing_unless_told(

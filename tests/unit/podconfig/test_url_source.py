@@ -10,6 +10,7 @@ from aiohttp import web
 from pykubelet.api.duration import Duration
 from pykubelet.podconfig import url_source
 from pykubelet.podconfig.url_source import UrlSource
+from pykubelet.util import backoff
 from tests.support.waiting import until
 from tests.unit.podconfig.making import NODE, Heard, document, manifest
 
@@ -242,7 +243,7 @@ async def test_url_source_failure_logged_on_change_and_periodically(
         server.status(501)
         await rounds(server, 3)
         assert told() == 2
-        monkeypatch.setattr(url_source, "REMIND_SECONDS", 0.0)
+        monkeypatch.setattr(backoff, "REPEAT_SECONDS", 0.0)
         server.status(502)
         await rounds(server, 4)
         assert told() >= 4

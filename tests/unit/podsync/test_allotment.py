@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -105,7 +106,8 @@ class Here:
             plugin_provider=dongles,
             metrics=TopologyMetrics(self.registry, AlignmentMetrics(self.registry)),
         )
-        self.allotment = ResourceAllocator(cpus, memory, topology, dongles)
+        devices: Any = dongles
+        self.allotment = ResourceAllocator(cpus, memory, topology, devices)
         self.leaving: set[str] = set()
         self.allotment.start(lambda uid: uid in self.leaving)
         self.running: list[RunningContainer] = []

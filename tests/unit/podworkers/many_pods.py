@@ -45,7 +45,6 @@ from pykubelet.linux.cgroupfs import Cgroups
 from pykubelet.objects.base import NoObjects, PodObjects
 from pykubelet.objects.runtime_classes import default_handler
 from pykubelet.podconfig.local_objects import LocalObjects
-from pykubelet.podsync.contract import Volumes
 from pykubelet.podsync.resource_allocator import NO_CLAIMS, NO_DEVICES
 from pykubelet.podworkers.api_server_sync import ClusterAccess
 from pykubelet.podworkers.engine import PodEngine
@@ -379,7 +378,7 @@ async def engine_with_fakes(
     api: FakeApi | None = None,
     objects: PodObjects | None = None,
     images: Any = None,
-    volumes: Volumes | None = None,
+    volumes: Any = None,
     network_errors: Callable[[], list[str]] = list,
     gates: FeatureGates | None = None,
     final: Mapping[str, PodStatus] | None = None,

@@ -286,6 +286,18 @@ async def test_engine_sandbox_lost_recreates_sandbox_and_containers(node: Script
     assert ("SandboxChanged", "Pod sandbox changed, it will be killed and re-created.") in node.api.recorded
 
 
+async def test_engine_sandbox_lost_policy_never_stopped_once(node: ScriptedNode) -> None:
+    """Verify that a pod whose containers may restart, but not in a new sandbox, is not synced in a loop."""
+    async with node.running():
+        containers = [{**container("main"), "restartPolicy": "Always"}]
+        node.api.put(restartPolicy="Never", containers=containers)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        node.runtime.lose_sandboxes()
+        await asyncio.sleep(50)
+        assert 1 <= node.runtime.log.count("stop sandbox") <= 3
+        assert node.runtime.log.count("start main") == 1
+
+
 async def test_engine_run_pod_sandbox_fails_is_retried(node: ScriptedNode) -> None:
     failure = CriError("RunPodSandbox", "Unknown", "cni: no address")
     node.runtime.failures["run sandbox 0"] = [failure] * 2
@@ -488,6 +500,30 @@ async def test_engine_container_restart_policy_only_with_gate(node: ScriptedNode
             await node.until(lambda: node.api.status()["phase"] == "Failed")
             await asyncio.sleep(120)
             assert node.runtime.log.count("start main") == 1
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("policy", ["Never", "OnFailure", "Always"])
+async def test_engine_same_pod_added_again_while_terminating_runs_again(
+    node: ScriptedNode, policy: str, gate: bool
+) -> None:
+    """Verify that exited containers are retained only where they are restarted in a new sandbox."""
+    overrides = {"ContainerRestartRules": gate, "RestartAllContainersOnContainerExits": gate}
+    node.gates = FeatureGates().with_overrides(overrides)
+    spec: dict[str, Any] = {
+        "restartPolicy": policy,
+        "containers": [{**container("main"), "restartPolicy": "Always"}],
+    }
+    async with node.running():
+        node.api.put(**spec)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        node.api.drop()
+        await node.until(lambda: "stop main 30" in node.runtime.log)
+        node.api.put(**spec)
+        await node.until(lambda: node.runtime.log.count("start main") == 2)
+        await node.until(lambda: node.api.status()["phase"] == "Running")
+        retained = policy == "Always" or (policy == "OnFailure" and gate)
+        assert node.api.container("main")["restartCount"] == (1 if retained else 0)
 
 
 @pytest.mark.parametrize("gate", [True, False])

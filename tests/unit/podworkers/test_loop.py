@@ -9,7 +9,7 @@ from pykubelet.api.pod import Pod
 from pykubelet.cri.runtime_pb2 import RuntimeCondition, RuntimeStatus, StatusResponse
 from pykubelet.podconfig.mux import PodChange
 from pykubelet.podsync.contract import PodLifecycleEvent
-from pykubelet.podworkers.loop import SyncLoop
+from pykubelet.podworkers.loop import PodEventHandlers, SyncLoop
 from pykubelet.podworkers.runtime_state import RuntimeState, problems_in
 from pykubelet.transport.errors import CriError
 from pykubelet.util.tasks import TaskScope
@@ -17,7 +17,7 @@ from pykubelet.util.tasks import TaskScope
 MINUTE = Duration.parse("1m")
 
 
-class Diary:
+class Diary(PodEventHandlers):
     """Handlers that only write down what they were told."""
 
     def __init__(self) -> None:

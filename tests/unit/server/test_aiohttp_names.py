@@ -1,11 +1,12 @@
 """Names of aiohttp that are private and that `server/connections` uses: a new version may not have them."""
 
 import asyncio
-import inspect
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpRequestParser, StreamWriter
+from multidict import CIMultiDict
 
 PROTOCOL = (
     "_buffer_paused",
@@ -41,5 +42,11 @@ async def test_aiohttp_request_handler_private_names_exist() -> None:
     parser(handler, loop, 2**16, max_msg_queue_size=1)
 
 
-def test_aiohttp_stream_writer_calls_hook_with_headers() -> None:
-    assert "self._on_headers_sent" in inspect.getsource(StreamWriter.write_headers)
+async def test_aiohttp_stream_writer_calls_hook_before_it_writes_headers() -> None:
+    async def remove(headers: CIMultiDict[str]) -> None:
+        del headers["Server"]
+
+    protocol: Any = SimpleNamespace(transport=None)
+    writer = StreamWriter(protocol, asyncio.get_running_loop(), on_headers_sent=remove)
+    await writer.write_headers("HTTP/1.1 200 OK", CIMultiDict({"Server": "x", "A": "b"}))
+    assert writer._headers_buf == b"HTTP/1.1 200 OK\r\nA: b\r\n\r\n"

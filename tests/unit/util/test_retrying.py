@@ -4,7 +4,7 @@ import pytest
 
 from pykubelet.apiserver.errors import TimedOut, Unreachable
 from pykubelet.logs import get_logger
-from pykubelet.util.backoff import STABLE_SECONDS, Backoff, ErrorLogLimiter
+from pykubelet.util.backoff import MAX_CAUSES, REPEAT_SECONDS, STABLE_SECONDS, Backoff, ErrorLogLimiter
 
 
 def test_backoff_grows_to_limit_and_resets_after_two_minutes() -> None:
@@ -62,3 +62,18 @@ def test_error_log_limiter_failure_after_stable_success_logged(caplog: pytest.Lo
         limiter.failed(refused, 10.0 + STABLE_SECONDS)
         limiter.succeeded(80.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"] * 2
+
+
+def test_error_log_limiter_each_text_is_a_cause_up_to_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    limiter = ErrorLogLimiter(get_logger("pykubelet.test"), "Failed to read")
+    with caplog.at_level(logging.INFO, "pykubelet"):
+        for second in range(20):
+            limiter.failed(f"problem {second % 2}", float(second))
+        assert [vars(record)["klog_keys"]["err"] for record in caplog.records] == ["problem 0", "problem 1"]
+        caplog.clear()
+        for number in range(2 * MAX_CAUSES):
+            limiter.failed(f"cause {number}", 20.0)
+        assert len(caplog.records) == MAX_CAUSES - 2
+        caplog.clear()
+        limiter.failed("a later one", 20.0 + REPEAT_SECONDS)
+        assert len(caplog.records) == 1

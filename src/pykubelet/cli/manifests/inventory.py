@@ -23,6 +23,7 @@ from pykubelet.podconfig.local_objects import LOCAL_KINDS
 from pykubelet.podconfig.manifests import Contents, manifest_documents, read_bytes, read_manifest
 from pykubelet.podconfig.static_pods import static_contents
 from pykubelet.podconfig.stopped import stopped_manifests
+from pykubelet.server.node_info import NodeInfo
 
 _ALIASES: Mapping[str, tuple[str, ...]] = {
     "Pod": ("po", "pods"),
@@ -111,6 +112,13 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def served_kinds(info: NodeInfo) -> frozenset[str]:
+    """Return the kinds of API objects that manifests of this node may refer to."""
+    if info.served is not None:
+        return frozenset(info.served)
+    return LOCAL_KINDS if info.standalone else frozenset()
+
+
 def read_content(content: bytes, path: Path, where: str, node: Node) -> tuple[ManifestFile, list[Problem]]:
     """Return a validated manifest that will be at `path`, and its warnings; `where` identifies it.
 
@@ -123,7 +131,7 @@ def read_content(content: bytes, path: Path, where: str, node: Node) -> tuple[Ma
         origin=where,
         node_name=node.info.node_name,
         now=time.time_ns(),
-        served=LOCAL_KINDS if standalone else frozenset(),
+        served=served_kinds(node.info),
     )
     if contents.is_empty:
         raise ConfigError([Problem(where, "holds no pod and no other object: write one into it")])

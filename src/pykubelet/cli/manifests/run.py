@@ -35,6 +35,7 @@ from pykubelet.cli.client import (
     choose_pod,
     run_command,
 )
+from pykubelet.cli.manifests.inventory import served_kinds
 from pykubelet.cli.manifests.run_view import LiveView, PlainView, PodSnapshot, statuses_of
 from pykubelet.cli.node_access import Node, select_node
 from pykubelet.cli.options import NodeSelection
@@ -45,7 +46,7 @@ from pykubelet.config.errors import ConfigError, Problem
 from pykubelet.images.pull_progress import PullProgress
 from pykubelet.linux import HostError
 from pykubelet.linux.network import node_name
-from pykubelet.podconfig.local_objects import LOCAL_KINDS, title
+from pykubelet.podconfig.local_objects import title
 from pykubelet.podconfig.manifests import Contents, read_bytes, read_manifest
 from pykubelet.podconfig.pod_history import Event
 from pykubelet.podconfig.static_pods import (
@@ -175,7 +176,7 @@ def run_manifest(selection: NodeSelection, options: RunOptions) -> int:
         _require_text(options.file)
         node = select_node(selection)
         content = _read(options.file)
-        written = _validated(content, str(options.file))
+        written = _validated(content, str(options.file), served_kinds(node.info))
         directory = manifest_directory(node)
         target = _install(node, directory, options, content, written)
         if not node.is_running():
@@ -223,15 +224,16 @@ def _read(file: Path) -> bytes:
         raise OSError(f"{file} cannot be read: {err.strerror}") from err
 
 
-def _validated(content: bytes, origin: str) -> Contents:
-    """Return the contents of a valid manifest, without defaults. Raises ConfigError."""
+def _validated(content: bytes, origin: str, served: frozenset[str]) -> Contents:
+    """Return the contents of a valid manifest, without defaults; its pods may refer to `served` kinds.
+
+    Raises ConfigError.
+    """
     try:
         node = node_name()
     except HostError:
         node = "node"  # the kubelet has a --hostname-override; validation does not depend on the name
-    static_contents(
-        content, source="file", origin=origin, node_name=node, now=time.time_ns(), served=LOCAL_KINDS
-    )
+    static_contents(content, source="file", origin=origin, node_name=node, now=time.time_ns(), served=served)
     written = read_manifest(content, origin)
     if written.is_empty:
         raise ConfigError([Problem(origin, "holds no pod")])

@@ -142,9 +142,11 @@ class MemoryManager:
         nodes = choose_nodes(self._state.machine_state, requests, reusable, chosen)
         blocks = [MemoryBlock(tuple(sorted(nodes)), name, size) for name, size in sorted(requests.items())]
         reused = reusable.get(nodes, {})
-        self._state.machine_state = with_allocated(
-            self._state.machine_state,
-            (replace(block, size=max(0, block.size - reused.get(block.type, 0))) for block in blocks),
+        self._set_machine(
+            with_allocated(
+                self._state.machine_state,
+                (replace(block, size=max(0, block.size - reused.get(block.type, 0))) for block in blocks),
+            )
         )
         for block in blocks:
             self._take_over(pod, container, block)
@@ -250,10 +252,13 @@ class MemoryManager:
             blocks = self._state.entries[uid].pop(name)
             if not self._state.entries[uid]:
                 del self._state.entries[uid]
-            self._state.machine_state = with_released(self._state.machine_state, blocks)
+            self._set_machine(with_released(self._state.machine_state, blocks))
             log.v(2).info("Released memory", podUID=uid, containerName=name)
         if containers:
             self._save()
+
+    def _set_machine(self, machine: Machine) -> None:
+        self._state = replace(self._state, machine_state=machine)
 
     def _save(self) -> None:
         try:

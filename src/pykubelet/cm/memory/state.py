@@ -22,7 +22,7 @@ T = TypeVar("T")
 _PRIVATE = 0o600
 
 
-class MemoryState(msgspec.Struct, rename="camel", omit_defaults=True):
+class MemoryState(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
     """Content of the file."""
 
     policy_name: str
@@ -30,7 +30,7 @@ class MemoryState(msgspec.Struct, rename="camel", omit_defaults=True):
     entries: Assignments = {}
 
 
-class _File(MemoryState, rename="camel", omit_defaults=True):
+class _File(MemoryState, rename="camel", omit_defaults=True, frozen=True):
     checksum: int = msgspec.field(default=0)
 
 

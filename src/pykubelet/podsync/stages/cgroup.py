@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pykubelet.api.pod import Pod
+from pykubelet.cm.cgroups.pod_cgroups import PodCgroups
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import Cgroups, SyncError
+from pykubelet.podsync.contract import SyncError
 from pykubelet.podsync.stages.base import PodStart, Stage
 from pykubelet.resize.allocation_manager import AllocationManager
 
@@ -14,7 +15,7 @@ class CgroupStage(Stage):
 
     name = "cgroup"
 
-    def __init__(self, cgroups: Cgroups, allocation: AllocationManager, history: PodHistory) -> None:
+    def __init__(self, cgroups: PodCgroups, allocation: AllocationManager, history: PodHistory) -> None:
         self._cgroups = cgroups
         self._allocation = allocation
         self._history = history

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from pykubelet.api.pod import Pod
 from pykubelet.podconfig.pod_history import PodHistory
-from pykubelet.podsync.contract import PodRejected, SyncError, Volumes
+from pykubelet.podsync.contract import PodRejected, SyncError
 from pykubelet.podsync.stages.base import PodStart, Stage
 from pykubelet.volumes.errors import VolumeError, failure_event
+from pykubelet.volumes.manager import PodVolumes
 
 MOUNT_SECONDS = 0.3
 """Seconds that mounting may take before the pod's start slot is released."""
@@ -23,7 +24,7 @@ class VolumeStage(Stage):
 
     def __init__(
         self,
-        volumes: Volumes,
+        volumes: PodVolumes,
         history: PodHistory,
         keeps_volumes: Callable[[str], bool] = lambda uid: False,
     ) -> None:

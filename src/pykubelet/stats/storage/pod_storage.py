@@ -22,6 +22,7 @@ import msgspec
 
 from pykubelet.api.pod import Pod
 from pykubelet.api.volume import Volume
+from pykubelet.linux.untrusted_files import TooManyEntries
 from pykubelet.logs import get_logger
 from pykubelet.stats.cached_call import CachedCall
 from pykubelet.util.metrics import GaugeSlices, SlicedCollector
@@ -136,10 +137,6 @@ def measure(
     return found
 
 
-class _TooManyEntries(Exception):
-    """Raised for a pod with more than `MAX_ENTRIES` log files."""
-
-
 def _logs(path: str, throttle: WalkThrottle) -> tuple[FileUsage | None, dict[str, FileUsage]]:
     """Return the usage of the files in a pod's log directory, and in its subdirectories by name."""
     directories: list[str] = []
@@ -150,7 +147,7 @@ def _logs(path: str, throttle: WalkThrottle) -> tuple[FileUsage | None, dict[str
             usage, entries = _files(f"{path}/{name}", throttle, entries)
             if usage is not None:
                 by_container[name] = usage
-    except _TooManyEntries:
+    except TooManyEntries:
         log.v(2).info("Too many log files to measure", path=path, limit=MAX_ENTRIES)
         return None, {}
     return files, by_container
@@ -170,7 +167,7 @@ def _files(
                 throttle.step()
                 entries -= 1
                 if entries < 0:
-                    raise _TooManyEntries
+                    raise TooManyEntries
                 if entry.is_dir(follow_symlinks=False):
                     if directories is not None:
                         directories.append(entry.name)
